@@ -135,11 +135,20 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-BOTH_WAYS = pytest.mark.parametrize("short_cut", [False, True], ids=["flight", "local"])
+WAYS = {False: "flight", True: "local"}
+BOTH_WAYS = pytest.mark.parametrize("short_cut", WAYS, ids=WAYS.get)
+EACH_FAULT = pytest.mark.parametrize(
+    ("fault", "short_cut"),
+    [
+        pytest.param(fault, way, id=f"{fault}-{name}", marks=[pytest.mark.slow] if (number + way) % 2 else [])
+        for number, fault in enumerate(FAULTS)
+        for way, name in WAYS.items()
+    ],
+)
+"""One way for each fault in the gate, both in `slow`: a cache is asked by the same code in both."""
 
 
-@BOTH_WAYS
-@pytest.mark.parametrize("fault", FAULTS)
+@EACH_FAULT
 def test_batches_are_the_same_whatever_happens_to_redis(redis: BreakableRedis, fault: str, short_cut: bool) -> None:
     """It serves samples before, and again after."""
     expected = read(None, short_cut).content
@@ -163,8 +172,7 @@ def test_batches_are_the_same_whatever_happens_to_redis(redis: BreakableRedis, f
     eventually(serves)
 
 
-@pytest.mark.parametrize("serves_part", [False, True], ids=["whole", "in part"])
-@BOTH_WAYS
+@pytest.mark.parametrize(("short_cut", "serves_part"), [(False, False), (True, True)], ids=["flight-whole", "local-in part"])
 def test_batches_are_the_same_when_a_node_of_a_cluster_dies(short_cut: bool, serves_part: bool) -> None:
     """The other nodes go on without its slots, or refuse everything. How many samples come from the cache depends on the machine."""
     expected = read(None, short_cut).content
@@ -215,8 +223,7 @@ def test_trainings_that_share_samples_go_on_when_a_node_of_a_cluster_dies(number
         end(jobs)
 
 
-@BOTH_WAYS
-@pytest.mark.parametrize("fault", FAULTS)
+@EACH_FAULT
 def test_trainings_that_share_samples_go_on_whatever_happens_to_redis(redis: BreakableRedis, fault: str, short_cut: bool) -> None:
     """Each serves every sample once an epoch, and none is served twice; they share before, and again after."""
     jobs = sharing_jobs(redis.url, short_cut)

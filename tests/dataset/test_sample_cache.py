@@ -97,8 +97,7 @@ def files(folder: Path) -> list[Path]:
     return [path for path in (folder / "cache").glob("*/*/*") if path.name != ACCOUNT]
 
 
-@BOTH_WAYS
-@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+@pytest.mark.parametrize(("short_cut", "compression"), [(False, "zstd"), (True, "lz4")])
 @given(
     tiers=st.sets(st.sampled_from(["encoded", "decoded"]), min_size=1),
     repeats=st.integers(0, 200),

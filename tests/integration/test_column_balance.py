@@ -41,10 +41,9 @@ def section(column: str, **options: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def killed(own_stack: Callable[..., RunningStack]) -> Iterator[KilledStack]:
-    stack = own_stack()
-    with stack.client() as client:
-        yield KilledStack(stack, client)
+def killed(running_stack: RunningStack) -> Iterator[KilledStack]:
+    with running_stack.client() as client:
+        yield KilledStack(running_stack, client)
 
 
 @pytest.fixture(scope="module")

@@ -159,8 +159,7 @@ def test_each_epoch_serves_each_sample_once(
         training.make_all()
 
 
-@pytest.mark.parametrize("augmented", [True, False], ids=["augmented", "decoded"])
-@pytest.mark.parametrize("num_jobs", [2, 4])
+@pytest.mark.parametrize(("num_jobs", "augmented"), [(2, True), (4, False)], ids=["2-augmented", "4-decoded"])
 def test_jobs_in_step_prepare_each_sample_once(home: Home, num_jobs: int, augmented: bool) -> None:
     """With four batches of each in flight."""
     keys, tier = np.arange(4000) * 3, Values()

@@ -113,8 +113,9 @@ def test_it_decides_as_the_rule_says(
     assert fired(found) == _brute_force(times, every, rate, seconds, window)
 
 
-@pytest.mark.parametrize("seconds", [lambda _: 21.0, lambda pending: 0.31 * pending, lambda pending: 5 + 0.11 * pending])
-@pytest.mark.parametrize("gap_s", [1, 60])
+@pytest.mark.parametrize(
+    ("seconds", "gap_s"), [(lambda _: 21.0, 1), (lambda pending: 0.31 * pending, 60), (lambda pending: 5 + 0.11 * pending, 1)]
+)
 def test_constant_arrivals_and_constant_cost_give_triggers_at_a_constant_distance(seconds: Seconds, gap_s: int) -> None:
     samples = at(*range(0, 40_000 * gap_s, gap_s))
     found = fired(decide(policy(seconds, evaluation_interval_data_points=10, **{RATE: 1000 * gap_s}), [samples]))
