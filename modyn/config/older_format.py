@@ -18,6 +18,7 @@ _MOVED: Final[Mapping[str, str]] = {
     "trigger.trigger_config.data_points_for_trigger": "trigger.num_samples",
     "trigger.trigger_config.trigger_every": "trigger.every",
     "trigger.trigger_config.detection_interval_data_points": "trigger.evaluation_interval_data_points",
+    "trigger.trigger_config.data_points_for_detection": "trigger.evaluation_interval_data_points",
     "trigger.trigger_config": "trigger",
     "trigger.detection_interval_data_points": "trigger.evaluation_interval_data_points",
     "training.grad_norm": "training.gradient_clip_norm",
@@ -52,7 +53,7 @@ def in_todays_format(data: Mapping[str, Any]) -> Converted:
     is_older = any(isinstance(_at(data, mark), Mapping) for mark in _MARKS)
     moved = {old: new for old, new in _MOVED.items() if _move(found, old, new)}
     notes = [_note(old, moved.get(new, new)) for old, new in moved.items()]
-    return Converted(found, moved, [*notes, *(_change_values(found) if is_older else ())])
+    return Converted(found, moved, [*notes, *_change_metrics(found), *(_change_values(found) if is_older else ())])
 
 
 def _note(path: str, today: str) -> Problem:
@@ -105,27 +106,36 @@ def _change_values(data: dict[str, Any]) -> Iterator[Problem]:
     if isinstance(scheduler, dict) and "step_every" not in scheduler:
         scheduler["step_every"] = "batch"
         yield _note("training.lr_scheduler", "step_every: batch")
-    evaluation = data.get("evaluation")
-    datasets = evaluation.get("datasets") if isinstance(evaluation, dict) else None
-    if not isinstance(evaluation, dict) or not isinstance(datasets, list):
-        return
-    for i, dataset in enumerate(datasets):
-        metrics = dataset.get("metrics") if isinstance(dataset, dict) else None
-        for k, metric in enumerate(metrics if isinstance(metrics, list) else ()):
-            if isinstance(metric, dict):
-                yield from _change_metric(metric, f"evaluation.datasets.{i}.metrics.{k}")
-    if "handlers" not in evaluation:
-        names = [dataset.get("dataset_id") for dataset in datasets if isinstance(dataset, dict)]
-        evaluation["handlers"] = [{"execution_time": "after_training", "strategy": _WHOLE_DATASETS, "datasets": names}]
+    if (datasets := _evaluated(data)) and "handlers" not in data["evaluation"]:
+        names = [dataset.get("dataset_id") for dataset in datasets]
+        data["evaluation"]["handlers"] = [{"execution_time": "after_training", "strategy": _WHOLE_DATASETS, "datasets": names}]
         what = "there are no `handlers`: each model is evaluated after its training, on the whole of each dataset"
         yield Problem("evaluation", what, Severity.WARNING)
 
 
-def _change_metric(metric: dict[str, Any], path: str) -> Iterator[Problem]:
-    if (name := metric.get("name")) in _METRICS:
-        metric["name"] = _METRICS[name]
-        yield _note(f"{path}.name", _METRICS[name])
-    options = metric.get("config")
-    if isinstance(options, Mapping) and not options.keys() & metric.keys():
-        metric.update(metric.pop("config"))
-        yield _note(f"{path}.config", path)
+def _evaluated(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """The datasets to evaluate on; none if one is no mapping, which is refused."""
+    datasets = _at(data, "evaluation.datasets")
+    return datasets if isinstance(datasets, list) and all(isinstance(dataset, dict) for dataset in datasets) else []
+
+
+def _change_metrics(data: dict[str, Any]) -> Iterator[Problem]:
+    """Change what is written otherwise today, and tell several F1 scores of a dataset apart; yield a warning for each."""
+    for i, dataset in enumerate(_evaluated(data)):
+        metrics, seen = dataset.get("metrics"), False
+        for k, metric in enumerate(metrics if isinstance(metrics, list) else ()):
+            path = f"evaluation.datasets.{i}.metrics.{k}"
+            if not isinstance(metric, dict):
+                continue
+            if (name := metric.get("name")) in _METRICS:
+                metric["name"] = _METRICS[name]
+                yield _note(f"{path}.name", _METRICS[name])
+            options = metric.get("config")
+            if isinstance(options, Mapping) and not options.keys() & metric.keys():
+                metric.update(metric.pop("config"))
+                yield _note(f"{path}.config", path)
+            if metric.get("name") == "F1Score" and metric.get("label") is None:
+                if seen:
+                    metric["label"] = f"F1Score-{metric.get('average', 'macro')}"
+                    yield Problem(path, f"is called `{metric['label']}`: another one is called `F1Score`", Severity.WARNING)
+                seen = True

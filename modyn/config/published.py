@@ -14,16 +14,17 @@ from modyn.config.base import Problem, Severity
 from modyn.config.older_format import in_todays_format
 from modyn.config.yaml_source import YamlSource
 
-FUNCTIONS: Final = frozenset(
-    {
-        "bytes_parser_function",
-        "batch_parser_function",
-        "label_transformer_function",
-        "evaluation_transformer_function",
-        "tokenizer",
-    }
+_FUNCTIONS: Final = (
+    "bytes_parser_function",
+    "batch_parser_function",
+    "label_transformer_function",
+    "evaluation_transformer_function",
+    "tokenizer",
 )
 """Fields of user code, which a tool that writes all fields gives as empty text where there is none."""
+
+_VALUES: Final[Mapping[tuple[str, str], str | None]] = {("device", "gpu"): "cuda", **{(name, ""): None for name in _FUNCTIONS}}
+"""What a text is here, by its key and itself."""
 
 _TRIGGERS: Final = ("trigger", "online", "policies")
 _TRAINED: Final = ("training", "selection_strategy")
@@ -37,7 +38,7 @@ class _Leftover:
     """Where it is accepted."""
     reason: str
     ids: str = ""
-    """The `id` beside it begins with this."""
+    """The `id`, or `name`, beside it begins with this."""
     only_off: bool = False
     """It is refused where it is not off (null, false, 0, empty, or `activated: false`)."""
 
@@ -54,10 +55,13 @@ _WITHOUT_MEANING: Final[Mapping[str, _Leftover]] = {
     "initial_pass": _Leftover(
         ("training",), "what the first trigger starts from is `initial_model` with `initial_model_id`", only_off=True
     ),
-    "grad_norm": _Leftover(("training",), "0 bounds no gradients", only_off=True),
+    "grad_norm": _Leftover(_TRAINED, "`gradient_clip_norm` bounds gradients", only_off=True),
+    "preprocessor": _Leftover(_TRIGGERS, "embeddings by the newest model are compared", "AlibiDetect", only_off=True),
+    "evaluation_interval_data_points": _Leftover(_TRIGGERS, "each of its triggers has its own", "EnsembleTrigger"),
+    "num_classes": _Leftover(("evaluation",), "any number of classes is counted", "Accuracy"),
     "generative": _Leftover((*_TRIGGERS, *_TRAINED, "evaluation"), "models are trained on labels", only_off=True),
     **{
-        name: _Leftover(("training",), "layers that are added to a model are part of its own code", only_off=True)
+        name: _Leftover(_TRAINED, "layers that are added to a model are part of its own code", only_off=True)
         for name in ("lora", "kadapter", "prompt_tuning", "prefix_tuning")
     },
 }
@@ -100,7 +104,7 @@ def _cleaned(value: Any, section: str) -> Any:
     if not isinstance(value, Mapping):
         return value
     return {
-        key: None if key in FUNCTIONS and item == "" else _cleaned(item, section)
+        key: _VALUES[key, item] if isinstance(item, str) and (key, item) in _VALUES else _cleaned(item, section)
         for key, item in value.items()
         if _leftover(key, value, section) is None
     }
@@ -124,7 +128,7 @@ def _leftover(key: object, beside: Any, section: str) -> _Leftover | None:
     found = _WITHOUT_MEANING.get(key) if isinstance(key, str) else None
     if found is None or section not in found.sections or (isinstance(beside[key], Mapping) and not found.only_off):
         return None
-    return found if str(beside.get("id", "")).startswith(found.ids) else None
+    return found if str(beside.get("id", beside.get("name", ""))).startswith(found.ids) else None
 
 
 def _is_off(value: object) -> bool:

@@ -74,8 +74,17 @@ def test_a_key_whose_place_is_taken_stays_and_is_refused() -> None:
     assert "selection_strategy" in read(twice).data["training"]
 
 
+def test_several_f1_scores_of_a_dataset_get_names_of_their_own() -> None:
+    averages = ("weighted", "macro", "micro")
+    section = evaluated(*({"name": "F1Score", "num_classes": 3, "average": average} for average in averages))
+    source = read(todays(evaluation=section))
+    _, *scores = source.data["evaluation"]["datasets"][0]["metrics"]
+    assert [score.get("label") for score in scores] == [None, "F1Score-macro", "F1Score-micro"]
+    assert [note.path for note in source.notes] == ["evaluation.datasets.0.metrics.2", "evaluation.datasets.0.metrics.3"]
+
+
 def test_todays_format_is_not_changed() -> None:
-    sections = todays({"lr_scheduler": {"name": "StepLR", "config": {"step_size": 1}}}, evaluation=evaluated(F1))
+    sections = todays({"lr_scheduler": {"name": "StepLR", "config": {"step_size": 1}}}, evaluation=evaluated())
     source = read(sections)
     assert source.data == sections
     assert source.notes == ()

@@ -115,6 +115,12 @@ OLDER: dict[str, Options] = {
     "the last triggers": older(coreset("pre", "TriggerBalanced", 30, resets=False, tail_triggers=3), DAILY, evaluation=evaluated(F1)),
     "clicks": older(strategy(), DAILY, TWO_OPTIMIZERS, **CLICKS, **ROC),
     "clicks, downsampling": older(coreset("down", "Loss"), DAILY, TWO_OPTIMIZERS, **CLICKS, **ROC),
+    "written by a tool": older(
+        {"name": "CoresetStrategy", "maximum_keys_in_memory": 5000, "config": {
+            "presampling_config": {"strategy": "No"},
+            "downsampling_config": {"strategy": "Submodular", "submodular_function": "GraphCut", "ratio": 10, "sample_then_batch": False}}},
+        DAILY,
+    ),
     "options without config": older({**strategy(), **strategy()["config"], "config": {}}, AMOUNT),
 }  # fmt: skip
 """In the older format, by what is special about them."""
@@ -172,6 +178,10 @@ BY_HAND: dict[str, Options] = {
     "by amount": todays(),
     "by time": todays(trigger={"id": "TimeTrigger", "every": "1d"}),
     "slices": todays(evaluation={**evaluated(TODAYS_F1), "handlers": [HANDLER]}),
+    "options of metrics apart": todays(
+        evaluation={**evaluated({"name": "Accuracy", "evaluation_transformer_function": "", "config": {"num_classes": 3, "topn": 2}}),
+                    "handlers": [HANDLER]}
+    ),
     "drift": todays(trigger=drift({"id": "EvidentlyModelDriftMetric"})),
     "drift, permutations": todays(trigger=drift({"id": "AlibiDetectMmdDriftMetric", "num_permutations": 1000})),
     "not generative": todays({"generative": False, "lora": False, "grad_norm": 0.5}),
