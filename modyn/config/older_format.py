@@ -83,7 +83,7 @@ def _move(data: dict[str, Any], old: str, new: str) -> bool:
     else:
         return False
     del parent[name]
-    return value != {}
+    return bool(value)
 
 
 def _parent(data: Any, path: str) -> tuple[Any, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,14 @@ def test_it_is_checked_without_services_too(sections: dict[str, Any], tmp_path: 
     path.write_text(yaml.safe_dump(sections))
     found = check_here(load_yaml(path.read_text(), str(path)))
     assert [problem for problem in found if problem.severity is Severity.ERROR] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "path"),
+    [("clicks", "apex", "training.optimizers.0.algorithm"), ("throughput of images", "torchvision", "data")],
+)
+def test_a_package_that_this_machine_lacks_is_no_mistake_in_the_file(name: str, package: str, path: str) -> None:
+    assert (path in found_in(OLDER[name])[Severity.UNAVAILABLE]) == (find_spec(package) is None)
 
 
 def test_todays_format_needs_handlers() -> None:
