@@ -127,12 +127,13 @@ def _change_metrics(data: dict[str, Any]) -> Iterator[Problem]:
             path = f"evaluation.datasets.{i}.metrics.{k}"
             if not isinstance(metric, dict):
                 continue
-            if (name := metric.get("name")) in _METRICS:
+            if isinstance(name := metric.get("name"), str) and name in _METRICS:
                 metric["name"] = _METRICS[name]
                 yield _note(f"{path}.name", _METRICS[name])
-            options = metric.get("config")
-            if isinstance(options, Mapping) and not options.keys() & metric.keys():
-                metric.update(metric.pop("config"))
+            options = metric.get("config") or {}
+            if "config" in metric and isinstance(options, Mapping) and not options.keys() & metric.keys():
+                del metric["config"]
+                metric.update(options)
                 yield _note(f"{path}.config", path)
             if metric.get("name") == "F1Score" and metric.get("label") is None:
                 if seen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import yaml
 from modyn.config.base import Severity
 from modyn.config.pipeline import load_pipeline
 from modyn.config.published import PipelineSource, pipeline_source
-from modyn.config.yaml_source import load_yaml
+from modyn.config.yaml_source import YamlSource, load_yaml
 from tests.support.older_shapes import CLICKS, DAILY, F1, TWO_OPTIMIZERS, coreset, evaluated, older, strategy, todays
 from tests.support.published_shapes import TO_CLASSES
 
@@ -81,6 +82,23 @@ def test_several_f1_scores_of_a_dataset_get_names_of_their_own() -> None:
     _, *scores = source.data["evaluation"]["datasets"][0]["metrics"]
     assert [score.get("label") for score in scores] == [None, "F1Score-macro", "F1Score-micro"]
     assert [note.path for note in source.notes] == ["evaluation.datasets.0.metrics.2", "evaluation.datasets.0.metrics.3"]
+
+
+def with_each_value_replaced(data: Any, value: Any) -> Iterator[Any]:
+    """The data once for each value in it, which is replaced."""
+    yield value
+    for key, item in data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ():
+        for changed in with_each_value_replaced(item, value):
+            yield {**data, key: changed} if isinstance(data, dict) else [*data[:key], changed, *data[key + 1 :]]
+
+
+@pytest.mark.parametrize("value", [None, 0, "x", [["x"]], {"x": ["x"]}], ids=repr)
+def test_no_wrong_value_breaks_the_conversion(value: Any) -> None:
+    sections = older(coreset("down", "Loss", tail_triggers=3), DAILY, TWO_OPTIMIZERS, **CLICKS, evaluation=evaluated(F1))
+    changed = [data for data in with_each_value_replaced(sections, value) if isinstance(data, dict)]
+    assert len(changed) > 80
+    for data in changed:
+        pipeline_source(YamlSource("p.yaml", data, {}))
 
 
 def test_todays_format_is_not_changed() -> None:

@@ -94,7 +94,7 @@ CLICKS: Options = {
     "data": {"dataset_id": "stubbed", "bytes_parser_function": PARSER, "label_transformer_function": TO_FLOATS},
     "model": {"id": "MLP", "config": {"input_size": 4, "hidden_sizes": [8], "num_classes": 1}},
 }
-ROC: Options = {"evaluation": evaluated({"name": "ROC-AUC"}, result_writers=["json"])}
+ROC: Options = {"evaluation": evaluated({"name": "ROC-AUC", "config": None}, result_writers=["json"])}
 
 OLDER: dict[str, Options] = {
     "throughput of images": older(
