@@ -25,7 +25,12 @@ _MOVED: Final[Mapping[str, str]] = {
 }
 """Where a key stood and where it stands today, in the order in which they move. A section that moves onto another gives it its keys."""
 
-_METRICS: Final = {"F1-score": "F1Score", "ROC-AUC": "RocAuc"}
+_METRICS: Final[Mapping[str, Mapping[str, str]]] = {
+    "F1-score": {"name": "F1Score"},
+    "WeightedF1-score": {"name": "F1Score", "average": "weighted"},
+    "ROC-AUC": {"name": "RocAuc"},
+}
+"""What metrics are today, by name."""
 _SUFFIXES: Final = {"presampling_config": "PresamplingStrategy", "downsampling_config": "DownsamplingStrategy"}
 """With what the names of strategies ended."""
 
@@ -127,14 +132,14 @@ def _change_metrics(data: dict[str, Any]) -> Iterator[Problem]:
             path = f"evaluation.datasets.{i}.metrics.{k}"
             if not isinstance(metric, dict):
                 continue
-            if isinstance(name := metric.get("name"), str) and name in _METRICS:
-                metric["name"] = _METRICS[name]
-                yield _note(f"{path}.name", _METRICS[name])
             options = metric.get("config") or {}
             if "config" in metric and isinstance(options, Mapping) and not options.keys() & metric.keys():
                 del metric["config"]
                 metric.update(options)
                 yield _note(f"{path}.config", path)
+            if isinstance(name := metric.get("name"), str) and name in _METRICS:
+                metric.update(_METRICS[name])
+                yield _note(f"{path}.name", _METRICS[name]["name"])
             if metric.get("name") == "F1Score" and metric.get("label") is None:
                 if seen:
                     metric["label"] = f"F1Score-{metric.get('average', 'macro')}"

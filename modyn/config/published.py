@@ -52,6 +52,7 @@ _WITHOUT_MEANING: Final[Mapping[str, _Leftover]] = {
         _TRIGGERS, "the metric's `decision_criterion` decides", "EvidentlySimpleDistanceDriftMetric"
     ),
     "result_writers": _Leftover(("evaluation",), "results are kept in the evaluator's database, and `modyn show` reads them"),
+    "amp": _Leftover(("evaluation",), "models are evaluated in full precision", only_off=True),
     "initial_pass": _Leftover(
         ("training",), "what the first trigger starts from is `initial_model` with `initial_model_id`", only_off=True
     ),

@@ -82,6 +82,10 @@ def test_several_f1_scores_of_a_dataset_get_names_of_their_own() -> None:
     _, *scores = source.data["evaluation"]["datasets"][0]["metrics"]
     assert [score.get("label") for score in scores] == [None, "F1Score-macro", "F1Score-micro"]
     assert [note.path for note in source.notes] == ["evaluation.datasets.0.metrics.2", "evaluation.datasets.0.metrics.3"]
+    names = ("F1-score", "WeightedF1-score")
+    section = evaluated(*({"name": name, "config": {"num_classes": 3}} for name in names))
+    _, *scores = read(older(strategy(), DAILY, evaluation=section)).data["evaluation"]["datasets"][0]["metrics"]
+    assert [(score.get("average"), score.get("label")) for score in scores] == [(None, None), ("weighted", "F1Score-weighted")]
 
 
 def with_each_value_replaced(data: Any, value: Any) -> Iterator[Any]:

@@ -113,6 +113,9 @@ OLDER: dict[str, Options] = {
         )
     },
     "the last triggers": older(coreset("pre", "TriggerBalanced", 30, resets=False, tail_triggers=3), DAILY, evaluation=evaluated(F1)),
+    "two F1 scores": older(
+        strategy(), DAILY, evaluation=evaluated(F1, {**F1, "name": "WeightedF1-score"}, amp=False, result_writers=["json", "tensorboard"])
+    ),
     "clicks": older(strategy(), DAILY, TWO_OPTIMIZERS, **CLICKS, **ROC),
     "clicks, downsampling": older(coreset("down", "Loss"), DAILY, TWO_OPTIMIZERS, **CLICKS, **ROC),
     "written by a tool": older(
