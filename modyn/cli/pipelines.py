@@ -25,9 +25,10 @@ def check(file: Annotated[Path, typer.Argument(help="Pipeline file.", show_defau
     from modyn.config.base import Severity
     from modyn.config.overrides import read_pipeline
     from modyn.config.pipeline import check_frame
+    from modyn.config.published import pipeline_source
     from modyn.config.yaml_source import load_yaml, with_lines
 
-    source = load_yaml(read_pipeline(file), str(file))
+    source = pipeline_source(load_yaml(read_pipeline(file), str(file)))
     found = check_frame(source.data)
     asked_services = services_run()
     if asked_services:
@@ -114,6 +115,7 @@ def plugins(json: Json = False) -> None:
 def check_here(source: YamlSource) -> list[Problem]:
     """List every mistake that the services would find in a pipeline file. Imports torch, and the user packages that the file names."""
     from modyn.config.preprocessing import with_columns
+    from modyn.config.published import pipeline_source
     from modyn.evaluator.config import check_evaluation
     from modyn.model_storage.section import validate_section
     from modyn.rpc.environment import look_here_last
@@ -123,6 +125,7 @@ def check_here(source: YamlSource) -> list[Problem]:
     from modyn.supervisor.validation import find_problems
     from modyn.trainer_server.check import check as check_training
 
+    source = pipeline_source(source)
     look_here_last()  # As services do, which are started in the current folder.
     received = from_struct(to_struct(with_columns(source.data)))  # Services receive numbers as doubles.
     found = [*validate_selection_section(received), *check_history(received)]

@@ -17,7 +17,7 @@ from modyn.config.base import Problem, Section, check_section
 from modyn.config.label_delay import check_label_delay, label_delay
 from modyn.config.online import OnlineConfig
 from modyn.config.preprocessing import with_columns, written_columns
-from modyn.config.published import as_meant
+from modyn.config.published import pipeline_source
 from modyn.config.serving import ServedRun
 from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
 from modyn.errors import ConfigError
@@ -166,7 +166,7 @@ class Pipeline:
 
     @cached_property
     def _data(self) -> dict[str, Any]:
-        return with_columns(as_meant(_present(self.source.data)))
+        return with_columns(_present(self.source.data))
 
 
 def check_frame(data: Mapping[str, Any]) -> list[Problem]:
@@ -184,7 +184,7 @@ def check_frame(data: Mapping[str, Any]) -> list[Problem]:
 
 def load_pipeline(text: str, file_name: str) -> Pipeline:
     """Load the pipeline in `text`. Raises ConfigError that lists every problem as `file:line: path: what, allowed, did you mean`."""
-    source = load_yaml(text, file_name)
+    source = pipeline_source(load_yaml(text, file_name))
     if found := check_frame(source.data):
         raise ConfigError("\n".join(with_lines(found, source)))
     return Pipeline(PipelineFrame.model_validate(_present(source.data)), source)

@@ -1,6 +1,7 @@
-"""Spellings that tools of the published system write into every file, so that such files run as they are.
+"""Spellings of the published system, by hand or by its tools, so that its files run as they are.
 
-Empty text for a function means none. Keys that mean nothing here are left out, with a warning for each.
+Empty text for a function means none. Keys that mean nothing here are left out, with a warning for each. Files in the older format are read as if
+written in today's (`older_format`).
 """
 
 from __future__ import annotations
@@ -10,19 +11,23 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from modyn.config.base import Problem, Severity
+from modyn.config.older_format import in_todays_format
+from modyn.config.yaml_source import YamlSource
 
-FUNCTIONS: Final = frozenset(
-    {
-        "bytes_parser_function",
-        "batch_parser_function",
-        "label_transformer_function",
-        "evaluation_transformer_function",
-        "tokenizer",
-    }
+_FUNCTIONS: Final = (
+    "bytes_parser_function",
+    "batch_parser_function",
+    "label_transformer_function",
+    "evaluation_transformer_function",
+    "tokenizer",
 )
 """Fields of user code, which a tool that writes all fields gives as empty text where there is none."""
 
+_VALUES: Final[Mapping[tuple[str, str], str | None]] = {("device", "gpu"): "cuda", **{(name, ""): None for name in _FUNCTIONS}}
+"""What a text is here, by its key and itself."""
+
 _TRIGGERS: Final = ("trigger", "online", "policies")
+_TRAINED: Final = ("training", "selection_strategy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +38,9 @@ class _Leftover:
     """Where it is accepted."""
     reason: str
     ids: str = ""
-    """The `id` beside it begins with this."""
+    """The `id`, or `name`, beside it begins with this."""
+    only_off: bool = False
+    """It is refused where it is not off (null, false, 0, empty, or `activated: false`)."""
 
 
 _WITHOUT_MEANING: Final[Mapping[str, _Leftover]] = {
@@ -44,23 +51,52 @@ _WITHOUT_MEANING: Final[Mapping[str, _Leftover]] = {
     "quantile_probability": _Leftover(
         _TRIGGERS, "the metric's `decision_criterion` decides", "EvidentlySimpleDistanceDriftMetric"
     ),
+    "result_writers": _Leftover(("evaluation",), "results are kept in the evaluator's database, and `modyn show` reads them"),
+    "amp": _Leftover(("evaluation",), "models are evaluated in full precision", only_off=True),
+    "initial_pass": _Leftover(
+        ("training",), "what the first trigger starts from is `initial_model` with `initial_model_id`", only_off=True
+    ),
+    "grad_norm": _Leftover(_TRAINED, "`gradient_clip_norm` bounds gradients", only_off=True),
+    "preprocessor": _Leftover(_TRIGGERS, "embeddings by the newest model are compared", "AlibiDetect", only_off=True),
+    "evaluation_interval_data_points": _Leftover(_TRIGGERS, "each of its triggers has its own", "EnsembleTrigger"),
+    "num_classes": _Leftover(("evaluation",), "any number of classes is counted", "Accuracy"),
+    "generative": _Leftover((*_TRIGGERS, *_TRAINED, "evaluation"), "models are trained on labels", only_off=True),
+    **{
+        name: _Leftover(_TRAINED, "layers that are added to a model are part of its own code", only_off=True)
+        for name in ("lora", "kadapter", "prompt_tuning", "prefix_tuning")
+    },
 }
 
-_SECTIONS: Final = ("data", "trigger", "online", "selection_strategy", "evaluation", "policies")
+_SECTIONS: Final = ("training", "data", "trigger", "online", "selection_strategy", "evaluation", "policies")
+
+
+@dataclass(frozen=True)
+class PipelineSource(YamlSource):
+    """A pipeline file in today's format, without spellings of the published system that mean nothing. Lines are those of the file."""
+
+    notes: tuple[Problem, ...] = ()
+    """A warning for each key that is left out or written otherwise today, an error for each that asks for what there is not."""
+
+
+def pipeline_source(source: YamlSource) -> PipelineSource:
+    """Return a pipeline as it is meant. Args: source: the file as written, or what this returned."""
+    if isinstance(source, PipelineSource):
+        return source
+    converted = in_todays_format(source.data)
+    data, lines = converted.data, dict(source.lines)
+    for old, new in converted.moved.items():
+        lines = {new + path.removeprefix(old): line for path, line in lines.items() if f"{path}.".startswith(f"{old}.")} | lines
+    left_out = [problem for name in _SECTIONS if name in data for problem in _ignored(data[name], name, name)]
+    return PipelineSource(source.file_name, as_meant(data), lines, (*converted.notes, *left_out))
 
 
 def as_meant(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a pipeline, or a file of policies, without spellings of the published system that mean nothing: a copy where it has any.
+    """Return a copy, of a pipeline in today's format or a file of policies, without spellings of the published system that mean nothing.
 
     >>> as_meant({"data": {"label_transformer_function": ""}, "selection_strategy": {"processor_type": None, "limit": -1}})
     {'data': {'label_transformer_function': None}, 'selection_strategy': {'limit': -1}}
     """
     return {name: _cleaned(value, name) if name in _SECTIONS else value for name, value in data.items()}
-
-
-def published_spellings(data: Mapping[str, Any]) -> list[Problem]:
-    """Return a warning for each key that `as_meant` leaves out. Args: data: a pipeline as written."""
-    return [problem for name in _SECTIONS if name in data for problem in _ignored(data[name], name, name)]
 
 
 def _cleaned(value: Any, section: str) -> Any:
@@ -69,7 +105,7 @@ def _cleaned(value: Any, section: str) -> Any:
     if not isinstance(value, Mapping):
         return value
     return {
-        key: None if key in FUNCTIONS and item == "" else _cleaned(item, section)
+        key: _VALUES[key, item] if isinstance(item, str) and (key, item) in _VALUES else _cleaned(item, section)
         for key, item in value.items()
         if _leftover(key, value, section) is None
     }
@@ -80,7 +116,10 @@ def _ignored(value: Any, section: str, path: str) -> Iterator[Problem]:
     for key, item in items:
         here = f"{path}.{key}"
         if (found := _leftover(key, value, section)) is not None:
-            yield Problem(here, f"has no effect here: {found.reason}; the key can be removed", Severity.WARNING)
+            if found.only_off and not _is_off(item):
+                yield Problem(here, f"is not available here: {found.reason}; remove the key")
+            else:
+                yield Problem(here, f"has no effect here: {found.reason}; the key can be removed", Severity.WARNING)
         else:
             yield from _ignored(item, section, here)
 
@@ -88,6 +127,10 @@ def _ignored(value: Any, section: str, path: str) -> Iterator[Problem]:
 def _leftover(key: object, beside: Any, section: str) -> _Leftover | None:
     """What a key of a mapping is that means nothing; None: it has a meaning. The name that a user gave to a section has one."""
     found = _WITHOUT_MEANING.get(key) if isinstance(key, str) else None
-    if found is None or section not in found.sections or isinstance(beside[key], Mapping):
+    if found is None or section not in found.sections or (isinstance(beside[key], Mapping) and not found.only_off):
         return None
-    return found if str(beside.get("id", "")).startswith(found.ids) else None
+    return found if str(beside.get("id", beside.get("name", ""))).startswith(found.ids) else None
+
+
+def _is_off(value: object) -> bool:
+    return not (value.get("activated", True) if isinstance(value, Mapping) else value)

@@ -126,7 +126,10 @@ class DataConfig(Section):
     @classmethod
     def _tokenizer(cls, value: str | None) -> str | None:
         if value is not None and imported_name(value) is None:
-            raise ValueError(f"{value!r} is not an importable name; write 'package.module:name', with arguments if it takes any")
+            name = value if value.isidentifier() else "name"
+            raise ValueError(
+                f"{value!r} is not an importable name; write 'package.module:{name}', with arguments if it takes any"
+            )
         return value
 
     @model_validator(mode="after")

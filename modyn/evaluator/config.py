@@ -75,7 +75,7 @@ def check_dataset(section: object, path: str) -> list[Problem]:
             message = f"two metrics would both be called '{label}'; give one of them a `label`"
             found.append(Problem(f"{path}.metrics.{i}", message))
     dataset = load_section(EvaluationDatasetConfig, section, path)
-    found += [Problem(path, message) for message in missing_extras(dataset.all_transformations)]
+    found += [Problem(path, message, Severity.UNAVAILABLE) for message in missing_extras(dataset.all_transformations)]
     return found + dataset.warnings(path)
 
 

@@ -12,7 +12,7 @@ from modyn.config.field_names import wrong_names
 from modyn.config.online import ONLINE
 from modyn.config.pipeline import Pipeline, check_frame, load_pipeline
 from modyn.config.preprocessing import PREPROCESSING, decoding_sections, with_columns
-from modyn.config.published import as_meant, published_spellings
+from modyn.config.published import pipeline_source
 from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
 from modyn.model_storage.client import ModelStorageClient
@@ -37,7 +37,7 @@ def check_pipeline(yaml: str, file_name: str, section_checks: Iterable[Check], r
         the file names, such as datasets.
     """
     try:
-        source = load_yaml(yaml, file_name)
+        source = pipeline_source(load_yaml(yaml, file_name))
     except ConfigError as error:
         return [Problem("", error.message)]
     found = find_problems(source, section_checks, references)
@@ -49,7 +49,7 @@ def checked_pipeline(yaml: str, file_name: str, section_checks: Iterable[Check])
 
     Raises: ConfigError: lists every mistake, and what this machine lacks.
     """
-    source = load_yaml(yaml, file_name)
+    source = pipeline_source(load_yaml(yaml, file_name))
     found = find_problems(source, section_checks)
     if refused := [replace(problem, severity=Severity.ERROR) for problem in found if problem.severity is not Severity.WARNING]:
         raise ConfigError("\n".join(with_lines(refused, source)))
@@ -61,8 +61,9 @@ def find_problems(source: YamlSource, section_checks: Iterable[Check], reference
 
     Where the service that acts on a value finds a mistake, its words stand for all that is wrong there.
     """
-    data = as_meant(source.data)
-    found, asked = [*check_frame(data), *published_spellings(source.data)], with_columns(data)
+    source = pipeline_source(source)
+    data = source.data
+    found, asked = [*check_frame(data), *source.notes], with_columns(data)
     if isinstance(trigger := data.get("trigger"), Mapping):
         found += check_trigger_section(trigger)
         asked |= {"trigger": with_defaults(asked["trigger"])}

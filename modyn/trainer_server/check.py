@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any, Final
 
 import torch
@@ -58,7 +59,9 @@ def check(pipeline: Mapping[str, Any], _: JobConnection, scores: Sequence[str] =
     wrong = {problem.path.split(".")[0] for problem in found}
     if "data" not in wrong:
         data = DataConfig.model_validate(pipeline["data"])
-        found += [Problem("data", message) for message in missing_extras(data.all_transformations)] + data.warnings("data")
+        found += [
+            Problem("data", message, Severity.UNAVAILABLE) for message in missing_extras(data.all_transformations)
+        ] + data.warnings("data")
     if "training" not in wrong:
         config = TrainingConfig.model_validate(training)
         found += check_machine(config) + _precision_notes(config) + list(_bounds_without_batch(config, selection))
@@ -83,6 +86,15 @@ def check_machine(config: TrainingConfig) -> list[Problem]:
         except ConfigError as error:
             found.append(_problem(error))
     return found
+
+
+def _missing_optimizers(config: TrainingConfig) -> list[Problem]:
+    """Return what this machine lacks of the optimizers, all of which are then not checked: another machine may have it."""
+    places = (
+        [i for i, optimizer in enumerate(config.optimizers) if optimizer.source == "APEX"] if find_spec("apex") is None else ()
+    )
+    message = "needs NVIDIA Apex, the package apex, which is not installed here; install it, or set source to PyTorch"
+    return [Problem(f"training.optimizers.{i}.algorithm", message, Severity.UNAVAILABLE) for i in places]
 
 
 def check_components(
@@ -118,6 +130,8 @@ def check_components(
         check_scores(scores, network, config.optimization_criterion)
     except ConfigError as error:
         found.append(_problem(error))
+    if missing := _missing_optimizers(config):
+        return found + missing
     try:
         optimizers = build_optimizers(network, config.optimizers)
         build_schedulers(

@@ -11,6 +11,7 @@ from modyn.config.base import Problem, Section, check_section
 from modyn.config.cache import CacheConfig
 from modyn.config.pipeline import ModelReference, check_frame
 from modyn.config.preprocessing import PREPROCESSING, with_columns
+from modyn.config.published import pipeline_source
 from modyn.config.yaml_source import load_yaml, with_lines
 from modyn.dataset.config import DataConfig
 from modyn.errors import ConfigError
@@ -41,7 +42,7 @@ class ProfiledPipeline:
 
 def load_profiled(text: str, file_name: str) -> ProfiledPipeline:
     """Load these sections of the pipeline in `text`. Raises ConfigError that lists every problem of them and of the file's frame, with lines."""
-    source = load_yaml(text, file_name)
+    source = pipeline_source(load_yaml(text, file_name))
     found, data = check_frame(source.data), with_columns(source.data)
     sections: dict[str, type[Section]] = {"data": DataConfig, "training": TrainingConfig, "cache": CacheConfig}
     for name, kind in sections.items():

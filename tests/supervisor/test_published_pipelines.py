@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from modyn.cli.pipelines import check_here
 from modyn.config.base import Problem, Severity
 from modyn.config.pipeline import load_pipeline
+from modyn.config.yaml_source import load_yaml
 from modyn.evaluator.config import check_conditions, check_evaluation
 from modyn.evaluator.trigger_section import check_trigger
 from modyn.model_storage.section import validate_section
@@ -18,7 +22,8 @@ from modyn.supervisor.policy_file import load_policies
 from modyn.supervisor.triggers import build_trigger
 from modyn.supervisor.validation import check_pipeline
 from modyn.trainer_server.check import check
-from tests.support.published_shapes import ALIBI, MMD, QUANTILE, SHAPES, STATIC, TRIGGERS, drift, pipeline
+from tests.support.older_shapes import BY_HAND, OLDER, evaluated, todays
+from tests.support.published_shapes import ALIBI, MMD, PARSER, QUANTILE, SHAPES, STATIC, TRIGGERS, drift, pipeline
 
 
 def check_training(sections: Mapping[str, Any]) -> list[Problem]:
@@ -47,6 +52,44 @@ def test_a_file_with_every_field_written_out_is_accepted(name: str) -> None:
         loaded = load_pipeline(yaml.safe_dump(SHAPES[name]), "p.yaml")
         assert loaded.section("data")["label_transformer_function"] is None
         build_trigger(loaded.trigger)
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_a_file_by_hand_is_accepted(name: str) -> None:
+    assert found_in(BY_HAND[name])[Severity.ERROR] == []
+
+
+def test_a_tokenizer_of_that_system_is_refused_with_the_spelling_of_todays() -> None:
+    data = {"dataset_id": "stubbed", "bytes_parser_function": PARSER, "tokenizer": "SomeTokenizerTransform"}
+    (message,) = found_in(todays(data=data))[Severity.ERROR]
+    assert "write 'package.module:SomeTokenizerTransform'" in message
+
+
+@pytest.mark.parametrize("name", OLDER)
+def test_a_file_in_the_older_format_is_accepted(name: str) -> None:
+    found = found_in(OLDER[name])
+    assert found[Severity.ERROR] == []
+    assert {"training.selection_strategy", "training.initial_pass"} <= set(found[Severity.WARNING])
+
+
+@pytest.mark.parametrize("sections", [OLDER["clicks"], SHAPES["trigger: ensemble"]], ids=["older", "written out"])
+def test_it_is_checked_without_services_too(sections: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(yaml.safe_dump(sections))
+    found = check_here(load_yaml(path.read_text(), str(path)))
+    assert [problem for problem in found if problem.severity is Severity.ERROR] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "path"),
+    [("clicks", "apex", "training.optimizers.0.algorithm"), ("throughput of images", "torchvision", "data")],
+)
+def test_a_package_that_this_machine_lacks_is_no_mistake_in_the_file(name: str, package: str, path: str) -> None:
+    assert (path in found_in(OLDER[name])[Severity.UNAVAILABLE]) == (find_spec(package) is None)
+
+
+def test_todays_format_needs_handlers() -> None:
+    assert any("handlers: is required" in message for message in found_in(todays(evaluation=evaluated()))[Severity.ERROR])
 
 
 def test_a_warning_names_each_key_that_means_nothing() -> None:

@@ -45,7 +45,7 @@ def data(dataset: str = "stubbed", **options: Any) -> Options:
 
 def scored(dataset: str = "stubbed", *metrics: Options) -> Options:
     """A dataset to evaluate on."""
-    return data(dataset, batch_size=64, dataloader_workers=2, metrics=list(metrics or (ACCURACY,)))
+    return data(dataset, batch_size=64, dataloader_workers=2, metrics=list(metrics or (ACCURACY,)), generative=False)
 
 
 def training(**options: Any) -> Options:
@@ -64,6 +64,11 @@ def training(**options: Any) -> Options:
         "shuffle": True,
         "enable_accurate_gpu_measurements": False,
         "use_previous_model": False,
+        "generative": False,
+        "lora": False,
+        "kadapter": False,
+        "prompt_tuning": False,
+        "prefix_tuning": False,
         "seed": 42,
         "initial_model": "random",
         "initial_model_id": None,
@@ -73,6 +78,8 @@ def training(**options: Any) -> Options:
         "optimization_criterion": {"name": "CrossEntropyLoss", "config": {}},
         "lr_scheduler": None,
         "grad_scaler_config": None,
+        "grad_norm": 0,
+        "gradient_accumulation_steps": 1,
         **options,
     }
 
@@ -138,11 +145,11 @@ ROLLING: Options = {
     "absolute": False,
     "needs_calibration": True,
 }
-ALIBI: Options = {"p_val": 0.05, "x_ref_preprocessed": False}
+ALIBI: Options = {"p_val": 0.05, "x_ref_preprocessed": False, "preprocessor": None}
 MMD: Options = {
     "id": "AlibiDetectMmdDriftMetric",
     **ALIBI,
-    "device": "cpu",
+    "device": "gpu",
     "num_permutations": None,
     "kernel": "GaussianRBF",
     "configure_kernel_from_x_ref": True,
@@ -259,20 +266,9 @@ DOWNSAMPLERS: dict[str, Options] = {
     "Submodular": {**_GREEDY, "submodular_function": "FacilityLocation", "submodular_optimizer": "NaiveGreedy"},
 }
 IL_TRAINING: Options = {
-    "dataloader_workers": 1,
+    **training(drop_last_batch=False, batch_size=16),
     "il_model_id": "ResNet18",
     "il_model_config": {"num_classes": 3},
-    "use_previous_model": False,
-    "drop_last_batch": False,
-    "amp": False,
-    "device": "cpu",
-    "batch_size": 16,
-    "shuffle": True,
-    "epochs_per_trigger": 1,
-    "optimizers": [OPTIMIZER],
-    "optimization_criterion": {"name": "CrossEntropyLoss", "config": {}},
-    "lr_scheduler": None,
-    "grad_scaler_config": None,
 }
 
 SELECTIONS: dict[str, Options] = {
@@ -364,7 +360,18 @@ SHAPES: dict[str, Options] = {
     **{f"trigger: {name}": pipeline(trigger=section) for name, section in TRIGGERS.items()},
     **{f"selection: {name}": pipeline(selection_strategy=section) for name, section in SELECTIONS.items()},
     **{f"evaluation: {name}": pipeline(evaluation=evaluation(name)) for name in STRATEGIES},
-    "metrics": pipeline(evaluation=evaluation("periods", ACCURACY, TOP_2, F1)),
+    "metrics": pipeline(
+        evaluation=evaluation("periods", ACCURACY, TOP_2, F1, {**F1, "average": "macro"}, {**F1, "average": "micro"})
+    ),
+    "handlers": pipeline(
+        evaluation={
+            **evaluation(),
+            "handlers": [
+                {**evaluation(strategy)["handlers"][0], "name": f"{strategy}-delta+-1.5y", "execution_time": "manual"}
+                for strategy in ("periods", "between triggers")
+            ],
+        }
+    ),
     "metrics of two classes": pipeline(
         evaluation=evaluation("periods", ROC_AUC),
         model={"id": "LogisticRegression", "config": {"input_size": 4, "num_classes": 2}},

@@ -426,14 +426,14 @@ def test_balance_ends_at_the_first_batch_where_the_model_does_not_say_how_many_l
 
 def test_the_memory_of_the_candidates_of_a_batch_is_bounded() -> None:
     config = {"strategy": "Loss", "ratio": 1, "ratio_max": 1000}
-    (problem,) = check(pipeline_of(config, first=False, batch_size=256), RecordedReport())
+    (problem,) = check(pipeline_of(config, first=False, batch_size=512), RecordedReport())
     assert problem.path == "selection_strategy.downsampling_config.strategy"
     assert (
-        "chooses each batch of 256 out of 256000 samples, since ratio is 1 of 1000; they are in memory together"
+        "chooses each batch of 512 out of 512000 samples, since ratio is 1 of 1000; they are in memory together"
         in problem.message
     )
-    assert check(pipeline_of(config, first=False, batch_size=64), RecordedReport()) == []
-    assert check(pipeline_of(config, first=True, batch_size=256), RecordedReport()) == []
+    assert check(pipeline_of(config, first=False, batch_size=256), RecordedReport()) == []
+    assert check(pipeline_of(config, first=True, batch_size=512), RecordedReport()) == []
     everything = {"strategy": "No", "ratio": 100, "ratio_max": 100}
     assert check(pipeline_of(everything, first=False, batch_size=100_000), RecordedReport()) == []
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 _CHOICE: Final = 5
 """Purpose of the seed of choices: others are in `modyn.dataset.order`."""
 
-MOST_CANDIDATES: Final = 2**16
-"""Samples that a batch may be chosen from: they are in memory together."""
+MOST_CANDIDATES: Final = 2**18
+"""Samples that a batch may be chosen from: they are in memory together. A quarter of them is a batch of 65,536, as published for Criteo."""
 
 CLASSIFICATION: Final = ("CrossEntropyLoss", "NLLLoss", "BCEWithLogitsLoss", "BCELoss")
 """Losses whose model gives the probabilities of classes; the last two, of one value a sample, those of two classes."""

@@ -1,0 +1,147 @@
+"""The older format of the published system, in which most of its published files are: read as if written in today's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from modyn.config.base import Problem, Severity
+
+_MARKS: Final = ("training.selection_strategy", "trigger.trigger_config")
+"""Sections that only the older format has."""
+
+_MOVED: Final[Mapping[str, str]] = {
+    "training.selection_strategy.config": "training.selection_strategy",
+    "training.selection_strategy": "selection_strategy",
+    "trigger.trigger_config.data_points_for_trigger": "trigger.num_samples",
+    "trigger.trigger_config.trigger_every": "trigger.every",
+    "trigger.trigger_config.detection_interval_data_points": "trigger.evaluation_interval_data_points",
+    "trigger.trigger_config.data_points_for_detection": "trigger.evaluation_interval_data_points",
+    "trigger.trigger_config": "trigger",
+    "trigger.detection_interval_data_points": "trigger.evaluation_interval_data_points",
+    "training.grad_norm": "training.gradient_clip_norm",
+}
+"""Where a key stood and where it stands today, in the order in which they move. A section that moves onto another gives it its keys."""
+
+_METRICS: Final[Mapping[str, Mapping[str, str]]] = {
+    "F1-score": {"name": "F1Score"},
+    "WeightedF1-score": {"name": "F1Score", "average": "weighted"},
+    "ROC-AUC": {"name": "RocAuc"},
+}
+"""What metrics are today, by name."""
+_SUFFIXES: Final = {"presampling_config": "PresamplingStrategy", "downsampling_config": "DownsamplingStrategy"}
+"""With what the names of strategies ended."""
+
+_WHOLE_DATASETS: Final = {"type": "StaticEvalStrategy", "intervals": [["0001-01-01", None]]}
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A pipeline in today's format."""
+
+    data: dict[str, Any]
+    moved: dict[str, str]
+    """Where each key stands that has moved, by where it stood."""
+    notes: list[Problem]
+    """A warning for each key that is written otherwise today."""
+
+
+def in_todays_format(data: Mapping[str, Any]) -> Converted:
+    """Convert a pipeline as written, which is the same where it is in today's format. A key whose new place is taken stays, so that it is refused.
+
+    >>> in_todays_format({"trigger": {"id": "TimeTrigger", "trigger_config": {"trigger_every": "1d"}}}).data
+    {'trigger': {'id': 'TimeTrigger', 'every': '1d'}}
+    """
+    found: dict[str, Any] = copy.deepcopy(dict(data))
+    is_older = any(isinstance(_at(data, mark), Mapping) for mark in _MARKS)
+    moved = {old: new for old, new in _MOVED.items() if _move(found, old, new)}
+    notes = [_note(old, moved.get(new, new)) for old, new in moved.items()]
+    return Converted(found, moved, [*notes, *_change_metrics(found), *(_change_values(found) if is_older else ())])
+
+
+def _note(path: str, today: str) -> Problem:
+    is_section = path.endswith("config")
+    return Problem(
+        path, f"{'its keys are' if is_section else 'is'} written {'in' if is_section else 'as'} `{today}` today", Severity.WARNING
+    )
+
+
+def _at(data: Any, path: str) -> Any:
+    """The value at a dotted path; None: there is none."""
+    for name in path.split("."):
+        data = data.get(name) if isinstance(data, Mapping) else None
+    return data
+
+
+def _move(data: dict[str, Any], old: str, new: str) -> bool:
+    """Move the value at `old` to `new`, or its keys into the section that is there. Return whether it could: 0 stays."""
+    (parent, name), (target, new_name) = _parent(data, old), _parent(data, new)
+    if not isinstance(parent, dict) or not isinstance(target, dict) or parent.get(name, 0) == 0:
+        return False
+    value, taken = parent[name], target.get(new_name)
+    if new_name not in target:
+        target[new_name] = value
+    elif isinstance(taken, dict) and isinstance(value, Mapping) and not taken.keys() & value.keys():
+        taken.update(value)
+    else:
+        return False
+    del parent[name]
+    return bool(value)
+
+
+def _parent(data: Any, path: str) -> tuple[Any, str]:
+    section, _, name = path.rpartition(".")
+    return (_at(data, section) if section else data), name
+
+
+def _change_values(data: dict[str, Any]) -> Iterator[Problem]:
+    """Change, after all keys have moved, what is written otherwise today; yield a warning for each."""
+    if isinstance(selection := data.get("selection_strategy"), dict):
+        if (resets := selection.pop("reset_after_trigger", None)) is not None:
+            tail = selection.setdefault("tail_triggers", 0 if resets else None)
+            yield _note("selection_strategy.reset_after_trigger", f"tail_triggers: {'null' if tail is None else tail}")
+        for section, suffix in _SUFFIXES.items():
+            name = _at(selection, f"{section}.strategy")
+            if isinstance(name, str) and name.endswith(suffix):
+                selection[section]["strategy"] = name.removesuffix(suffix)
+                yield _note(f"selection_strategy.{section}.strategy", name.removesuffix(suffix))
+    scheduler = _at(data, "training.lr_scheduler")
+    if isinstance(scheduler, dict) and "step_every" not in scheduler:
+        scheduler["step_every"] = "batch"
+        yield _note("training.lr_scheduler", "step_every: batch")
+    if (datasets := _evaluated(data)) and "handlers" not in data["evaluation"]:
+        names = [dataset.get("dataset_id") for dataset in datasets]
+        data["evaluation"]["handlers"] = [{"execution_time": "after_training", "strategy": _WHOLE_DATASETS, "datasets": names}]
+        what = "there are no `handlers`: each model is evaluated after its training, on the whole of each dataset"
+        yield Problem("evaluation", what, Severity.WARNING)
+
+
+def _evaluated(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """The datasets to evaluate on; none if one is no mapping, which is refused."""
+    datasets = _at(data, "evaluation.datasets")
+    return datasets if isinstance(datasets, list) and all(isinstance(dataset, dict) for dataset in datasets) else []
+
+
+def _change_metrics(data: dict[str, Any]) -> Iterator[Problem]:
+    """Change what is written otherwise today, and tell several F1 scores of a dataset apart; yield a warning for each."""
+    for i, dataset in enumerate(_evaluated(data)):
+        metrics, seen = dataset.get("metrics"), False
+        for k, metric in enumerate(metrics if isinstance(metrics, list) else ()):
+            path = f"evaluation.datasets.{i}.metrics.{k}"
+            if not isinstance(metric, dict):
+                continue
+            options = metric.get("config") or {}
+            if "config" in metric and isinstance(options, Mapping) and not options.keys() & metric.keys():
+                del metric["config"]
+                metric.update(options)
+                yield _note(f"{path}.config", path)
+            if isinstance(name := metric.get("name"), str) and name in _METRICS:
+                metric.update(_METRICS[name])
+                yield _note(f"{path}.name", _METRICS[name]["name"])
+            if metric.get("name") == "F1Score" and metric.get("label") is None:
+                if seen:
+                    metric["label"] = f"F1Score-{metric.get('average', 'macro')}"
+                    yield Problem(path, f"is called `{metric['label']}`: another one is called `F1Score`", Severity.WARNING)
+                seen = True
