@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import cycle
 from time import perf_counter
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -20,8 +20,15 @@ from modyn.records import Int64Array
 
 Clock = Callable[[], float]
 """Returns seconds; never goes back."""
+T = TypeVar("T")
 _LEAST_S: Final = 1e-9
 """What a clock that did not move between two looks is taken to have moved."""
+_READ_AHEAD: Final = 2
+"""Batches that a process of a DataLoader makes ahead."""
+_BATCHES: Final = 4
+"""Of each process that count."""
+_OVERTIME_S: Final = 1.0
+"""For the batches that processes made ahead, and again for those that count, where starting them has taken all of the time."""
 
 
 class MeasuredPart(NamedTuple):
@@ -62,11 +69,11 @@ class Budget:
         return self._clock() - self._started
 
 
-def measure_rate(pieces: Iterator[float], seconds: float, clock: Clock = perf_counter, least: int = 1) -> float:
+def measure_rate(pieces: Iterator[float], seconds: float, clock: Clock = perf_counter, least: int = 1, enough: int = 1) -> float:
     """How much a second the work of `pieces` does: taking one does a piece of work, and what is taken is its amount.
 
-    The first piece warms up and does not count. Of the others at least `least` count, where there are so many; no further one begins that, as
-    long as the one before, would end after `seconds`. A single piece counts; of none the rate is 0.
+    The first piece warms up and does not count. Of the others at least `least` count, where there are so many, and `enough` if they take no more
+    than a second; no further one begins that, as long as the one before, would end after `seconds`. A single piece counts; of none the rate is 0.
 
     >>> times = iter([0.0, 5.0, 6.0, 7.0])
     >>> measure_rate(iter([100.0, 30.0, 10.0, 1.0]), seconds=7.0, clock=lambda: next(times))
@@ -75,11 +82,11 @@ def measure_rate(pieces: Iterator[float], seconds: float, clock: Clock = perf_co
     started = clock()
     warm_up = next(pieces, None)
     first = now = clock()
-    amounts = []
+    end, amounts = started + seconds, list[float]()
     for amount in pieces:
         amounts.append(amount)
         before, now = now, clock()
-        if len(amounts) >= least and 2 * now - before > started + seconds:
+        if len(amounts) >= least and 2 * now - before > (end if len(amounts) >= enough else max(end, first + _OVERTIME_S)):
             break
     if not amounts:
         return (warm_up or 0.0) / max(first - started, _LEAST_S)
@@ -90,6 +97,24 @@ def measure_together(workers: Sequence[Iterator[float]], seconds: float, clock: 
     """What all `workers` do a second, each in a thread of its own."""
     with ThreadPoolExecutor(len(workers)) as pool:
         return sum(pool.map(lambda pieces: measure_rate(pieces, seconds, clock), workers))
+
+
+def measure_processes(
+    batches: Iterator[T], amount: Callable[[T], float], num_processes: int, seconds: float, clock: Clock = perf_counter
+) -> float:
+    """What the processes of a DataLoader do a second. A batch of each counts at least, and a few more unless they are slow: batches come in bursts.
+
+    Args: batches: of all processes; taking the first one starts them. amount: of a batch that counts.
+    """
+    started, first = clock(), None
+    for _ in range(_READ_AHEAD * num_processes):
+        # Those that the first processes made while the last ones started have waited, and come at once.
+        next(batches, None)
+        first = clock() if first is None else first
+        if clock() > max(started + seconds, first + _OVERTIME_S):
+            break
+    left_s = max(0.0, started + seconds - clock())
+    return measure_rate(map(amount, batches), left_s, clock, least=num_processes, enough=_BATCHES * num_processes)
 
 
 class ValueStore(Protocol):

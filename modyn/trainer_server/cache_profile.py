@@ -8,11 +8,11 @@ By the code of trainings: their reader, their workers, their loop. The order of 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import reduce
-from itertools import cycle, islice
+from itertools import cycle
 from time import perf_counter
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
-from modyn.cache.measuring import Budget, Clock, MeasuredPart, measure_rate, measure_together
+from modyn.cache.measuring import Budget, Clock, MeasuredPart, measure_processes, measure_together
 from modyn.cache.profile import CacheProfile
 from modyn.cache.tier import StoreName
 from modyn.dataset.bad_samples import BadSamples
@@ -39,7 +39,7 @@ from modyn.storage.client import DatasetInfo
 from modyn.storage.payloads import PayloadClient, Payloads
 from modyn.trainer_server.profile_notes import describe_machine, profile_notes, too_little
 from modyn.trainer_server.profiled_pipeline import ProfiledPipeline
-from modyn.trainer_server.store_rates import LEAST_BATCHES, READ_AHEAD, FormSizes, ReadingWorkers, most_stored_bytes, store_rates
+from modyn.trainer_server.store_rates import FormSizes, ReadingWorkers, most_stored_bytes, store_rates
 from modyn.trainer_server.train import configure_torch
 from modyn.trainer_server.training_rate import pytorch_threads, training_rate
 
@@ -321,10 +321,9 @@ def preparation_rate(
     """
     times: list[PreparationTimes] = []
 
-    def counted(batches: Iterable[Batch]) -> Iterator[float]:
-        for batch in batches:
-            times.append(batch.times)  # One operation under the interpreter's lock: several threads come here.
-            yield len(batch)
+    def amount(batch: Batch) -> float:
+        times.append(batch.times)  # One operation under the interpreter's lock: several threads come here.
+        return len(batch)
 
     if num_workers > 1 and data.runs_per_sample:
 
@@ -332,14 +331,11 @@ def preparation_rate(
             return _PreparedInProcess(data, pieces, from_decoded, limits)
 
         with closing(batches_of_processes(make, num_workers, pin_memory=False)) as batches:
-            # Those that the first processes made while the last ones started have waited, and come at once.
-            # Starting may take all of the time; batches of several processes come in bursts.
-            warm = islice(batches, READ_AHEAD * num_workers, None)
-            rate = measure_rate(counted(warm), seconds, clock, least=LEAST_BATCHES * num_workers)
+            rate = measure_processes(batches, amount, num_workers, seconds, clock)
         return rate, reduce(PreparationTimes.plus, times, NO_TIMES)
     functions = BatchPipeline(data, training=True)
     num_threads = 1 if data.may_draw else num_workers
-    workers = [counted(prepared_again(functions, data, pieces, from_decoded)) for _ in range(num_threads)]
+    workers = [map(amount, prepared_again(functions, data, pieces, from_decoded)) for _ in range(num_threads)]
     return measure_together(workers, seconds, clock), reduce(PreparationTimes.plus, times, NO_TIMES)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
 from secrets import token_bytes, token_hex
 from typing import Any, Final
 
@@ -17,7 +16,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from modyn.cache.keys import NAMESPACE_BYTES
-from modyn.cache.measuring import Clock, StoreRates, measure_rate, measure_together, measure_writing, read_batches
+from modyn.cache.measuring import Clock, StoreRates, measure_processes, measure_together, measure_writing, read_batches
 from modyn.cache.sample_codec import SampleCodec
 from modyn.cache.tier import BoolArray, CacheTier, StoreName, TierPlace
 from modyn.config.system import SystemConfig
@@ -31,10 +30,6 @@ from modyn.state_folders import shared_folder
 
 STORED_BYTES: Final = 64 << 20
 """Values that are written and read have about so many bytes together, where there are as many: more than a processor's own caches hold."""
-READ_AHEAD: Final = 2
-"""Batches that a process of a DataLoader makes ahead."""
-LEAST_BATCHES: Final = 4
-"""Of each process that count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +156,7 @@ def _reading(
             return _ReadInProcess(source, place, num_values, batch_size, limits)
 
         with closing(batches_of_processes(make, workers.num, pin_memory=False)) as batches:
-            # Those that the first processes made while the last ones started have waited, and come at once.
-            warm = islice(batches, READ_AHEAD * workers.num, None)
-            return measure_rate(map(len, warm), seconds, clock, least=LEAST_BATCHES * workers.num)
+            return measure_processes(batches, len, workers.num, seconds, clock)
     with closing(source.tier(place)) as tier:
         reading = [map(float, read_batches(CodedTier(tier), num_values, batch_size)) for _ in range(workers.num)]
         return measure_together(reading, seconds, clock)

@@ -17,6 +17,7 @@ from modyn.cache.measuring import (
     Budget,
     MeasuredPart,
     StoreRates,
+    measure_processes,
     measure_rate,
     measure_together,
     measure_writing,
@@ -85,6 +86,21 @@ def test_as_many_pieces_as_asked_count() -> None:
     clock = HandClock()
     assert measure_rate(clock.work([5, 2, 1, 1, 1]), seconds=0, clock=clock, least=2) == pytest.approx(20 / 3)
     assert measure_rate(clock.work([5, 2]), seconds=0, clock=clock, least=9) == 5
+
+
+def test_slow_processes_take_little_more_than_their_time() -> None:
+    """Two that start in 5 s, and then need 3 s a batch each."""
+    clock = HandClock()
+    turns = clock.work([8, 0] + [3, 0] * 50)
+    assert measure_processes(turns, float, 2, seconds=1, clock=clock) == pytest.approx(20 / 3)
+    assert clock.now <= 100 + 8 + 3 + 3
+
+
+def test_fast_processes_are_measured_with_some_batches_though_starting_has_taken_the_time() -> None:
+    """Those that were made ahead, which come at once, do not count."""
+    clock = HandClock()
+    assert measure_processes(clock.work([8, 0, 0, 0] + [0.01] * 100), float, 2, seconds=1, clock=clock) == pytest.approx(1000)
+    assert clock.now == pytest.approx(108.09)
 
 
 def test_a_single_piece_counts_and_none_is_no_rate() -> None:
