@@ -29,7 +29,7 @@ from modyn.storage.files.file_system import (
 from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats.bad_rows import BadRows, with_path
 from modyn.storage.formats.base import FileFormat, FormatResume, OpenedFile, RangedFormat, WholeFileFormat
-from modyn.storage.formats.timestamps import MONTHS, look_like_months
+from modyn.storage.formats.timestamps import TimeRange
 from modyn.storage.ingest.fingerprints import check_unchanged, fingerprint, tail_of
 from modyn.storage.ingest.format_runner import FormatRunner, format_failed
 from modyn.storage.ingest.limits import IngestLimits
@@ -95,6 +95,8 @@ class FileJob:
         """As `FileRow.tail`, once `samples` has ended."""
         self.schema: DatasetSchema | None = None
         """Of the dataset, with what is known of it by the file, once `samples` has ended; None: the format has none."""
+        self.times: TimeRange | None = None
+        """Of the new samples, once `samples` has ended; None: there are none."""
         self.skipped: Sequence[BadRow] = ()
         """Rows that cannot be used, which no sample is of, once `samples` has ended."""
 
@@ -139,17 +141,14 @@ class FileJob:
         bad_rows = BadRows(self._path, getattr(self._format.config, "max_bad_rows", 0))
         self.begin()
         with self._watched:
-            may_be_months = bool(self._format.time_place) and not self._format.config.timestamp_format
             for chunk in self._chunks(found or self._found()):
                 for row in chunk.skipped:
                     bad_rows.add(row)
-                may_be_months = may_be_months and look_like_months(chunk.timestamps)
                 end, num_samples = chunk.end, num_samples + len(chunk)
                 self.schema = chunk.schema or self.schema
                 if len(chunk):
+                    self.times = TimeRange.of(chunk.timestamps).joined(self.times)
                     yield chunk
-            if may_be_months and num_samples:
-                raise DataError(f"{self._path}: {MONTHS}")
             bad_rows.check()
             self.skipped = bad_rows.take()
             self.indexed = FormatResume(
