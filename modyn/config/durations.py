@@ -86,7 +86,7 @@ def format_timestamp(timestamp: int) -> str:
 
 
 def _meant(number: int) -> str:
-    """The time that a number most likely is if it is none in seconds, as in data (`timestamp_format`): YYYY, YYYYMMDD, or a finer unit; of 1900 to 2100."""
+    """What a number most likely is if it is no time in seconds, as in data (`timestamp_format`): YYYY, YYYYMMDD or a finer unit, of 1900 to 2100."""
     if number in _YEARS:
         return f"{number}-01-01"
     with suppress(ValueError):

@@ -45,7 +45,9 @@ def test_a_date_is_the_same_moment_as_text_and_as_object(moment: dt.datetime) ->
     assert parse_timestamp(whole) == expected
     assert parse_timestamp(whole.isoformat()) == expected
     assert parse_timestamp(whole.replace(tzinfo=dt.UTC).isoformat()) == expected
-    if not 1900_01_01 <= expected <= 2100_12_31 and not 1900 <= expected <= 2100 and expected < 10**11:  # which are refused, as below
+    if (
+        not 1900_01_01 <= expected <= 2100_12_31 and not 1900 <= expected <= 2100 and expected < 10**11
+    ):  # which are refused, as below
         assert parse_timestamp(f" {expected} ") == expected
 
 

@@ -178,9 +178,10 @@ class _Ingestion:
 
     def _job(self, seen: SeenFile, row: FileRow | None = None) -> FileJob:
         skipped = self._dataset.catalogue.num_skipped(self._dataset.row.id, row) if row else 0
-        rests = self._dataset.stability.is_at_rest(seen, self._last_row_wait_s, time.time(), time.monotonic())
-        dataset = self._dataset
-        return FileJob(self._files, self._format, seen, row, dataset.limits, skipped, dataset.runner, rests, dataset.unpacked)
+        dataset, stability = self._dataset, self._dataset.stability
+        rests = stability.is_at_rest(seen, self._last_row_wait_s, time.time(), time.monotonic())
+        last_row = rests, stability.has_grown(seen)
+        return FileJob(self._files, self._format, seen, row, dataset.limits, skipped, dataset.runner, *last_row, dataset.unpacked)
 
     def _recheck(self, seen: SeenFile) -> FileJob | None:
         """Record what became of an indexed file whose size or time is another; a job if samples were appended to it."""
@@ -291,8 +292,7 @@ class _Ingestion:
         self._times.note(job.times)
         self._count(files_indexed=1, problems=len(job.skipped))
         if job.unended:
-            self._dataset.stability.await_end(job.listed, self._last_row_wait_s, time.monotonic())
-            self._problems.leave_unended(job.listed.path, job.unended, self._last_row_wait_s)
+            self._problems.leave_unended(job, self._last_row_wait_s)
         if rest is not None:
             self._flush()
 
@@ -304,8 +304,9 @@ class _Ingestion:
         if rest is not None:
             self._flush()
         file_id = self._writer.next_file_id if job.row is None else job.row.file_id
+        path = self._files.full_path(job.seen.path)
         if rest is None:
-            self._check_times(job)
+            self._times.check(path, job.times)
             self._writer.add(file_id, chunks)
             return file_id
         num_samples, before = 0, self._progress.samples_indexed
@@ -315,15 +316,11 @@ class _Ingestion:
                 self._writer.spill()
                 num_samples += len(chunk)
                 self._report_progress(samples_indexed=before + num_samples)
-            self._check_times(job)
+            self._times.check(path, job.times)
         finally:
             # They count when they are committed.
             self._progress = replace(self._progress, samples_indexed=before)
         return file_id
-
-    def _check_times(self, job: FileJob) -> None:
-        if reason := self._times.why_refused(job.times):
-            raise DataError(f"{self._files.full_path(job.seen.path)}: {reason}")
 
     # Files of one sample
 

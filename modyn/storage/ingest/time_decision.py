@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from modyn.errors import DataError
 from modyn.storage.formats.timestamps import TimeRange
 from modyn.storage.ingest.open_dataset import OpenDataset
 
@@ -17,6 +18,11 @@ class TimeDecision:
     def why_refused(self, times: TimeRange | None) -> str:
         """Why new samples with these times are refused, and what to do; empty: they are not."""
         return times.why_no_seconds(self._least) if self._are_digits and times is not None else ""
+
+    def check(self, path: str, times: TimeRange | None) -> None:
+        """Refuse the new samples of a file as `why_refused`. Args: path: full path. Raises: DataError."""
+        if reason := self.why_refused(times):
+            raise DataError(f"{path}: {reason}")
 
     def note(self, times: TimeRange | None) -> None:
         """Note the times of samples that are added."""
