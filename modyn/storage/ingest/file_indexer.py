@@ -163,6 +163,13 @@ class FileJob:
                 self.seen = replace(self.seen, size=end)  # The rest is looked at again.
             self.tail = tail_of(self._folder, self._format, self.seen)
 
+    def indexed_row(self, file_id: int) -> FileRow:
+        """The file as it is indexed once `samples` has ended."""
+        seen, indexed = self.seen, self.indexed
+        return FileRow(
+            file_id, seen.path, seen.size, seen.mtime_ns, indexed.end, indexed.num_samples, indexed.fingerprint, tail=self.tail
+        )
+
     def _without_refused(self, chunk: IndexedSamples) -> IndexedSamples:
         """The chunk with the samples that storage refuses among its skipped rows, which `samples` counts."""
         future = future_samples(chunk.timestamps, len(chunk), self._limits.future_tolerance_s)

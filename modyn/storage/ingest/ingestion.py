@@ -284,10 +284,10 @@ class _Ingestion:
             else:
                 self._problems.set_aside(job.seen, error)
             return
-        seen, indexed = job.seen, job.indexed
-        indexed_columns = indexed.end, indexed.num_samples, indexed.fingerprint
-        row = FileRow(file_id, seen.path, seen.size, seen.mtime_ns, *indexed_columns, tail=job.tail)
-        self._writer.complete(row, job.skipped)
+        if job.unended and job.row is None and not job.indexed.num_samples and not job.skipped:
+            self._problems.leave_unended(job, self._last_row_wait_s)  # Nothing of it is indexed, and it may go.
+            return
+        self._writer.complete(job.indexed_row(file_id), job.skipped)
         self._schema.note(job)
         self._times.note(job.times)
         self._count(files_indexed=1, problems=len(job.skipped))

@@ -77,6 +77,18 @@ def test_a_last_row_is_taken_once_the_file_rests(module_storage: RunningStorage,
 
 
 @pytest.mark.parametrize("wrapper", FORMATS)
+def test_a_file_of_half_a_row_may_go_again(module_storage: RunningStorage, tmp_path: Path, wrapper: str) -> None:
+    rows = Growing(module_storage, tmp_path / "d", f"gone-{wrapper}", wrapper)
+    assert rows.labels(rows.row.format(5)[:-1]) == []
+    assert len(rows.reasons()) == 1
+    rows.path.unlink()
+    for _ in module_storage.store.ingest(rows.name):
+        pass
+    assert rows.reasons() == []
+    assert rows.labels(rows.row.format(5) + "\n") == [5]
+
+
+@pytest.mark.parametrize("wrapper", FORMATS)
 def test_a_bad_last_row_is_one_only_when_it_is_not_continued(
     module_storage: RunningStorage, tmp_path: Path, wrapper: str
 ) -> None:
