@@ -4,105 +4,19 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <utility>
 
 #include "modyn/errors.hpp"
+#include "time_parts.hpp"
 
 namespace modyn {
 namespace {
 
-constexpr std::int64_t day_s = 86400;
 // Larger numbers of seconds are of the year 5138 and later, and milliseconds of 1973 and later.
 constexpr std::int64_t most_seconds = 100'000'000'000;
 // Whoever writes a date has one of these years in mind.
 constexpr int first_year = 1900;
 constexpr int last_year = 2100;
-
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
-bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || static_cast<unsigned char>(c) >= 0x80; }
-char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
-
-std::string_view trimmed(std::string_view text) {
-  while (!text.empty() && is_blank(text.front())) text.remove_prefix(1);
-  while (!text.empty() && is_blank(text.back())) text.remove_suffix(1);
-  return text;
-}
-
-bool all_digits(std::string_view text) { return !text.empty() && std::all_of(text.begin(), text.end(), is_digit); }
-
-bool take(std::string_view& text, char c) {
-  if (text.empty() || text.front() != c) return false;
-  text.remove_prefix(1);
-  return true;
-}
-
-// Takes `least` to `most` digits from the front of `text`.
-bool take_digits(std::string_view& text, std::size_t least, std::size_t most, int& value) {
-  value = 0;
-  std::size_t count = 0;
-  for (; count < most && count < text.size() && is_digit(text[count]); ++count) value = value * 10 + (text[count] - '0');
-  if (count < least) return false;
-  text.remove_prefix(count);
-  return true;
-}
-
-bool take_digits(std::string_view& text, std::size_t count, int& value) { return take_digits(text, count, count, value); }
-
-// A word of letters, in any case.
-bool take_word(std::string_view& text, std::string_view word) {
-  if (text.size() < word.size()) return false;
-  for (std::size_t i = 0; i < word.size(); ++i) {
-    if (lower(text[i]) != word[i]) return false;
-  }
-  text.remove_prefix(word.size());
-  return true;
-}
-
-constexpr std::array<std::string_view, 12> months = {"january", "february", "march",     "april",   "may",      "june",
-                                                     "july",    "august",   "september", "october", "november", "december"};
-constexpr std::array<std::string_view, 7> weekdays = {"monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"};
-
-// One of `names`, whole or its first three letters; its number from 1.
-template <std::size_t n>
-bool take_name(std::string_view& text, const std::array<std::string_view, n>& names, int& number) {
-  for (std::size_t i = 0; i < n; ++i) {
-    if (take_word(text, names[i]) || take_word(text, names[i].substr(0, 3))) {
-      number = static_cast<int>(i) + 1;
-      return true;
-    }
-  }
-  return false;
-}
-
-bool is_leap(int year) { return year % 4 == 0 && (year % 100 != 0 || year % 400 == 0); }
-
-bool is_date(int year, int month, int day) {
-  constexpr int lengths[] = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
-  if (year < 1 || month < 1 || month > 12) return false;
-  return day >= 1 && day <= lengths[month - 1] + (month == 2 && is_leap(year) ? 1 : 0);
-}
-
-// Days since 1970 in the proleptic Gregorian calendar; the year is counted from March, so that the leap day is its last.
-std::int64_t days_since_1970(int year, int month, int day) {
-  const std::int64_t y = month <= 2 ? year - 1 : year;
-  const std::int64_t since_march = (month + 9) % 12;
-  const std::int64_t day_of_year = (153 * since_march + 2) / 5 + day - 1;
-  return y * 365 + y / 4 - y / 100 + y / 400 + day_of_year - 719468;
-}
-
-std::int64_t floor_divide(std::int64_t number, std::int64_t by) { return number / by - (number % by < 0 ? 1 : 0); }
-
-bool within_bounds(std::int64_t seconds) { return seconds >= first_second && seconds <= last_second; }
-
-int year_of(std::int64_t seconds) {
-  const std::int64_t days = floor_divide(seconds, day_s);
-  int year = static_cast<int>(1970 + floor_divide(days * 400, 146097));
-  while (days < days_since_1970(year, 1, 1)) --year;
-  while (days >= days_since_1970(year + 1, 1, 1)) ++year;
-  return year;
-}
 
 // Whether a number of seconds has the digits of a day, YYYYMMDD.
 bool looks_like_date(std::int64_t number) {
@@ -111,89 +25,11 @@ bool looks_like_date(std::int64_t number) {
   return year <= last_year && is_date(year, static_cast<int>(number / 100 % 100), static_cast<int>(number % 100));
 }
 
-// A date of ISO 8601 from the front of `text`: YYYY-MM-DD, YYYYMMDD, YYYY-Www[-D] or YYYYWww[D].
-bool take_date(std::string_view& text, std::int64_t& days) {
-  int year = 0;
-  int month = 0;
-  int day = 0;
-  if (!take_digits(text, 4, year)) return false;
-  const bool dashes = take(text, '-');
-  if (take(text, 'W')) {
-    int week = 0;
-    int weekday = 1;
-    if (!take_digits(text, 2, week)) return false;
-    const bool has_weekday = dashes ? take(text, '-') : !text.empty() && is_digit(text.front());
-    if (has_weekday && !take_digits(text, 1, weekday)) return false;
-    if (year < 1 || week < 1 || week > 53 || weekday < 1 || weekday > 7) return false;
-    // The first week holds the fourth of January.
-    const auto monday = [](int of_year) {
-      const std::int64_t fourth = days_since_1970(of_year, 1, 4);
-      return fourth - (((fourth + 3) % 7 + 7) % 7);
-    };
-    days = monday(year) + (week - 1) * 7 + weekday - 1;
-    return week < 53 || monday(year) + 52 * 7 < monday(year + 1);
-  }
-  if (!take_digits(text, 2, month) || (dashes && !take(text, '-')) || !take_digits(text, 2, day) || !is_date(year, month, day)) return false;
-  days = days_since_1970(year, month, day);
-  return true;
-}
-
-// HH[:MM[:SS[.fraction]]] from the front of `text`, the colons left out or not.
-bool take_time(std::string_view& text, std::int64_t& seconds) {
-  int hour = 0;
-  int minute = 0;
-  int second = 0;
-  if (!take_digits(text, 2, hour)) return false;
-  const bool colons = take(text, ':');
-  if (colons || (!text.empty() && is_digit(text.front()))) {
-    if (!take_digits(text, 2, minute)) return false;
-    if (colons ? take(text, ':') : !text.empty() && is_digit(text.front())) {
-      if (!take_digits(text, 2, second)) return false;
-      if (take(text, '.') || take(text, ',')) {
-        int digit = 0;
-        if (!take_digits(text, 1, digit)) return false;
-        while (take_digits(text, 1, digit)) {
-        }
-      }
-    }
-  }
-  seconds = hour * 3600 + minute * 60 + second;
-  return hour < 24 && minute < 60 && second < 60;
-}
-
-// Z, UTC, GMT, +HH:MM, +HHMM, +HH or with seconds, as seconds east of UTC.
-bool take_zone(std::string_view& text, std::int64_t& seconds) {
-  seconds = 0;
-  if (take(text, 'Z') || take(text, 'z') || take_word(text, "utc") || take_word(text, "gmt")) return true;
-  const int sign = !text.empty() && text.front() == '-' ? -1 : 1;
-  if (!take(text, '+') && !take(text, '-')) return false;
-  std::int64_t east = 0;
-  if (!take_time(text, east)) return false;
-  seconds = sign * east;
-  return true;
-}
-
-bool read_iso(std::string_view text, std::int64_t& seconds) {
-  std::int64_t days = 0;
-  std::int64_t time = 0;
-  std::int64_t zone = 0;
-  if (!take_date(text, days)) return false;
-  if (!text.empty()) {
-    if (!take(text, 'T') && !take(text, ' ') && !take(text, 't') && !take(text, '_')) return false;
-    if (!take_time(text, time)) return false;
-    const bool blank = take(text, ' ');
-    if ((blank || !text.empty()) && !take_zone(text, zone)) return false;
-  }
-  if (!text.empty()) return false;
-  seconds = days * day_s + time - zone;
-  return within_bounds(seconds);
-}
-
 // Usual spellings, for advice.
 const std::vector<TimeFormat>& usual_formats() {
   static const auto* const formats = [] {
     auto* const made = new std::vector<TimeFormat>();
-    for (const char* const text : {"", "%Y%m%d", "%Y%m%d%H%M%S", "%Y%m%d%H%M", "%Y%m%d%H", "%Y%m", "%Y%m%d.0", "%Y%m.0", "s", "ms", "us", "ns"}) made->emplace_back(text);
+    for (const char* const text : {"", "%Y%m%d", "%Y%m%d%H%M%S", "%Y%m%d%H%M", "%Y%m%d%H", "%Y%m", "%Y", "%Y%m%d.0", "%Y%m.0", "%Y.0", "s", "ms", "us", "ns"}) made->emplace_back(text);
     for (const char* const date : {"%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d.%m.%Y", "%Y.%m.%d", "%d-%m-%Y", "%m-%d-%Y", "%d/%m/%y", "%m/%d/%y", "%d.%m.%y", "%d %b %Y",
                                    "%d-%b-%Y", "%d-%b-%y", "%d%b%Y", "%b %d, %Y", "%b %d %Y", "%Y_%m_%d"}) {
       for (const char* const time : {"", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p", " %I:%M%p", ", %I:%M:%S %p", ", %H:%M:%S", " %H:%M:%S %z", ":%H:%M:%S"}) {
@@ -432,44 +268,6 @@ std::string TimeFormat::problem_of(double number) const {
   if (!std::isfinite(number)) return "is no finite number; correct it";
   const auto end = std::to_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed).ptr;
   return problem_of(std::string_view(text.data(), static_cast<std::size_t>(end - text.data())));
-}
-
-std::string show_time(std::int64_t seconds) {
-  const int year = year_of(seconds);
-  const std::int64_t day = floor_divide(seconds, day_s);
-  const std::int64_t rest = seconds - day * day_s;
-  int month = 12;
-  while (days_since_1970(year, month, 1) > day) --month;
-  std::array<char, 48> text{};
-  std::snprintf(text.data(), text.size(), "%04d-%02d-%02d %02d:%02d:%02d", year, month, static_cast<int>(day - days_since_1970(year, month, 1)) + 1,
-                static_cast<int>(rest / 3600), static_cast<int>(rest / 60 % 60), static_cast<int>(rest % 60));
-  return text.data();
-}
-
-std::string quoted(std::string_view text) {
-  constexpr std::size_t most_bytes = 40;
-  constexpr std::size_t longest_word = 12;
-  if (text.empty() || text.size() > most_bytes) return {};
-  for (std::size_t at = 0; at < text.size();) {
-    std::size_t end = at;
-    while (end < text.size() && (is_digit(text[end]) || is_letter(text[end]))) ++end;
-    if (end == at) {
-      constexpr std::string_view allowed = " .,:;/+-_()%$#?!'&*<>";
-      if (allowed.find(text[at++]) == std::string_view::npos) return {};
-      continue;
-    }
-    std::string_view token = text.substr(at, end - at);
-    at = end;
-    const bool word = std::all_of(token.begin(), token.end(), is_letter);
-    if (word ? token.size() > longest_word : !std::any_of(token.begin(), token.end(), is_digit)) return {};
-    if (word) continue;
-    // Digits, and between them what stands in numbers and times.
-    for (int number = 0; !token.empty();) {
-      if (take_digits(token, 1, 4, number) || take_name(token, months, number) || take_word(token, "am") || take_word(token, "pm") || take_word(token, "utc")) continue;
-      if (!take_word(token, "t") && !take_word(token, "z") && !take_word(token, "e") && !take_word(token, "w") && !take_word(token, "h")) return {};
-    }
-  }
-  return "'" + std::string(text) + "'";
 }
 
 }  // namespace modyn

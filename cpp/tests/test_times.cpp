@@ -94,3 +94,10 @@ TEST_CASE("what is quoted") {
   for (const auto* text : {"abc", "-1.5e10", "N/A", "31Jan2013", "20130131T101500Z", "hello world"}) CHECK(modyn::quoted(text) == "'" + std::string(text) + "'");
   for (const auto* text : {"", "PASSWORD=7secret7", "7secret7", "a@b", "abcdefghijklmnop", "a\nb"}) CHECK(modyn::quoted(text).empty());
 }
+
+TEST_CASE("years") {
+  CHECK(parse("2013", "%Y") == 1356998400);
+  CHECK(parse("2013.0", "%Y.0") == 1356998400);
+  CHECK(parse("2013") == 2013);  // of a stream that counts from 0: what all times of a file are, storage compares
+  CHECK(problem("2013", "%d/%m/%Y").find("timestamp_format='%Y' if it is 2013-01-01 00:00:00") != std::string::npos);
+}

@@ -18,6 +18,7 @@ _INT64 = range(-(2**63), 2**63)
 _MOST_SECONDS = 10**11
 """More are of the year 5138 and later, and of milliseconds of 1973 and later."""
 _1971, _2101 = 31_536_000, 4_133_980_800
+_YEARS = range(1900, 2101)
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -67,7 +68,8 @@ def parse_timestamp(value: object) -> int:
     if seconds not in _INT64:
         raise ValueError(f"{value!r} does not fit into 64 bits of seconds since 1970")
     if is_number and (meant := _meant(seconds)):
-        raise ValueError(f"{value!r} is most likely no number of seconds since 1970; write '{meant}'")
+        seconds_too = f", or '{format_timestamp(seconds)}' for the second" if seconds in _YEARS else ""
+        raise ValueError(f"{value!r} is most likely no number of seconds since 1970; write '{meant}'{seconds_too}")
     return seconds
 
 
@@ -84,7 +86,9 @@ def format_timestamp(timestamp: int) -> str:
 
 
 def _meant(number: int) -> str:
-    """The time that a number most likely is if it is none in seconds, as in data (`timestamp_format`): YYYYMMDD, or a finer unit; of 1900 to 2100."""
+    """What a number most likely is if it is no time in seconds, as in data (`timestamp_format`): YYYY, YYYYMMDD or a finer unit, of 1900 to 2100."""
+    if number in _YEARS:
+        return f"{number}-01-01"
     with suppress(ValueError):
         if 1900_00_00 < number < 2101_00_00:
             return str(dt.datetime.strptime(str(number), "%Y%m%d").date())

@@ -94,7 +94,7 @@ class StreamExtent:
 
 def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_storage: ModelStorageClient) -> list[Problem]:
     """List the datasets and models that a pipeline names and that do not exist, a dataset of observations that takes none, columns that files do
-    not have, and a label that is a feature; warn of a dataset too small for one batch."""
+    not have, and a label that is a feature; warn of files that are set aside, and of a dataset too small for one batch."""
     found, data = list[Problem](), _section(pipeline, "data")
     training, entries = _section(pipeline, "training"), _section(pipeline, "evaluation").get("datasets")
     sections = {"data": data} | {
@@ -110,6 +110,9 @@ def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_
             found.append(Problem(path, _no_dataset(storage, name)))
             continue
         found += label_among_features(pipeline, path, info) if path in named else []
+        if info.num_problems and path in named:
+            what = f"files of the dataset '{name}' have problems ({info.num_problems:,}), so that samples are missing or cannot be read"
+            found.append(Problem(path, f"{what}; `modyn data problems {name}` says why, and what to do", Severity.WARNING))
         if path == OBSERVATIONS and not info.config.holds_records:
             what = f"dataset '{name}' is made of files, and takes no observations"
             found.append(Problem(path, f"{what}; `modyn data register NAME --records` makes one that does"))

@@ -171,8 +171,9 @@ class FakeStorageClient(FakeClient, StorageClient):
         raise NotImplementedError(_NOT_FAKED)
 
     def problems(self, name: str) -> list[FileProblem]:
-        """Raises NotImplementedError."""
-        raise NotImplementedError(_NOT_FAKED)
+        """Those that a test gave the dataset. Raises NotFoundError."""
+        with self._storage.arrived:
+            return list(self._storage.find(name).problems)
 
     def offer_short_cut(self, name: str) -> ShortCutOffer:
         """Raises NotImplementedError: a reader of the fake gets payloads from `FakePayloadClient`."""
@@ -218,7 +219,7 @@ class FakeStorageClient(FakeClient, StorageClient):
                 identity=found.identity,
                 num_samples=len(found.timestamps) - len(found.deleted),
                 num_files=1 if found.timestamps else 0,
-                num_problems=0,
+                num_problems=len(found.problems),
                 next_key=len(found.timestamps),
                 min_timestamp=min(found.timestamps, default=None),
                 max_timestamp=max(found.timestamps, default=None),

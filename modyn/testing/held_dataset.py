@@ -12,7 +12,7 @@ import numpy as np
 from modyn.config.dataset import DatasetConfig
 from modyn.errors import InvalidArgumentError, NotFoundError
 from modyn.records import Int64Array, LabelArray, SampleBatch
-from modyn.storage.client import AppendedRecord, DatasetSchema, NewRecord
+from modyn.storage.client import AppendedRecord, DatasetSchema, FileProblem, NewRecord
 
 
 @dataclass
@@ -28,6 +28,7 @@ class HeldDataset:
     deleted: set[int] = field(default_factory=set)
     columns: dict[str, dict[int, object]] = field(default_factory=dict)
     appended: dict[str, tuple[int, NewRecord]] = field(default_factory=dict)
+    problems: list[FileProblem] = field(default_factory=list)
     schema: DatasetSchema | None = None
     """What its files would decide."""
     late: dict[int, float] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from modyn.config.durations import SECONDS, Duration, Timestamp, parse_duration, parse_timestamp
+from modyn.config.durations import SECONDS, Duration, Timestamp, format_timestamp, parse_duration, parse_timestamp
 
 UNITS = st.sampled_from(sorted(SECONDS))
 MOMENTS = st.datetimes(dt.datetime(1, 1, 2), dt.datetime(9999, 12, 30))
@@ -45,7 +45,9 @@ def test_a_date_is_the_same_moment_as_text_and_as_object(moment: dt.datetime) ->
     assert parse_timestamp(whole) == expected
     assert parse_timestamp(whole.isoformat()) == expected
     assert parse_timestamp(whole.replace(tzinfo=dt.UTC).isoformat()) == expected
-    if not 1900_01_01 <= expected <= 2100_12_31 and expected < 10**11:  # which are refused, as below
+    if (
+        not 1900_01_01 <= expected <= 2100_12_31 and not 1900 <= expected <= 2100 and expected < 10**11
+    ):  # which are refused, as below
         assert parse_timestamp(f" {expected} ") == expected
 
 
@@ -85,6 +87,8 @@ def test_sections_take_them_as_users_write_them() -> None:
     [
         (20130131, "2013-01-31"),
         ("20130131", "2013-01-31"),
+        (2013, "2013-01-01"),
+        ("2100", "2100-01-01"),
         (1359636300123, "2013-01-31 12:45:00"),
         (1359636300123456789, "2013-01-31 12:45:00"),
     ],
@@ -92,4 +96,10 @@ def test_sections_take_them_as_users_write_them() -> None:
 def test_digits_that_are_a_date_or_a_finer_unit_are_refused(value: int | str, meant: str) -> None:
     with pytest.raises(ValueError, match=f"is most likely no number of seconds since 1970; write '{meant}'"):
         parse_timestamp(value)
-    assert parse_timestamp(meant) in range(1359590400, 1359590400 + 86_400)
+    assert format_timestamp(parse_timestamp(meant)).startswith(meant)
+
+
+def test_a_year_is_refused_with_both_times_that_it_may_be() -> None:
+    with pytest.raises(ValueError, match=r"write '2013-01-01', or '1970-01-01 00:33:33' for the second$"):
+        parse_timestamp(2013)
+    assert [parse_timestamp("1970-01-01 00:33:33"), parse_timestamp(1899), parse_timestamp("2101")] == [2013, 1899, 2101]

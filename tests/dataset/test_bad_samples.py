@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +81,37 @@ def test_bad_samples_are_left_out_with_their_labels(fields: dict[str, Any], shor
         assert batch.labels.tolist() == (batch.keys % 10).tolist()
     assert [batch.num_skipped for batch in found] == [1, 0, 1]
     assert [[sample.key for sample in batch.bad] for batch in found] == [[3], [], [17]]
+
+
+def png(size: int) -> bytes:
+    """An image of black pixels, of which the first line is there."""
+    parts = [
+        (b"IHDR", struct.pack(">IIBBBBB", size, size, 8, 0, 0, 0, 0)),
+        (b"IDAT", zlib.compress(bytes(min(size, 8) * (size + 1)))),
+        (b"IEND", b""),
+    ]
+    chunks = (struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in parts)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+IMAGES = "def bytes_parser_function(data):\n    return torch.from_numpy(np.array(Image.open(io.BytesIO(data))))"
+
+
+def test_an_image_that_unpacks_to_gigabytes_is_a_bad_sample() -> None:
+    def payload(key: int) -> bytes:
+        return png(60_000 if key in (3, 17) else 8)
+
+    found = dict[str, list[Batch]]()
+    for on_bad_sample in ("fail", "skip"):
+        data = DataConfig(dataset_id="fake", bytes_parser_function=IMAGES, on_bad_sample=on_bad_sample)
+        fake = FakeTriggerSet(np.arange(20), 20, payload=payload, short_cut=True)
+        with pytest.raises(UserCodeError) if on_bad_sample == "fail" else nullcontext() as caught:
+            found[on_bad_sample] = list(load_keys(np.arange(20), data, 8, num_threads=1, payloads=fake().payloads))
+        if caught is not None:
+            assert "sample 3 of dataset 'fake'" in str(caught.value)
+            assert "DecompressionBombError: Image size (3600000000 pixels) exceeds limit" in str(caught.value)
+            assert "in /fake/file at 3: correct it" in str(caught.value)
+    assert [[sample.key for sample in batch.bad] for batch in found["skip"]] == [[3], [], [17]]
 
 
 CSV = {"format": "csv", "names": ["n", "c"]}

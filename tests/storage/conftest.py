@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from modyn.config.system import SystemConfig
+from modyn.testing.databases import LentDatabases
 from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 
 
@@ -31,6 +32,18 @@ def stack() -> Iterator[ExitStack]:
 def storage(quick_config: SystemConfig, stack: ExitStack) -> RunningStorage:
     """A service without datasets."""
     return start_storage(quick_config, stack)
+
+
+@pytest.fixture(scope="module")
+def module_storage(lent_databases: LentDatabases) -> Iterator[RunningStorage]:
+    """A service for all tests of a module, whose datasets have names and folders of their own; takes files at once."""
+    with (
+        lent_databases.lend() as url,
+        tempfile.TemporaryDirectory(prefix="modyn-st-") as folder,
+        ExitStack() as stack,
+    ):
+        sections = {"state_dir": folder, "database_url": url, "storage": {"settle_s": 0.0, "poll_interval_s": 0.05}}
+        yield start_storage(SystemConfig.model_validate(sections), stack)
 
 
 @pytest.fixture

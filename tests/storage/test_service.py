@@ -78,7 +78,7 @@ class Fake:
 def test_the_fake_inherits_no_call_that_needs_a_connection() -> None:
     client = FakeStorage().client()
     assert [name for name in vars(StorageClient) if name[0] != "_" and name not in vars(FakeStorageClient)] == []
-    for call in (client.delete_dataset, client.ingest, client.problems, client.offer_short_cut):
+    for call in (client.delete_dataset, client.ingest, client.rebuild_dataset, client.offer_short_cut):
         with pytest.raises(NotImplementedError, match=r"make datasets with FakeStorage\.add_dataset"):
             call("numbers")
 

@@ -39,8 +39,8 @@ class Row:
     time: int | None
     content: bytes = b""
     begin: int = 0
-    may_wait: bool = False
-    """It is not ended, and may be no sample yet without being a problem."""
+    waits: bool = False
+    """It is not ended: it must be no sample yet, and said to wait."""
 
 
 @dataclass
@@ -206,7 +206,7 @@ def _as_a_whole(rng: random.Random, defect: str, content: bytes, rows: list[Row]
         case "utf16":
             return content.decode().encode("utf-16")
         case "cut":
-            rows[-1].label, rows[-1].may_wait = None, True
+            rows[-1].label, rows[-1].waits = None, True
             return content[: rng.randrange(rows[-1].begin + 1, len(content) - 1)]
     return content
 
@@ -221,7 +221,9 @@ JSON_STRUCTURE = [
         "single_quotes",
         "invalid_utf8",
         "duplicate_key",
+        "duplicate_feature",
         "not_a_number",
+        "arrow_infinity",
     ),
     *(
         "list_line",
@@ -236,6 +238,10 @@ JSON_STRUCTURE = [
     ),
     *("fraction_label", "carriage_returns", "utf16", "cut", "byte_order_mark"),
 ]
+
+
+_ODD_FEATURES = ("duplicate_feature", "not_a_number", "arrow_infinity")
+"""What stands in fields that are neither label nor time concerns whoever reads payloads: the row is a sample."""
 
 
 def json_file(rng: random.Random, defect: str) -> WrongFile:
@@ -258,7 +264,9 @@ def json_file(rng: random.Random, defect: str) -> WrongFile:
         "single_quotes": lambda line: line.replace(b'"', b"'"),
         "invalid_utf8": lambda line: line.replace(b'"id', b'"\xff'),
         "duplicate_key": lambda line: line.replace(b"}", b', "y": 77}'),
+        "duplicate_feature": lambda line: line.replace(b"}", b', "id": "again"}'),
         "not_a_number": lambda line: line.replace(b"}", b', "z": NaN}'),
+        "arrow_infinity": lambda line: line.replace(b"}", b', "z": Inf}'),
         "list_line": lambda line: b"[" + line + b"]",
         "number_line": lambda _: b"7",
     }
@@ -285,7 +293,8 @@ def json_file(rng: random.Random, defect: str) -> WrongFile:
         found["y"], bad.label = 1.5, None
     lines = [json.dumps(value).encode() for value in objects]
     if defect in texts:
-        lines[at], bad.label = texts[defect](lines[at]), None
+        lines[at] = texts[defect](lines[at])
+        bad.label = bad.label if defect in _ODD_FEATURES else None
     elif defect == "joined_lines":
         lines[at] = lines[at] + (b" " if rng.random() < 0.5 else b"") + lines[at - 1]
         bad.label = None
@@ -425,6 +434,7 @@ def why_wrong(folder: Path, kind: str, defect: str, seed: int) -> str:
         built,
         SeenFile(path.name, status.st_size, status.st_mtime_ns),
         limits=IngestLimits(future_tolerance_s=86_400.0),
+        takes_unended=defect != "cut",
     )
     chunks: list[IndexedSamples] = []
     try:
@@ -442,7 +452,7 @@ def why_wrong(folder: Path, kind: str, defect: str, seed: int) -> str:
     for chunk in chunks:
         times = np.broadcast_to(np.asarray(chunk.timestamps), len(chunk)).tolist()
         samples += zip(payloads(built, path, chunk), chunk.labels.tolist(), times, strict=True)
-    return _compare(made, samples, job.skipped)
+    return _compare(made, samples, job.skipped, job.unended)
 
 
 def _names_place(message: str, path: Path, made: WrongFile) -> bool:
@@ -450,7 +460,7 @@ def _names_place(message: str, path: Path, made: WrongFile) -> bool:
     return str(path) in message and (made.whole or any(word in message for word in words))
 
 
-def _compare(made: WrongFile, samples: list[tuple[bytes, float, int]], skipped: Any) -> str:
+def _compare(made: WrongFile, samples: list[tuple[bytes, float, int]], skipped: Any, unended: str) -> str:
     by_content: dict[bytes, list[Row]] = {}
     for row in made.rows:
         by_content.setdefault(row.content, []).append(row)
@@ -465,8 +475,8 @@ def _compare(made: WrongFile, samples: list[tuple[bytes, float, int]], skipped: 
         found.add(row.number)
     begins = sorted(row.begin for row in made.rows if row.number in found)
     for row in made.rows:
-        is_listed = any(_covers(bad, row, begins) for bad in skipped)
-        if row.number not in found and not is_listed and not row.may_wait:
+        is_listed = any(_covers(bad, row, begins) for bad in skipped) or (row.waits and f"byte {row.begin} " in unended)
+        if row.number not in found and not is_listed:
             return f"row {row.number}, {row.content!r}, has vanished"
     return ""
 

@@ -17,6 +17,9 @@ _BITS, _GAPS = 0, 1
 _SPARSE: Final = 16
 """Keys for each one of the set, above which gaps are shorter than bits."""
 
+MOST_KEYS: Final = 1 << 28
+"""More are damage: eight bytes are kept for each while a set is compared."""
+
 
 def pack(keys: Int64Array) -> tuple[KeySetId, bytes]:
     """Pack keys. Args: keys: ascending, none twice, at least one. Equal sets have equal names.
@@ -39,17 +42,34 @@ def pack(keys: Int64Array) -> tuple[KeySetId, bytes]:
 
 
 def unpack(key_set: KeySetId, packed: bytes) -> Int64Array:
-    """Return the keys, ascending. Raises ValueError: these are not the bytes of the set."""
+    """Return the keys, ascending. Raises ValueError: these are not the bytes of the set, or what is in them is no set."""
     if hashlib.blake2b(packed, digest_size=16).digest() != key_set.digest:
         raise ValueError(f"{len(packed)} bytes are not the set of keys {key_set.digest.hex()}")
     first, count = np.frombuffer(packed, "<i8", 2, 1).tolist()
-    content = zlib.decompress(packed[17:])
-    if packed[0] == _BITS:
-        return np.int64(first) + np.flatnonzero(np.unpackbits(np.frombuffer(content, np.uint8)))
-    gaps = np.frombuffer(content, f"<u{1 << (packed[0] - _GAPS)}")
-    keys = np.empty(count, np.int64)
-    keys[0], keys[1:] = first, first + np.cumsum(gaps.astype(np.int64))
+    is_bits, width = packed[0] == _BITS, 1 << max(0, packed[0] - _GAPS)
+    if not 0 < count <= MOST_KEYS or width > 8:
+        raise ValueError(f"{len(packed)} bytes hold no set of keys")
+    content = _decompress(packed[17:], count * _SPARSE // 8 if is_bits else (count - 1) * width)
+    if is_bits:
+        keys = np.int64(first) + np.flatnonzero(np.unpackbits(np.frombuffer(content, np.uint8)))
+    else:
+        gaps = np.frombuffer(content, f"<u{width}")
+        keys = np.concatenate([np.zeros(1, np.int64), np.cumsum(gaps.astype(np.int64))]) + np.int64(first)
+    if len(keys) != count:
+        raise ValueError(f"{len(packed)} bytes hold {len(keys)} keys and not {count}")
     return keys
+
+
+def _decompress(packed: bytes, most_bytes: int) -> bytes:
+    """At most so many bytes: who can write to the cache may not fill this job's memory. Raises: ValueError: there are more, or others."""
+    reader = zlib.decompressobj()
+    try:
+        content = reader.decompress(packed, most_bytes + 1)
+    except zlib.error as error:
+        raise ValueError(f"the content of a set of keys is damaged: {error}") from error
+    if not reader.eof or len(content) > most_bytes:
+        raise ValueError(f"a set of keys is cut, or unpacks to more than {most_bytes:,} bytes")
+    return content
 
 
 def held(keys: Int64Array, others: Int64Array) -> BoolArray:

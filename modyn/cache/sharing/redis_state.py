@@ -169,6 +169,8 @@ class RedisState:
                 part = client.getrange(name, start, start + _PART_BYTES - 1)
                 packed += part
                 deadline.check(len(part))
+                if not part:  # fewer than the size that a member's row says
+                    break
         return packed if len(packed) == key_set.num_bytes else None
 
     def begin_anew(self) -> None:

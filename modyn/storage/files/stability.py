@@ -25,10 +25,14 @@ class StabilityTracker:
         """Size and time of a file whose last row does not end, the tick since which they are so, and for how many seconds they must be."""
 
     def await_end(self, file: SeenFile, wait_s: float, tick: float) -> None:
-        """Leave a file of which all but the last row is indexed until it changes, or has not changed for `wait_s`."""
+        """Leave a file of which the last row is not indexed until it changes, or has not changed for `wait_s`."""
         state = (file.size, file.mtime_ns)
         known, since, _ = self._unended.get(file.path, (state, tick, 0.0))
         self._unended[file.path] = state, since if known == state else tick, wait_s
+
+    def has_grown(self, file: SeenFile) -> bool:
+        """Whether a file is longer than at its last `await_end`."""
+        return file.path in self._unended and self._unended[file.path][0][0] < file.size
 
     def is_at_rest(self, file: SeenFile, wait_s: float, now: float, tick: float) -> bool:
         """Whether a file has not changed for `wait_s`, by its time, or by what was seen of it since `await_end`."""

@@ -60,9 +60,11 @@ class UnpackedCopies:
         """Args: folder: UNPACKED in that of the dataset's index; made with the first copy."""
         self._folder = folder.absolute()
         self._lock = threading.Lock()
-        """Protects `_num_bytes`."""
+        """Protects `_num_bytes` and `_unfinished`, also while a copy becomes a finished one."""
         self._num_bytes: int | None = None
-        """Of all copies; None: to be counted."""
+        """Of all copies that are finished; None: to be counted."""
+        self._unfinished: dict[Path, int] = {}
+        """Folders of copies that are being made, the oldest first, and their bytes so far."""
         self._outdated: dict[str, float] = {}
         """Places of copies that no file needs, and since when, on the monotonic clock."""
 
@@ -74,7 +76,8 @@ class UnpackedCopies:
         """Unpack a file to `place`; a no-op if its copy is there.
 
         Args: path: full path. version: of the file; its time becomes that of the copy. most_bytes: of all copies of the dataset.
-        Raises: NotUnpackedError: it is damaged, cut or too large. UnusableNowError: there is no room. What reading it raises.
+        Raises: NotUnpackedError: it is damaged, cut or too large. UnusableNowError: there is no room, maybe for copies that are made meanwhile.
+            What reading it raises.
         """
         if os.path.exists(place):
             return
@@ -85,8 +88,7 @@ class UnpackedCopies:
         part = self._folder / f".{uuid.uuid4().hex}"
         target = part / os.path.basename(place)
         with self._lock:
-            if self._num_bytes is None:
-                self._num_bytes = self._counted()
+            self._unfinished[part] = 0
         try:
             with folder.reading(path), folder.open(path, None if folder.appends else version) as source:
                 with self._writing(path):
@@ -94,7 +96,7 @@ class UnpackedCopies:
                     part.mkdir(mode=0o700)
                 with open(target, "xb", opener=_private) as file, pa.CompressedInputStream(source, kind) as stream:
                     while found := _read(path, kind, stream):
-                        self._add(path, len(found), most_bytes)
+                        self._add(path, part, len(found), most_bytes)
                         with self._writing(path):
                             file.write(found)
                     with self._writing(path):
@@ -103,12 +105,17 @@ class UnpackedCopies:
             with self._writing(path):
                 _finish(target, version.mtime_ns)
                 shutil.rmtree(os.path.dirname(place), ignore_errors=True)  # of which the copy alone was removed
-                part.rename(os.path.dirname(place))
+                with self._lock:
+                    part.rename(os.path.dirname(place))
+                    self._num_bytes = None if self._num_bytes is None else self._num_bytes + self._unfinished[part]
+                    self._unfinished[part] = 0
                 sync(self._folder)
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
-            self._num_bytes = None
             raise
+        finally:
+            with self._lock:
+                del self._unfinished[part]
 
     def keep_only(self, places: Set[str], tick: float) -> bool:
         """Remove what no file needs: at once what was not finished, after a while what is outdated. No copy is being made meanwhile.
@@ -127,16 +134,22 @@ class UnpackedCopies:
         self._outdated = outdated
         return bool(outdated)
 
-    def _add(self, path: str, num_bytes: int, most_bytes: int) -> None:
+    def _add(self, path: str, part: Path, num_bytes: int, most_bytes: int) -> None:
         with self._lock:
-            if self._num_bytes is None:  # another thread has removed what it could not finish
+            if self._num_bytes is None:
                 self._num_bytes = self._counted()
-            self._num_bytes += num_bytes
-            too_many = self._num_bytes > most_bytes
-        if too_many:
+            self._unfinished[part] += num_bytes
+            own, together = (self._num_bytes + more for more in (self._unfinished[part], sum(self._unfinished.values())))
+            is_oldest = next(iter(self._unfinished)) == part
+        if own > most_bytes:
             raise NotUnpackedError(
                 f"{path} is not unpacked: the unpacked copies of the dataset would have more than {most_bytes:,} bytes; unpack it yourself, or raise "
                 "storage.unpacked_bytes in the system file"
+            )
+        if together > most_bytes and not is_oldest:  # of which it is known in this attempt whether it fits
+            raise UnusableNowError(
+                f"{path} is not unpacked now: with the files that are unpacked at the same time, the copies of the dataset would have more than "
+                f"{most_bytes:,} bytes (storage.unpacked_bytes); it is tried again"
             )
         if shutil.disk_usage(self._folder).free < _FREE_BYTES:
             raise UnusableNowError(
@@ -145,7 +158,7 @@ class UnpackedCopies:
 
     def _counted(self) -> int:
         found = 0
-        for file in self._folder.glob("*/*"):
+        for file in self._folder.glob("[!.]*/*"):  # of finished ones
             with suppress(FileNotFoundError):
                 found += file.stat().st_size
         return found

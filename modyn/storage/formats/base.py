@@ -101,7 +101,7 @@ class FormatConfig(Section):
     """Labels are whole numbers (int64) or fractions (float64)."""
     timestamp_format: str = ""
     """How times are written, in rows or names of files: the directives of strptime, e.g. `%d/%m/%Y %H:%M`; or s, ms, us or ns, the number of these
-    since 1970. Empty: ISO 8601 or seconds; digits that are more likely a date, as 20130131, or another unit are refused."""
+    since 1970. Empty: ISO 8601 or seconds; digits that are more likely a date, as 20130131 or 2013, or another unit are refused."""
 
 
 class GrowingConfig(FormatConfig):

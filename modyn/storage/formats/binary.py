@@ -76,26 +76,29 @@ class BinaryFormat(FileFormat):
         return offset - self.config.label_size
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
-        """As `FileFormat.index`; DataError if the size of a file of which nothing is indexed is no multiple of `record_size`, before anything is
-        yielded. What is behind the last whole record of a file that grew does not end yet."""
+        """As `FileFormat.index`. A part of a record at the end stands behind whole ones, and before them if nothing of the file is indexed:
+        another record_size may be the reason."""
         size = self.config.record_size
         with reading(path):
             status = os.stat(path)
         num_records, more = divmod(status.st_size, size)
         part = (
-            f"{path} ends within a record: {status.st_size} bytes are {num_records} records of {size} bytes and {more} "
-            f"more, from byte {num_records * size} on; complete the last record, or check record_size"
+            f"it ends within a record: {status.st_size} bytes are {num_records} records of {size} bytes and {more} more, from byte "
+            f"{num_records * size} on; complete the last record, or check record_size"
         )
-        if more and not resume:
-            raise DataError(part)
         shared_timestamp = self.file_time(path, status.st_mtime_ns)
+        if more and not resume:
+            yield self._part(0, part)
         rows = max(1, min(self.chunk_rows, _CHUNK_BYTES // size))
         for start in range(resume.end // size if resume else 0, num_records, rows):
             yield self._chunk(path, start, min(start + rows, num_records), shared_timestamp)
         if more:
-            none = np.empty(0, np.int64)
-            labels: LabelArray = none.astype(np.float64) if self.float_labels else none
-            yield IndexedSamples(none, 0, labels, none, num_records * size, unended=part)
+            yield self._part(num_records * size, part)
+
+    def _part(self, end: int, why: str) -> IndexedSamples:
+        none = np.empty(0, np.int64)
+        labels: LabelArray = none.astype(np.float64) if self.float_labels else none
+        return IndexedSamples(none, 0, labels, none, end, unended=why)
 
     def _chunk(self, path: str, start: int, stop: int, shared_timestamp: int | None) -> IndexedSamples:
         """Records [start, stop) of a file."""

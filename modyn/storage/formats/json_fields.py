@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from modyn._core import TimeFormat, quoted
 from modyn.json_codec import sanitize
+from modyn.storage.formats.text_start import UTF8_MARK
 
 FieldPath = tuple[str, ...]
 """Names from the outermost object inwards."""
@@ -33,9 +35,9 @@ def field_path(text: str) -> FieldPath:
 
 
 def parse_object(text: bytes) -> dict[str, object]:
-    """Parse `text` as one JSON object. Raises: ValueError: what is wrong with it."""
+    """Parse `text` as one JSON object; NaN and Infinity, which Python writes, are numbers. Raises: ValueError: what is wrong with it."""
     try:
-        found = json.loads(text, parse_constant=_refuse_constant)
+        found = json.loads(text.removeprefix(UTF8_MARK).decode(), object_pairs_hook=_object)
     except UnicodeDecodeError as error:
         raise ValueError(f"it is not UTF-8: {error.reason} at its byte {error.start}") from error
     except json.JSONDecodeError as error:
@@ -61,6 +63,8 @@ def label_in(found: dict[str, object], path: FieldPath, *, floats: bool) -> int 
             if int(float(value)) != value:
                 raise ValueError(f"the label '{'.'.join(path)}' {ROUNDED}")
             value = float(value)
+    if isinstance(value, float) and math.isnan(value):
+        raise ValueError(f"the label '{'.'.join(path)}' is NaN, not a number")
     if not (isinstance(value, float) and math.isfinite(value) if floats else value in _INT64):
         raise ValueError(f"the label '{'.'.join(path)}' is out of the range of {'float64' if floats else 'int64'}")
     return value
@@ -119,11 +123,26 @@ def field_names(found: Mapping[str, object], prefix: str = "") -> Iterator[str]:
             yield from field_names(value, f"{prefix}{name}.")
 
 
+class _Repeating(dict[str, object]):
+    """An object that has a field more than once; the last one counts where it is not asked for by `_at`."""
+
+    def __init__(self, pairs: list[tuple[str, object]]) -> None:
+        super().__init__(pairs)
+        self.repeated = {name for name, count in Counter(name for name, _ in pairs).items() if count > 1}
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    return found if len(found) == len(pairs) else _Repeating(pairs)
+
+
 def _at(found: dict[str, object], path: FieldPath) -> object:
     value: object = found
     for depth, name in enumerate(path):
         if not isinstance(value, dict) or name not in value:
             raise ValueError(f"there is no field '{'.'.join(path[: depth + 1])}'")
+        if isinstance(value, _Repeating) and name in value.repeated:
+            raise ValueError(f"the field '{'.'.join(path[: depth + 1])}' stands in it more than once")
         value = value[name]
     return value
 
@@ -143,7 +162,3 @@ def _kind(value: object) -> str:
     """What kind of value it is, and the value itself if it may be shown (`quoted`)."""
     shown = quoted(sanitize(str(value))) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
     return f"{_KINDS[type(value)]}, {shown}" if shown else _KINDS[type(value)]
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"it is not JSON: {name} is no number in JSON")

@@ -207,7 +207,7 @@ class JsonLinesFormat(FileFormat):
         """Parse all `lines` of the block at once; None if they must be parsed one by one."""
         data, (begins, ends, _) = np.frombuffer(block, np.uint8), lines
         # A line that begins and ends so holds whole objects: inside of one, a brace that opens never follows one that closes directly.
-        if not np.all(data[begins] == _OPEN) or not np.all(data[ends - 1] == _CLOSE) or not len(begins):
+        if not np.all(data[begins] == _OPEN) or not np.all(data[ends - 1] == _CLOSE) or not len(begins) or not _is_utf8(block):
             return None
         for schema in self._schemas:
             try:
@@ -251,9 +251,7 @@ class JsonLinesFormat(FileFormat):
             if not (line := block[begin:end]).strip():
                 continue
             try:
-                found = parse_object(line)
-                label = label_in(found, self._label, floats=self.float_labels)
-                time = 0 if self._time is None else seconds_in(found, self._time, self.times)
+                label, time = self._parse_line(line)
             except ValueError as error:
                 if lines_before is None:
                     lines_before = _lines_before(file, offset)
@@ -266,6 +264,19 @@ class JsonLinesFormat(FileFormat):
             times.append(time)
         label_column: LabelArray = np.array(labels, np.float64) if self.float_labels else np.array(labels, np.int64)
         return lines[:, rows], (label_column, None if self._time is None else np.array(times, np.int64))
+
+    def _parse_line(self, line: bytes) -> tuple[int | float, int]:
+        """The label and the time of a line, 0 if it holds none. Raises: ValueError: what is wrong with it."""
+        try:
+            found = parse_object(line)
+        except ValueError:
+            # Arrow takes a little more than Python: deep nesting, and Inf. A line is read alike, alone and among any others.
+            if (columns := self._parse_block(line, _lines(line))) is None:
+                raise
+            labels, times = columns
+            return labels[0].item(), 0 if times is None else int(times[0])
+        time = 0 if self._time is None else seconds_in(found, self._time, self.times)
+        return label_in(found, self._label, floats=self.float_labels), time
 
 
 class JsonColumn(RowColumn):
@@ -336,6 +347,15 @@ def _lines(block: bytes) -> Int64Array:
     ends = ends - ((ends > begins) & (data[np.maximum(ends, 1) - 1] == _RETURN))
     lines: Int64Array = np.stack([begins, ends, next_begins])
     return lines[:, ends > begins]
+
+
+def _is_utf8(block: bytes) -> bool:
+    bounds = pa.array([0, len(block)], pa.int64()).buffers()[1]
+    try:
+        pa.Array.from_buffers(pa.large_string(), 1, [None, bounds, pa.py_buffer(block)]).validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _check_line_ended(path: str, file: BinaryIO, end: int) -> None:

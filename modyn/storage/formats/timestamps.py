@@ -26,13 +26,10 @@ from modyn._core import TimeFormat
 from modyn.errors import ConfigError, DataError, InvalidArgumentError
 from modyn.records import Int64Array
 
+_YEARS = 1900, 2100
+_MONTHS = 1900_01, 2100_12
 _MAX_REGEX = 1000
 """Characters."""
-MONTHS = (
-    "all times, of all rows, are most likely months and no seconds since 1970; set the option timestamp_format='%Y%m', or "
-    "timestamp_format='s' if they are seconds of January 1970"
-)
-"""Why a file is refused whose times `look_like_months`."""
 _KNOWN = re.compile(r"|name:.+|column:.+|field:[0-9]+:[1-8]|field:[^:.]+(\.[^:.]+)*", re.DOTALL)
 _SOURCES = (
     "allowed are '' (modification time), 'name:REGEX', 'column:N', 'column:NAME', 'field:OFFSET[:SIZE]' and 'field:NAME[.INNER]'"
@@ -131,14 +128,47 @@ def out_of_range(path: str) -> DataError:
     )
 
 
-def look_like_months(timestamps: Int64Array | int) -> bool:
-    """Whether all times have the digits of months, YYYYMM of the years 1900 to 2100. One of them may well be a number of seconds.
+@dataclass(frozen=True, slots=True)
+class TimeRange:
+    """The earliest and the latest of some times, in seconds since 1970, and whether all of them have the digits of months, YYYYMM of 1900 to 2100."""
 
-    >>> look_like_months(np.array([201301, 201312])), look_like_months(np.array([201301, 201313]))
-    (True, False)
-    """
-    times = np.asarray(timestamps)
-    if not times.size or times.min() < 1900_01 or times.max() > 2100_12:
-        return not times.size
-    months = times % 100
-    return bool(((months >= 1) & (months <= 12)).all())
+    earliest: int
+    latest: int
+    are_months: bool
+
+    @classmethod
+    def of(cls, timestamps: Int64Array | int) -> TimeRange:
+        """The range of one time or more.
+
+        >>> TimeRange.of(np.array([201301, 201313])).are_months, TimeRange.of(201301).are_months
+        (False, True)
+        """
+        times = np.asarray(timestamps)
+        earliest, latest = int(times.min()), int(times.max())
+        are_months = earliest >= _MONTHS[0] and latest <= _MONTHS[1]
+        return cls(earliest, latest, are_months and bool(np.isin(times % 100, range(1, 13)).all()))
+
+    def joined(self, other: TimeRange | None) -> TimeRange:
+        """The range of these times and of others, of which there may be none."""
+        if other is None:
+            return self
+        return TimeRange(min(self.earliest, other.earliest), max(self.latest, other.latest), self.are_months and other.are_months)
+
+    def why_no_seconds(self, least: int | None) -> str:
+        """What the times most likely are in place of seconds, and what to do; empty: nothing speaks against seconds.
+
+        Args: least: earliest other time of the dataset. One between 0 and all that look like years or months shows that it counts seconds from 0.
+        """
+        if self.earliest >= _YEARS[0] and self.latest <= _YEARS[1]:
+            what, spelling, first = "years", "%Y", _YEARS[0]
+        elif self.are_months:
+            what, spelling, first = "months", "%Y%m", _MONTHS[0]
+        else:
+            return ""
+        if least is not None and 0 <= least < first:
+            return ""
+        shown = str(self.earliest) if self.earliest == self.latest else f"{self.earliest} to {self.latest}"
+        return (
+            f"the times here, {shown}, are most likely {what} and no seconds since 1970; set the option timestamp_format='{spelling}', or "
+            "timestamp_format='s' if they are seconds of January 1970"
+        )

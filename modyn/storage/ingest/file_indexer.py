@@ -29,7 +29,7 @@ from modyn.storage.files.file_system import (
 from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats.bad_rows import BadRows, with_path
 from modyn.storage.formats.base import FileFormat, FormatResume, OpenedFile, RangedFormat, WholeFileFormat
-from modyn.storage.formats.timestamps import MONTHS, look_like_months
+from modyn.storage.formats.timestamps import TimeRange
 from modyn.storage.ingest.fingerprints import check_unchanged, fingerprint, tail_of
 from modyn.storage.ingest.format_runner import FormatRunner, format_failed
 from modyn.storage.ingest.limits import IngestLimits
@@ -55,6 +55,7 @@ class FileJob:
     """One file to index: new, or the rest of one that grew, of which `row` is what is indexed.
 
     Args: num_skipped: rows of what is indexed that were skipped. runner: of formats. takes_unended: take a last row that does not end as it is.
+        has_grown: the file is longer than when its last row was left for later.
         copies: of compressed files, if the format is one that takes them.
     """
 
@@ -68,13 +69,16 @@ class FileJob:
         num_skipped: int = 0,
         runner: FormatRunner | None = None,
         takes_unended: bool = True,
+        has_grown: bool = False,
         copies: UnpackedCopies | None = None,
     ) -> None:
         self.listed, self.seen, self.row = seen, seen, row
         """The file as it was listed; and as it is indexed: without a last row that is not taken."""
-        self._takes_unended = takes_unended or not folder.appends
+        self._has_grown = has_grown
         self.unended = ""
         """Why the last row of the file is not taken now, as `IndexedSamples.unended`, once `samples` has ended."""
+        self.is_part = False
+        """That row is a part of one, and will not be taken as it is."""
         self._watched = ExitStack()
         self._begun = False
         self._runner = runner or FormatRunner()
@@ -82,7 +86,8 @@ class FileJob:
         self._path = folder.full_path(seen.path)
         self.is_packed = file_format.is_packed(seen.path)
         """The file is unpacked to a copy, which is indexed in its place."""
-        self._takes_unended |= self.is_packed
+        self._is_whole = self.is_packed or not folder.appends
+        self._takes_unended = takes_unended or self._is_whole
         self._copies = copies
         self._content, self._content_of = self._path, folder
         """Of what is indexed: the full path, and the file system."""
@@ -95,6 +100,8 @@ class FileJob:
         """As `FileRow.tail`, once `samples` has ended."""
         self.schema: DatasetSchema | None = None
         """Of the dataset, with what is known of it by the file, once `samples` has ended; None: the format has none."""
+        self.times: TimeRange | None = None
+        """Of the new samples, once `samples` has ended; None: there are none."""
         self.skipped: Sequence[BadRow] = ()
         """Rows that cannot be used, which no sample is of, once `samples` has ended."""
 
@@ -139,17 +146,14 @@ class FileJob:
         bad_rows = BadRows(self._path, getattr(self._format.config, "max_bad_rows", 0))
         self.begin()
         with self._watched:
-            may_be_months = bool(self._format.time_place) and not self._format.config.timestamp_format
             for chunk in self._chunks(found or self._found()):
                 for row in chunk.skipped:
                     bad_rows.add(row)
-                may_be_months = may_be_months and look_like_months(chunk.timestamps)
                 end, num_samples = chunk.end, num_samples + len(chunk)
                 self.schema = chunk.schema or self.schema
                 if len(chunk):
+                    self.times = TimeRange.of(chunk.timestamps).joined(self.times)
                     yield chunk
-            if may_be_months and num_samples:
-                raise DataError(f"{self._path}: {MONTHS}")
             bad_rows.check()
             self.skipped = bad_rows.take()
             self.indexed = FormatResume(
@@ -158,6 +162,13 @@ class FileJob:
             if self.unended:
                 self.seen = replace(self.seen, size=end)  # The rest is looked at again.
             self.tail = tail_of(self._folder, self._format, self.seen)
+
+    def indexed_row(self, file_id: int) -> FileRow:
+        """The file as it is indexed once `samples` has ended."""
+        seen, indexed = self.seen, self.indexed
+        return FileRow(
+            file_id, seen.path, seen.size, seen.mtime_ns, indexed.end, indexed.num_samples, indexed.fingerprint, tail=self.tail
+        )
 
     def _without_refused(self, chunk: IndexedSamples) -> IndexedSamples:
         """The chunk with the samples that storage refuses among its skipped rows, which `samples` counts."""
@@ -175,12 +186,15 @@ class FileJob:
     def _chunks(self, found: Iterator[IndexedSamples]) -> Iterator[IndexedSamples]:
         """The chunks of the format, up to the size with which the file was listed. Exceptions of a plug-in's format become DataError."""
         try:
-            for chunk in map(self._without_refused, found):
-                if chunk.unended and not self._takes_unended:
-                    self.unended = chunk.unended
+            for number, chunk in enumerate(map(self._without_refused, found)):
+                is_part = bool(chunk.unended) and not len(chunk) and not chunk.skipped
+                if is_part and self._is_whole:
+                    raise DataError(f"{self._path}: {chunk.unended}")
+                if chunk.unended and (is_part or not self._takes_unended):
+                    self.unended, self.is_part = chunk.unended, is_part
+                    if number == 0 and self._resume is None and is_part and self._has_grown:
+                        continue  # The last row is half-written, and not all read wrong.
                     return
-                if chunk.unended and not len(chunk) and not chunk.skipped:
-                    raise DataError(chunk.unended)
                 may_be_longer = self._format.can_grow and not self.is_packed
                 part = beginning(self._format, chunk, self.seen.size) if may_be_longer else chunk
                 if part is not None:

@@ -21,6 +21,7 @@ from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, NameEndings, R
 from modyn.storage.files.local import LocalFiles
 from modyn.storage.files.unpacked import NotUnpackedError
 from modyn.storage.formats.base import FormatResume, WholeFileFormat
+from modyn.storage.formats.timestamps import TimeRange
 from modyn.storage.ingest.copies import CopyKeeper
 from modyn.storage.ingest.file_groups import Found, JobQueue, ahead, find
 from modyn.storage.ingest.file_indexer import (
@@ -39,6 +40,7 @@ from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.problems import FOLDER, ProblemReporter
 from modyn.storage.ingest.schema_decision import SchemaDecision
 from modyn.storage.ingest.segment_writer import SegmentWriter
+from modyn.storage.ingest.time_decision import TimeDecision
 from modyn.storage.model.file_table import UNKNOWN_TAG, FileRow, FileTable
 from modyn.storage.model.records import IngestProgress
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples
@@ -107,7 +109,7 @@ class _Ingestion:
         self._dataset, self._format, self._files = dataset, dataset.format, dataset.filesystem
         self._roots, self._num_threads, self._on_progress = roots, num_threads, on_progress
         self._writer = SegmentWriter(dataset)
-        self._schema = SchemaDecision(dataset, self._writer)
+        self._schema, self._times = SchemaDecision(dataset, self._writer), TimeDecision(dataset)
         self._problems = ProblemReporter(dataset, self._writer, lambda: self._count(problems=1))
         self._progress = IngestProgress()
         self._num_changed = 0
@@ -176,9 +178,10 @@ class _Ingestion:
 
     def _job(self, seen: SeenFile, row: FileRow | None = None) -> FileJob:
         skipped = self._dataset.catalogue.num_skipped(self._dataset.row.id, row) if row else 0
-        rests = self._dataset.stability.is_at_rest(seen, self._last_row_wait_s, time.time(), time.monotonic())
-        dataset = self._dataset
-        return FileJob(self._files, self._format, seen, row, dataset.limits, skipped, dataset.runner, rests, dataset.unpacked)
+        dataset, stability = self._dataset, self._dataset.stability
+        rests = stability.is_at_rest(seen, self._last_row_wait_s, time.time(), time.monotonic())
+        last_row = rests, stability.has_grown(seen)
+        return FileJob(self._files, self._format, seen, row, dataset.limits, skipped, dataset.runner, *last_row, dataset.unpacked)
 
     def _recheck(self, seen: SeenFile) -> FileJob | None:
         """Record what became of an indexed file whose size or time is another; a job if samples were appended to it."""
@@ -281,15 +284,15 @@ class _Ingestion:
             else:
                 self._problems.set_aside(job.seen, error)
             return
-        seen, indexed = job.seen, job.indexed
-        indexed_columns = indexed.end, indexed.num_samples, indexed.fingerprint
-        row = FileRow(file_id, seen.path, seen.size, seen.mtime_ns, *indexed_columns, tail=job.tail)
-        self._writer.complete(row, job.skipped)
+        if job.unended and job.row is None and not job.indexed.num_samples and not job.skipped:
+            self._problems.leave_unended(job, self._last_row_wait_s)  # Nothing of it is indexed, and it may go.
+            return
+        self._writer.complete(job.indexed_row(file_id), job.skipped)
         self._schema.note(job)
+        self._times.note(job.times)
         self._count(files_indexed=1, problems=len(job.skipped))
         if job.unended:
-            self._dataset.stability.await_end(job.listed, self._last_row_wait_s, time.monotonic())
-            self._problems.leave_unended(job.listed.path, job.unended, self._last_row_wait_s)
+            self._problems.leave_unended(job, self._last_row_wait_s)
         if rest is not None:
             self._flush()
 
@@ -301,7 +304,9 @@ class _Ingestion:
         if rest is not None:
             self._flush()
         file_id = self._writer.next_file_id if job.row is None else job.row.file_id
+        path = self._files.full_path(job.seen.path)
         if rest is None:
+            self._times.check(path, job.times)
             self._writer.add(file_id, chunks)
             return file_id
         num_samples, before = 0, self._progress.samples_indexed
@@ -311,6 +316,7 @@ class _Ingestion:
                 self._writer.spill()
                 num_samples += len(chunk)
                 self._report_progress(samples_indexed=before + num_samples)
+            self._times.check(path, job.times)
         finally:
             # They count when they are committed.
             self._progress = replace(self._progress, samples_indexed=before)
@@ -364,6 +370,12 @@ class _Ingestion:
         good = files.take(found.good())
         if not len(good):
             return
+        times = TimeRange.of(found.timestamps[found.good()])
+        if reason := self._times.why_refused(times):
+            for file in good:
+                self._problems.set_aside(file, DataError(f"{self._files.full_path(file.path)}: {reason}"))
+            return
+        self._times.note(times)
         new_ids, sizes = itertools.count(self._writer.next_file_id), good.sizes.tolist()
         ids = [next(new_ids) if known < 0 else known for known in self._dataset.files.ids(good.paths).tolist()]
         columns = ids, good.paths, sizes, good.mtimes_ns.tolist(), sizes, itertools.repeat(1), itertools.repeat("")

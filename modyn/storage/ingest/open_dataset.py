@@ -367,6 +367,7 @@ class OpenDataset:
         self._publish(row)
         self.row = row
         self.problems = dict.fromkeys(self.problems, "")  # A signature that no file has.
+        self.stability = StabilityTracker(self.stability.settle_s)
         self.in_doubt = False
 
     def commit(self, change: Change) -> None:

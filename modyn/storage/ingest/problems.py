@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import Counter
@@ -22,6 +23,7 @@ from modyn.storage.files.file_system import (
     SeenFiles,
     without_packed_ending,
 )
+from modyn.storage.ingest.file_indexer import FileJob
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.segment_writer import SegmentWriter
 
@@ -70,12 +72,13 @@ class ProblemReporter:
         else:
             self.report(file.path, signature, error.message)
 
-    def leave_unended(self, path: str, why: str, wait_s: float) -> None:
-        """Report a file of which the last row, which does not end, is not indexed; call it after the rest was given to the writer."""
-        reason = (
-            f"{self._dataset.filesystem.full_path(path)}: {why}. It may be half-written and waits for its end; once the file has not changed for "
-            f"{wait_s:g} s (last_row_wait_s), it is taken as it is"
-        )
+    def leave_unended(self, job: FileJob, wait_s: float) -> None:
+        """Leave a file of which the last row, which does not end, is not indexed, and report it; call it after the rest was given to the writer."""
+        self._dataset.stability.await_end(job.listed, math.inf if job.is_part else wait_s, time.monotonic())
+        path = job.listed.path
+        reason = f"{self._dataset.filesystem.full_path(path)}: {job.unended}. It may be half-written and waits for its end"
+        if not job.is_part:
+            reason += f"; once the file has not changed for {wait_s:g} s (last_row_wait_s), it is taken as it is"
         if self._dataset.problems.get(path) == _UNENDED:
             self._writer.report(ProblemRow(path, _UNENDED, reason))  # The writer takes it for solved.
         else:

@@ -40,7 +40,7 @@ class IndexedSamples:
     end: bytes of the file that are indexed once this chunk is.
     skipped: rows before `end`, and behind the chunk before this one, that cannot be used, in order.
     unended: why the one row of this chunk, a sample or a skipped one, does not end yet and may be continued; empty: it ends. A chunk of
-    neither is a part of a row that cannot be taken as it is.
+    neither is a part of a row that cannot be taken as it is: the last chunk, and also the first one where the part may mean that all is read wrong.
     schema: of the dataset, with what is known of it by this file; None: the format has none.
     """
 

@@ -108,9 +108,11 @@ def other_columns(path: str, names: Sequence[str], schema: DatasetSchema) -> Dat
         wrong, own = ["it has none of them"], f"its first line names {len(names)}"
     else:
         own = f"its columns are {listed(names)}"
+    is_longer = is_alike and not missing and not twice
     return DataError(
         f"{path} has other columns than its dataset: {'; '.join(wrong)}. Those of the dataset, {schema.decider}, are {listed(known)}; {own}. "
-        "Write the file with the columns of the dataset, or register such files as a dataset of their own"
+        f"Write the file {f'without {listed(others)}' if is_longer else 'with the columns of the dataset'}, or move such files to a folder that is "
+        "registered as a dataset of its own"
     )
 
 

@@ -84,13 +84,17 @@ def test_the_time_is_the_files_modification_time(tmp_path: Path) -> None:
     assert index(binary(record_size=4, label_size=1), path).timestamps == -2
 
 
-def test_a_truncated_last_record_is_an_error_that_names_the_sizes(tmp_path: Path) -> None:
+def test_a_part_of_a_record_stands_before_and_behind_the_whole_ones(tmp_path: Path) -> None:
     path = tmp_path / "cut off.bin"
     path.write_bytes(bytes(25))
-    with pytest.raises(
-        DataError, match=r"cut off.bin ends within a record: 25 bytes are 2 records of 10 bytes and 5 more, from byte 20"
-    ):
-        list(binary(record_size=10, label_size=4).index(str(path)))
+    first, whole, last = binary(record_size=10, label_size=4).index(str(path))
+    assert first.unended == last.unended
+    assert "it ends within a record: 25 bytes are 2 records of 10 bytes and 5 more, from byte 20 on" in last.unended
+    assert [(len(chunk), chunk.end, bool(chunk.unended)) for chunk in (first, whole, last)] == [
+        (0, 0, True),
+        (2, 20, False),
+        (0, 20, True),
+    ]
 
 
 def test_a_label_beyond_int64_is_an_error_that_names_the_record(tmp_path: Path) -> None:

@@ -112,7 +112,10 @@ def test_times_in_a_field_may_be_of_both_kinds(tmp_path: Path) -> None:
         (b'{"y":null}', {}, "", "the label 'y' is null"),
         (b'{"y":9223372036854775808}', {}, "", "out of the range of int64;"),
         (b'{"y":1e999}', {"label_type": "float"}, "", "out of the range of float64"),
-        (b'{"y":NaN}', {"label_type": "float"}, "", "NaN is no number in JSON"),
+        (b'{"y":NaN}', {"label_type": "float"}, "", "the label 'y' is NaN, not a number"),
+        (b'{"y":1, "t":NaN}', {}, "field:t", "the time 't' is no finite number"),
+        (b'{"y":1, "z":0, "y":2}', {}, "", "the field 'y' stands in it more than once"),
+        (b'{"m":{"y":1, "y":1}}', {"label_field": "m.y"}, "", "the field 'm.y' stands in it more than once"),
         (b'{"m":{"z":1}}', {"label_field": "m.y"}, "", "there is no field 'm.y'"),
         (b'{"m":1}', {"label_field": "m.y"}, "", "there is no field 'm.y'"),
         (b"[1]\n", {}, "", "it is not a JSON object but a list"),
@@ -132,6 +135,29 @@ def test_errors_name_file_line_byte_and_reason(
     with pytest.raises(DataError, match=message) as caught:
         read_file(lines_format(source, **config), path)
     assert str(path) in caught.value.message
+
+
+ODD_VALUES = [
+    "NaN",
+    "-Infinity",
+    "Inf",
+    "-NaN",
+    "[" * 5000 + "]" * 5000,
+    "9" * 5000,
+    "1e999",
+    '"\\ud800"',
+    '{"a": 1, "a": 2}',
+    '1, "z": 2',
+]
+
+
+@pytest.mark.parametrize("others", ["", '{"y": "wrong"}\n'], ids=["alone", "with_a_bad_line"])
+def test_a_line_is_read_alike_alone_and_among_others(tmp_path: Path, others: str) -> None:
+    path = tmp_path / "a.jsonl"
+    lines = [f'{{"y": {number}, "t": 5, "z": {value}}}' for number, value in enumerate(ODD_VALUES)]
+    path.write_text(others + "\n".join(lines) + "\n")
+    found = read_file(lines_format("field:t", max_bad_rows=1), path)
+    assert found.samples == [(line.encode(), number) for number, line in enumerate(lines)]
 
 
 @pytest.mark.parametrize("line_break", [b"\n", b"\r\n"])

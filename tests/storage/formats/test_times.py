@@ -19,10 +19,8 @@ import pytest
 
 from modyn.cli.data import _option
 from modyn.errors import DataError
-from modyn.storage.files.file_system import SeenFile
-from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats import build_format
-from modyn.storage.ingest.file_indexer import FileJob, refused_samples
+from modyn.storage.ingest.file_indexer import refused_samples
 
 NOON = 1359636300  # 2013-01-31 12:45:00
 DAY = NOON - 45_900
@@ -220,25 +218,3 @@ def test_typed_times_within_the_calendar_are_read(tmp_path: Path, column: pa.Arr
 def test_times_of_a_plug_in_are_within_the_calendar_too() -> None:
     times = np.array([0, 2**62, -(2**62), 253_402_300_799], np.int64)
     assert list(refused_samples(np.zeros(4, np.int64), times)) == [1, 2]
-
-
-@pytest.mark.parametrize(("times", "is_refused"), [(["201301", "201302"], True), (["201301", "201313"], False)])
-def test_months_are_refused_where_all_times_of_a_file_look_so(tmp_path: Path, times: list[str], is_refused: bool) -> None:
-    """One alone may be a second of the third day of a stream that begins at 0."""
-    path = tmp_path / "a.csv"
-    path.write_text("".join(f"1,{time}\n" for time in times))
-
-    def index(**options: str) -> list[int]:
-        built = build_format("CsvFileWrapper", {"label_index": 0, **options}, "column:1")
-        status = path.stat()
-        job = FileJob(LocalFiles(str(tmp_path)), built, SeenFile(path.name, status.st_size, status.st_mtime_ns))
-        job.begin()
-        return [int(time) for chunk in job.samples(built.index(str(path))) for time in np.asarray(chunk.timestamps)]
-
-    if not is_refused:
-        assert index() == [201301, 201313]
-        return
-    with pytest.raises(DataError, match="a.csv: all times, of all rows, are most likely months") as caught:
-        index()
-    assert index(timestamp_format=advised(caught.value.message.replace("',", "' if"))[0]) == [1356998400, 1359676800]
-    assert index(timestamp_format="s") == [201301, 201302]

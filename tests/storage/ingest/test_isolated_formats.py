@@ -103,6 +103,19 @@ def test_a_file_at_which_its_parser_crashes_is_set_aside_and_the_others_are_inde
     assert labels(storage) == [1, 2, 3, 5, 7, 9]
 
 
+def test_a_page_that_unpacks_to_more_than_a_process_may_hold_is_the_problem_of_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"x": pa.array([bytes(MEMORY)]), "y": [1]})
+    pq.write_table(table, path, use_dictionary=False, compression="zstd", write_statistics=False)
+    assert path.stat().st_size < 100_000
+    built = build_format("ParquetFileWrapper", {"payload_columns": ["x"], "label_column": "y"})
+    with (
+        closing(FormatRunner(IndexingBounds(MEMORY))) as runner,
+        pytest.raises(DataError, match=r"a\.parquet cannot be indexed: .* memory"),
+    ):
+        list(runner.index(built, str(path)))
+
+
 def test_a_file_whose_process_something_else_ends_is_tried_again(storage: RunningStorage, tmp_path: Path) -> None:
     register(storage, tmp_path / "data", Unruly, a="killed", b="2")
     assert storage.ingest("unruly").problems == 1

@@ -163,7 +163,11 @@ def test_columns_by_number_are_those_of_the_first_file(storage: RunningStorage, 
     ("kind", "header", "reason"),
     [
         ("missing", "y,a", r"'b' is missing\..* are 'y', 'a', 'b'; its columns are 'y', 'a'\."),
-        ("extra", "y,a,b,c", r"'c' is not of the dataset\..* are 'y', 'a', 'b'; its columns are 'y', 'a', 'b', 'c'\."),
+        (
+            "extra",
+            "y,a,b,c",
+            r"'c' is not of the dataset\..* are 'y', 'a', 'b'; its columns are 'y', 'a', 'b', 'c'\. Write the file without 'c', or move",
+        ),
         ("twice", "y,a,b,a", r"'a' is there twice\..* are 'y', 'a', 'b'; its columns are 'y', 'a', 'b', 'a'\."),
         ("case", "y,A,B", r"'a', 'b' are missing; 'A', 'B' are not of the dataset"),
     ],

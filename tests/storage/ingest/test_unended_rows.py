@@ -50,8 +50,8 @@ class Growing:
 
 
 @pytest.mark.parametrize("wrapper", FORMATS)
-def test_half_a_row_waits_for_the_other_half(storage: RunningStorage, tmp_path: Path, wrapper: str) -> None:
-    rows = Growing(storage, tmp_path / "d", f"half-{wrapper}", wrapper)
+def test_half_a_row_waits_for_the_other_half(module_storage: RunningStorage, tmp_path: Path, wrapper: str) -> None:
+    rows = Growing(module_storage, tmp_path / "d", f"half-{wrapper}", wrapper)
     whole = rows.row.format(12)
     assert rows.labels(rows.row.format(3) + "\n" + whole[:-1]) == [3]
     (reason,) = rows.reasons()
@@ -66,48 +66,89 @@ def test_half_a_row_waits_for_the_other_half(storage: RunningStorage, tmp_path: 
 
 
 @pytest.mark.parametrize("wrapper", FORMATS)
-def test_a_last_row_is_taken_once_the_file_rests(storage: RunningStorage, tmp_path: Path, wrapper: str) -> None:
-    rows = Growing(storage, tmp_path / "d", f"rest-{wrapper}", wrapper)
+def test_a_last_row_is_taken_once_the_file_rests(module_storage: RunningStorage, tmp_path: Path, wrapper: str) -> None:
+    rows = Growing(module_storage, tmp_path / "d", f"rest-{wrapper}", wrapper)
     assert rows.labels(rows.row.format(5)) == []
     assert rows.labels(age_s=2 * WAIT_S) == [5]
     assert rows.reasons() == []
     assert rows.labels("\n" + rows.row.format(6), age_s=2 * WAIT_S) == [5, 6]
-    at_once = Growing(storage, tmp_path / "e", f"at-once-{wrapper}", wrapper, last_row_wait_s=0)
+    at_once = Growing(module_storage, tmp_path / "e", f"at-once-{wrapper}", wrapper, last_row_wait_s=0)
     assert at_once.labels(rows.row.format(5)) == [5]
 
 
 @pytest.mark.parametrize("wrapper", FORMATS)
-def test_a_bad_last_row_is_one_only_when_it_is_not_continued(storage: RunningStorage, tmp_path: Path, wrapper: str) -> None:
-    rows = Growing(storage, tmp_path / "d", f"bad-{wrapper}", wrapper, max_bad_rows=1)
+def test_a_file_of_half_a_row_may_go_again(module_storage: RunningStorage, tmp_path: Path, wrapper: str) -> None:
+    rows = Growing(module_storage, tmp_path / "d", f"gone-{wrapper}", wrapper)
+    assert rows.labels(rows.row.format(5)[:-1]) == []
+    assert len(rows.reasons()) == 1
+    rows.path.unlink()
+    for _ in module_storage.store.ingest(rows.name):
+        pass
+    assert rows.reasons() == []
+    assert rows.labels(rows.row.format(5) + "\n") == [5]
+
+
+@pytest.mark.parametrize("wrapper", FORMATS)
+def test_a_bad_last_row_is_one_only_when_it_is_not_continued(
+    module_storage: RunningStorage, tmp_path: Path, wrapper: str
+) -> None:
+    rows = Growing(module_storage, tmp_path / "d", f"bad-{wrapper}", wrapper, max_bad_rows=1)
     assert rows.labels(rows.row.format(1) + "\n" + rows.row.format('"x"')) == [1]
     assert len(rows.reasons()) == 1
     assert rows.labels(age_s=2 * WAIT_S) == [1]
-    assert storage.client.dataset(rows.name).num_skipped == 1
+    assert module_storage.client.dataset(rows.name).num_skipped == 1
 
 
-def test_a_quote_that_is_open_at_the_end_waits_too(storage: RunningStorage, tmp_path: Path) -> None:
-    rows = Growing(storage, tmp_path / "d", "quoted", "CsvFileWrapper", label_index=0)
+def test_a_quote_that_is_open_at_the_end_waits_too(module_storage: RunningStorage, tmp_path: Path) -> None:
+    rows = Growing(module_storage, tmp_path / "d", "quoted", "CsvFileWrapper", label_index=0)
     assert rows.labels('1,a\n2,"first line\n') == [1]
     assert "a quote in it is not closed" in rows.reasons()[0]
     assert rows.labels('second line"\n3,c\n') == [1, 2, 3]
     assert rows.reasons() == []
 
 
-def test_a_part_of_a_binary_record_waits_behind_whole_ones(storage: RunningStorage, tmp_path: Path) -> None:
-    folder = tmp_path / "d"
-    folder.mkdir()
-    config = {"record_size": 4, "label_size": 2}
-    storage.client.register_dataset(
-        DatasetConfig(name="records", base_path=folder, file_wrapper="BinaryFileWrapper", file_wrapper_config=config, watch=False)
-    )
-    rows = Growing.__new__(Growing)
-    rows.storage, rows.name, rows.path = storage, "records", folder / "a.bin"
+class Records(Growing):
+    """A dataset of one file of records of four bytes, with labels of two."""
+
+    def __init__(self, storage: RunningStorage, folder: Path) -> None:
+        self.storage, self.name, self.path = storage, folder.name, folder / "a.bin"
+        folder.mkdir()
+        storage.client.register_dataset(self.config(record_size=4))
+
+    def config(self, **options: object) -> DatasetConfig:
+        options = {"label_size": 2, **options}
+        fields = {"name": self.name, "base_path": self.path.parent, "file_wrapper": "BinaryFileWrapper", "watch": False}
+        return DatasetConfig.model_validate({**fields, "file_wrapper_config": options})
+
+
+PART = "it ends within a record: 6 bytes are 1 records of 4 bytes and 2 more, from byte 4 on; complete the last record, or check record_size"
+
+
+def test_a_part_of_a_binary_record_waits_behind_whole_ones(module_storage: RunningStorage, tmp_path: Path) -> None:
+    rows = Records(module_storage, tmp_path / "records")
     assert rows.labels("\x01\0aa\x02\0") == []  # Of a new file, another record_size may be the reason.
-    assert "ends within a record" in rows.reasons()[0]
-    assert rows.labels("bb") == [1, 2]
+    assert rows.reasons() == [f"{rows.path}: {PART}. It may be half-written and waits for its end"]
+    assert rows.labels() == []
+    assert rows.labels("b") == [1]  # It has grown: it is being written.
+    assert rows.labels(age_s=2 * WAIT_S) == [1]
+    assert "7 bytes are 1 records of 4 bytes and 3 more, from byte 4 on" in rows.reasons()[0]
+    assert rows.labels("b") == [1, 2]
+    assert rows.reasons() == []
     assert rows.labels("\x03\0cc\x04") == [1, 2, 3]
-    assert "ends within a record" in rows.reasons()[0]
+    assert len(rows.reasons()) == 1
     assert rows.labels("\0dd") == [1, 2, 3, 4]
     assert rows.reasons() == []
-    assert rows.labels("\x05", age_s=2 * WAIT_S) == [1, 2, 3, 4]
+    assert rows.labels("\x05\0ee\x06", age_s=2 * WAIT_S) == [1, 2, 3, 4, 5]
     assert "complete the last record, or check record_size" in rows.reasons()[0]
+
+
+def test_a_binary_file_with_another_record_size_gives_no_samples(module_storage: RunningStorage, tmp_path: Path) -> None:
+    rows = Records(module_storage, tmp_path / "wrong-size")
+    assert rows.labels("\x01\0a\x02\0b") == []
+    assert rows.labels(age_s=2 * WAIT_S) == []
+    rows.path.write_bytes(b"\x01\0a\x03\0b")  # Written again with the same number of bytes, it has not grown.
+    assert rows.labels() == []
+    assert rows.reasons() == [f"{rows.path}: {PART}. It may be half-written and waits for its end"]
+    module_storage.client.change_dataset(rows.config(record_size=3))
+    assert rows.labels() == [1, 3]
+    assert rows.reasons() == []

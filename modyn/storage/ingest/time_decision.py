@@ -1,0 +1,30 @@
+"""Whether digits are seconds: times that look like years or months are refused, unless the dataset counts seconds from 0."""
+
+from __future__ import annotations
+
+from modyn.errors import DataError
+from modyn.storage.formats.timestamps import TimeRange
+from modyn.storage.ingest.open_dataset import OpenDataset
+
+
+class TimeDecision:
+    """Compares the times of each new file with those of the dataset, during one ingestion."""
+
+    def __init__(self, dataset: OpenDataset) -> None:
+        built = dataset.format
+        self._are_digits = (built.time_place or built.name_pattern) is not None and not built.config.timestamp_format
+        self._least = dataset.snapshot().index.min_timestamp
+
+    def why_refused(self, times: TimeRange | None) -> str:
+        """Why new samples with these times are refused, and what to do; empty: they are not."""
+        return times.why_no_seconds(self._least) if self._are_digits and times is not None else ""
+
+    def check(self, path: str, times: TimeRange | None) -> None:
+        """Refuse the new samples of a file as `why_refused`. Args: path: full path. Raises: DataError."""
+        if reason := self.why_refused(times):
+            raise DataError(f"{path}: {reason}")
+
+    def note(self, times: TimeRange | None) -> None:
+        """Note the times of samples that are added."""
+        if times is not None:
+            self._least = times.earliest if self._least is None else min(self._least, times.earliest)
