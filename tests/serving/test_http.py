@@ -119,7 +119,10 @@ def test_what_is_wrong_in_a_large_request_is_said_and_counted(served: Served) ->
         return REGISTRY.get_sample_value("modyn_serving_errors_total", {"model": "m", "reason": "INVALID_ARGUMENT"}) or 0.0
 
     before = count()
-    for changes, message in (({"name": "x"}, "no input 'x'"), ({"shape": [1, 3]}, "data has 18000 values; its shape [1, 3] has 3")):
+    for changes, message in (
+        ({"name": "x"}, "no input 'x'"),
+        ({"shape": [1, 3]}, "data has 18000 values; its shape [1, 3] has 3"),
+    ):
         status, answer, _ = call(served, "POST", "/v2/models/m/infer", rows(*range(6_000), **changes))
         assert (status, message in answer["error"]) == (400, True), answer
     status, answer, _ = call(served, "POST", "/v2/models/m/infer", json.dumps(rows(*range(6_000))).encode()[:-1])
