@@ -535,6 +535,10 @@ FACES = {"cli", "reference", "testing"}
 
 NO_STATE: dict[str, tuple[str, ...]] = {
     "writes what others give it": ("atomic_write.replacing", "atomic_write.write_atomically", "columnar.column_writer"),
+    "unpacked copies of users' files, which scrubs compare and ingestion makes anew: tests/storage/ingest/test_compressed.py": (
+        "storage.files.unpacked.UnpackedCopies.make",
+        "storage.files.unpacked._finish",
+    ),
     "locks": (
         "evaluator.outputs.OutputCache._locked",
         "state_folders.hold_lock",

@@ -142,17 +142,17 @@ def test_a_large_file_is_indexed_up_to_the_size_it_was_seen_with(
     assert batch.labels.tolist() == [1, 2, 3, 123]
 
 
-@pytest.mark.parametrize("num_bytes", range(13))
+@pytest.mark.parametrize("num_bytes", range(16))
 def test_the_beginning_of_a_chunk_is_the_rows_that_lie_in_it(tmp_path: Path, num_bytes: int) -> None:
     path = tmp_path / "a.csv"
-    path.write_bytes(b"1,a\n\n22,b\n3")
+    path.write_bytes(b"1,a\n\n22,b\n3,c\n")
     rows = CsvFormat(CsvFormat.Config(label_index=0))
     (chunk,) = rows.index(str(path))
     part = beginning(rows, chunk, num_bytes)
-    expected = [label for label, end in ((1, 3), (22, 9), (3, 11)) if end <= num_bytes]
+    expected = [label for label, end in ((1, 3), (22, 9), (3, 13)) if end <= num_bytes]
     assert (part.labels.tolist() if part else []) == expected
     if part is not None:
-        assert part.end == {1: min(num_bytes, 5), 2: min(num_bytes, 10), 3: 11}[len(expected)]
+        assert part.end == {1: min(num_bytes, 5), 2: min(num_bytes, 10), 3: min(num_bytes, 14)}[len(expected)]
 
 
 def test_a_format_that_does_not_tell_where_rows_begin_waits_for_the_end_of_growing(
