@@ -167,7 +167,7 @@ def test_problems_name_the_object_and_not_its_copy(s3: S3Server, storage: Runnin
     assert storage.ingest("rows").problems == 1
     (problem,) = storage.client.problems("rows")
     assert problem.path == "s3://bad/dir/1.csv"
-    assert problem.reason.startswith("s3://bad/dir/1.csv, row 2 at byte 6: the field is not an int64 label")
+    assert problem.reason.startswith("s3://bad/dir/1.csv, line 2, row 2 at byte 6: the field is not an int64 label")
     s3.put("bad", {"dir/1.csv": b"1,one\n22,two\n"})
     assert storage.ingest("rows").samples_indexed == 2
     assert not storage.client.problems("rows")
