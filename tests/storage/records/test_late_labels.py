@@ -106,6 +106,16 @@ def check(client: StorageClient, name: str) -> None:
     found = client.samples_by_key(name, np.array([4, 2, 1]))
     assert has_label(found.labels).tolist() == [True, False, True]
     assert found.labels[[0, 2]].tolist() == [1 + half, 2]
+    # Whole numbers are rounded in no dataset.
+    for label in (2**53 + 1, -(2**53) - 1, 2**62 + 1) if name == "float" else ():
+        with pytest.raises(
+            InvalidArgumentError, match=f"label {label} is a whole number that no float64 is: it would be rounded"
+        ):
+            client.append_records(name, [record(9, label)])
+        with pytest.raises(
+            InvalidArgumentError, match=f"label {label} is a whole number that no float64 is: it would be rounded"
+        ):
+            client.set_labels(name, {"key-2": label})
     # A record that is sent again without its label is the same one.
     assert client.append_records(name, [record(4)]) == [AppendedRecord(4, True)]
 
