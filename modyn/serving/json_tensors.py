@@ -197,11 +197,10 @@ def from_data(name: str, datatype: str, shape: tuple[int, ...], data: object) ->
         return _shaped(name, shape, _from_list(name, datatype, data))
     if not isinstance(data, ListInParts):
         raise InvalidArgumentError(f"input '{name}': data is {_shown(data)}; write a list of values, or set binary_data_size")
-    parts = [_from_list(name, datatype, part) for part in data.take()]
     try:
-        values = _shaped(name, shape, np.concatenate(parts))
+        values = _shaped(name, shape, np.concatenate([_from_list(name, datatype, part) for part in data.take()]))
     except ValueError as error:
-        raise _ragged(name, datatype) from error
+        raise _ragged(name) from error
     if not data.fits(shape):
         raise InvalidArgumentError(f"input '{name}': data is nested, and not as its shape {list(shape)} is")
     return values
@@ -225,9 +224,8 @@ def _from_list(name: str, datatype: str, data: list[Any]) -> Tensor:
     return _cast(name, datatype, values)
 
 
-def _ragged(name: str, datatype: str) -> InvalidArgumentError:
-    what = "texts" if datatype == "BYTES" else "numbers"
-    return InvalidArgumentError(f"input '{name}': data is no tensor of {what}: its lists differ in length or depth")
+def _ragged(name: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"input '{name}': data is no tensor of texts or numbers: its lists differ in length or depth")
 
 
 def from_bytes(name: str, datatype: str, shape: tuple[int, ...], content: memoryview | bytes) -> Tensor:
@@ -314,7 +312,7 @@ def _texts(name: str, data: list[Any]) -> Tensor:
     while list in set(map(type, data)):
         sizes = {len(item) if isinstance(item, list) else -1 for item in data}
         if len(sizes) > 1:
-            raise _ragged(name, "BYTES")
+            raise _ragged(name)
         nesting += sizes
         data = [value for item in data for value in item]
     for item in data:

@@ -188,7 +188,7 @@ def test_whole_numbers_of_both_ends_of_a_datatype_stand_beside_each_other() -> N
         (request(datatype="BYTES", data=[["a"], ["b"]]), "input 'x': data has nested as [2, 1]; its shape [1, 2] has 2"),
         (
             request(datatype="BYTES", data=[["a", "b"], "c"]),
-            "input 'x': data is no tensor of texts: its lists differ in length or depth",
+            "input 'x': data is no tensor of texts or numbers: its lists differ in length or depth",
         ),
         (request(datatype="BYTES", data=[[["a", None]]]), "input 'x': data has nested as [1, 1, 2]; its shape [1, 2] has 2"),
         (request(datatype="BYTES", data=nested("a", 70)), "input 'x': no tensor has the shape [1, 1, 1,"),

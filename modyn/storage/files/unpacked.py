@@ -60,9 +60,9 @@ class UnpackedCopies:
         """Args: folder: UNPACKED in that of the dataset's index; made with the first copy."""
         self._folder = folder.absolute()
         self._lock = threading.Lock()
-        """Protects `_num_bytes`."""
+        """One copy at a time takes its place, so that together they stay within the bound."""
         self._num_bytes: int | None = None
-        """Of all copies; None: to be counted."""
+        """Of all copies that are finished; None: to be counted."""
         self._outdated: dict[str, float] = {}
         """Places of copies that no file needs, and since when, on the monotonic clock."""
 
@@ -84,9 +84,7 @@ class UnpackedCopies:
         assert kind is not None, "only compressed files are unpacked"
         part = self._folder / f".{uuid.uuid4().hex}"
         target = part / os.path.basename(place)
-        with self._lock:
-            if self._num_bytes is None:
-                self._num_bytes = self._counted()
+        num_bytes = 0
         try:
             with folder.reading(path), folder.open(path, None if folder.appends else version) as source:
                 with self._writing(path):
@@ -94,7 +92,8 @@ class UnpackedCopies:
                     part.mkdir(mode=0o700)
                 with open(target, "xb", opener=_private) as file, pa.CompressedInputStream(source, kind) as stream:
                     while found := _read(path, kind, stream):
-                        self._add(path, len(found), most_bytes)
+                        num_bytes += len(found)
+                        self._check_room(path, num_bytes, most_bytes)
                         with self._writing(path):
                             file.write(found)
                     with self._writing(path):
@@ -102,13 +101,20 @@ class UnpackedCopies:
                         os.fsync(file.fileno())
             with self._writing(path):
                 _finish(target, version.mtime_ns)
+            with self._lock, self._writing(path):
+                self._check_room(path, num_bytes, most_bytes)
                 shutil.rmtree(os.path.dirname(place), ignore_errors=True)  # of which the copy alone was removed
                 part.rename(os.path.dirname(place))
+                self._num_bytes = (self._num_bytes or 0) + num_bytes
                 sync(self._folder)
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
-            self._num_bytes = None
             raise
+
+    def drop(self, place: str) -> None:
+        """Remove a copy that is damaged, if it is there."""
+        shutil.rmtree(os.path.dirname(place), ignore_errors=True)
+        self._num_bytes = None
 
     def keep_only(self, places: Set[str], tick: float) -> bool:
         """Remove what no file needs: at once what was not finished, after a while what is outdated. No copy is being made meanwhile.
@@ -127,13 +133,11 @@ class UnpackedCopies:
         self._outdated = outdated
         return bool(outdated)
 
-    def _add(self, path: str, num_bytes: int, most_bytes: int) -> None:
-        with self._lock:
-            if self._num_bytes is None:  # another thread has removed what it could not finish
-                self._num_bytes = self._counted()
-            self._num_bytes += num_bytes
-            too_many = self._num_bytes > most_bytes
-        if too_many:
+    def _check_room(self, path: str, num_bytes: int, most_bytes: int) -> None:
+        """Check that a copy of so many bytes fits beside those that are finished: one that is too large keeps no other one out."""
+        if (finished := self._num_bytes) is None:
+            self._num_bytes = finished = self._counted()
+        if finished + num_bytes > most_bytes:
             raise NotUnpackedError(
                 f"{path} is not unpacked: the unpacked copies of the dataset would have more than {most_bytes:,} bytes; unpack it yourself, or raise "
                 "storage.unpacked_bytes in the system file"
@@ -145,7 +149,7 @@ class UnpackedCopies:
 
     def _counted(self) -> int:
         found = 0
-        for file in self._folder.glob("*/*"):
+        for file in self._folder.glob("[!.]*/*"):
             with suppress(FileNotFoundError):
                 found += file.stat().st_size
         return found
@@ -183,7 +187,7 @@ def check_copy(path: Path) -> None:
         raise UnavailableError(f"the unpacked copy in {path} cannot be read: {error}") from error
     if found != wanted:
         raise CorruptStateError(
-            f"the unpacked copy in {path} is damaged: its checksum is another; remove the folder, and `modyn data ingest` makes it anew"
+            f"the unpacked copy in {path} is damaged: its checksum is another; `modyn data ingest` makes it anew"
         )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -11,10 +12,12 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
+from modyn import _core
 from modyn.atomic_write import TEMPORARY_SUFFIX, remove, sync_names, write_atomically
 from modyn.errors import CorruptStateError, NotFoundError
 from modyn.records import Int64Array
 from modyn.storage.catalogue.catalogue import DatasetRow
+from modyn.storage.files.file_system import UNPACKED, without_packed_ending
 from modyn.storage.model.file_table import FileTable
 from modyn.storage.model.records import RECORDS_FOLDER
 from modyn.storage.read.publication import (
@@ -178,11 +181,23 @@ class Publisher:
 
 
 def _with_damage(publication: Publication, files: FileTable, damaged: Mapping[str, str]) -> Publication:
-    """The publication that refuses altered files and damaged ones. Args: as of `Publisher.publish`."""
+    """The publication that refuses altered files, damaged ones, and those whose unpacked copies are damaged. Args: as of `Publisher.publish`."""
     records = [path.removeprefix(f"{RECORDS_FOLDER}/") for path in damaged if path.startswith(f"{RECORDS_FOLDER}/")]
-    altered = files.altered.union(file_id for path in records if (file_id := files.id_of(path)) is not None)
+    copies = {path.removeprefix(f"{UNPACKED}/") for path in damaged if path.startswith(f"{UNPACKED}/")}
+    found = files.altered.union(file_id for path in records if (file_id := files.id_of(path)) is not None)
+    altered = found.union(ids_of_copies(files, copies)) if copies else found
     segments = tuple((name, damaged[name]) for name in publication.segments if name in damaged)
     return replace(publication, altered=tuple(sorted(altered)), damaged=segments)
+
+
+def ids_of_copies(files: FileTable, names: Set[str]) -> Iterator[int]:
+    """Yield the ids of compressed files whose unpacked copies lie in folders of these names."""
+    for file_id in range(len(files)):
+        path = files.path(file_id)
+        if without_packed_ending(path) != path:
+            sizes, _, tails = files.known.stamps(np.array([file_id]))
+            if os.path.basename(os.path.dirname(_core.unpacked_copy("", path, int(sizes[0]), int(tails[0])))) in names:
+                yield file_id
 
 
 def withdraw(folder: Path) -> None:
