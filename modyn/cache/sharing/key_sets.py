@@ -17,6 +17,11 @@ _BITS, _GAPS = 0, 1
 _SPARSE: Final = 16
 """Keys for each one of the set, above which gaps are shorter than bits."""
 
+_HEAD_BYTES: Final = 17
+MOST_KEYS: Final = 1 << 26
+"""Of a set of another job that is looked at, unless the job's own one is nearly as large: it comes from a state that others write, and one that says
+more would take memory for nothing."""
+
 
 def pack(keys: Int64Array) -> tuple[KeySetId, bytes]:
     """Pack keys. Args: keys: ascending, none twice, at least one. Equal sets have equal names.
@@ -38,17 +43,27 @@ def pack(keys: Int64Array) -> tuple[KeySetId, bytes]:
     return KeySetId(hashlib.blake2b(packed, digest_size=16).digest(), len(packed)), packed
 
 
-def unpack(key_set: KeySetId, packed: bytes) -> Int64Array:
-    """Return the keys, ascending. Raises ValueError: these are not the bytes of the set."""
-    if hashlib.blake2b(packed, digest_size=16).digest() != key_set.digest:
+def unpack(key_set: KeySetId, packed: bytes, most_keys: int = MOST_KEYS) -> Int64Array:
+    """Return the keys, ascending. Raises ValueError: it is another set, or has more keys, by which what is unpacked is bounded."""
+    if len(packed) < _HEAD_BYTES or hashlib.blake2b(packed, digest_size=16).digest() != key_set.digest:
         raise ValueError(f"{len(packed)} bytes are not the set of keys {key_set.digest.hex()}")
-    first, count = np.frombuffer(packed, "<i8", 2, 1).tolist()
-    content = zlib.decompress(packed[17:])
-    if packed[0] == _BITS:
-        return np.int64(first) + np.flatnonzero(np.unpackbits(np.frombuffer(content, np.uint8)))
-    gaps = np.frombuffer(content, f"<u{1 << (packed[0] - _GAPS)}")
-    keys = np.empty(count, np.int64)
-    keys[0], keys[1:] = first, first + np.cumsum(gaps.astype(np.int64))
+    kind, (first, count) = packed[0], np.frombuffer(packed, "<i8", 2, 1).tolist()
+    if not 0 < count <= most_keys or kind > _GAPS + 3:
+        raise ValueError(f"the set of keys {key_set.digest.hex()} has {count} keys, packed in way {kind}")
+    most_bytes = _SPARSE * count // 8 if kind == _BITS else (count - 1) << (kind - _GAPS)
+    try:
+        content = zlib.decompressobj().decompress(packed[_HEAD_BYTES:], most_bytes + 1)
+    except zlib.error as error:
+        raise ValueError(f"the set of keys {key_set.digest.hex()} is damaged: {error}") from error
+    if len(content) > most_bytes:
+        raise ValueError(f"the set of keys {key_set.digest.hex()} unpacks to more than its {count} keys have")
+    if kind == _BITS:
+        keys = np.int64(first) + np.flatnonzero(np.unpackbits(np.frombuffer(content, np.uint8)))
+    else:
+        gaps = np.frombuffer(content[: len(content) >> (kind - _GAPS) << (kind - _GAPS)], f"<u{1 << (kind - _GAPS)}")
+        keys = first + np.concatenate([[0], np.cumsum(gaps.astype(np.int64))])
+    if len(keys) != count:
+        raise ValueError(f"the set of keys {key_set.digest.hex()} has {len(keys)} keys and says {count}")
     return keys
 
 

@@ -57,7 +57,9 @@ class KeySets:
             try:
                 if packed is None:
                     return None
-                self._held[key_set.digest] = key_sets.held(self.keys, key_sets.unpack(key_set, packed))
+                self._held[key_set.digest] = key_sets.held(
+                    self.keys, key_sets.unpack(key_set, packed, max(key_sets.MOST_KEYS, 16 * len(self.keys)))
+                )
             except ValueError:
                 return None
         return self._held[key_set.digest]
