@@ -36,7 +36,7 @@ from modyn.rpc.logs import get_logger
 from modyn.serving.http_limits import HttpError, HttpLimits, Receive, RequestBodies
 from modyn.serving.infer import InferAnswer, InferRequest
 from modyn.serving.json_parts import PART_BYTES, PART_VALUES
-from modyn.serving.json_tensors import JsonRequest, encode_answer, metadata, parse_request, server_metadata
+from modyn.serving.json_tensors import encode_answer, metadata, parse_request, server_metadata
 from modyn.serving.metrics import count_error
 from modyn.serving.model_server import InferTicket, ModelServer
 from modyn.serving.observation_router import ObservationRouter
@@ -197,41 +197,36 @@ class HttpApp:
             self._check_type(headers, _INFER_TYPES)
             self._server.table().routes(model)  # raises NotFoundError: before the body is read
             body, length = await self.bodies.read(headers, receive), _header_length(headers)
+            if is_small := len(body) <= PART_BYTES:
+                wanted = parse_request(model, version, body, length)
+            else:
+                wanted = await self._aside(len(body), parse_request, model, version, body, length)
         except (HttpError, ModynError) as error:
             count_error(self._server.table().models, model, error.reason)
             raise
         reply = _Reply()
-        if len(body) <= PART_BYTES:
-            wanted, ticket = self._predict(functools.partial(self._begin, reply), model, version, body, length)
+        if is_small:
+            ticket = self._begin(wanted.request, reply)
         else:
-            infer = functools.partial(self._server.infer, done=self._done(reply))
-            wanted, ticket = await self._aside(len(body), self._predict, infer, model, version, body, length)
+            ticket = await self._aside(0, self._server.infer, wanted.request, self._done(reply))
         if reply.answer is None:
             await self._wait(reply, ticket, receive)
         answer = reply.answer
         assert answer is not None
         if isinstance(answer, ModynError):
             raise answer
-        if sum(values.size for values in answer.outputs.values()) > PART_VALUES:
-            encoded, head = await self._aside(0, encode_answer, answer, wanted)
-        else:
+        num_values = 0
+        for values in answer.outputs.values():
+            num_values += values.size
+        if num_values <= PART_VALUES:
             encoded, head = encode_answer(answer, wanted)
+        else:
+            encoded, head = await self._aside(0, encode_answer, answer, wanted)
         if head is None:
             return encoded, _JSON
         return encoded, ((b"content-type", b"application/octet-stream"), (HEADER_LENGTH, b"%d" % head))
 
-    def _predict(
-        self, infer: Callable[[InferRequest], InferTicket], model: str, version: str | None, body: bytes, length: int | None
-    ) -> tuple[JsonRequest, InferTicket]:
-        """Decode a request and have it predicted, in the loop or beside it."""
-        try:
-            wanted = parse_request(model, version, body, length)
-        except ModynError as error:
-            count_error(self._server.table().models, model, error.reason)
-            raise
-        return wanted, infer(wanted.request)
-
-    def _begin(self, reply: _Reply, request: InferRequest) -> InferTicket:
+    def _begin(self, request: InferRequest, reply: _Reply) -> InferTicket:
         """Have a request predicted. What comes with others waits until the loop has read them all, and is one batch with them."""
         done = self._done(reply)
         if len(self.open_requests) == 1:

@@ -75,7 +75,7 @@ class RequestBodies:
                 held += len(part)
                 content += part
                 if not message.get("more_body"):
-                    return content
+                    return bytes(content)
                 message = await _next(receive)
         finally:
             self.release(held)

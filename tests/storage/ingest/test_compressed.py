@@ -173,7 +173,8 @@ def test_a_copy_that_is_known_to_be_damaged_is_read_by_nobody_and_made_anew(stor
         os.utime(copy, ns=(before.st_atime_ns, before.st_mtime_ns))
         (problem,) = storage.store.scrub("flipped")
         assert problem.path == str(copy.parent)
-        for ask in (lambda: read(0), folder.payloads):
+        asked: list[Callable[[], object]] = [lambda: read(0), folder.payloads]
+        for ask in asked:
             with pytest.raises(DataError, match="a.csv.gz"):
                 ask()
         assert sorted(read(2, 3)) == folder.expected(3, 4), "the others are read on"
