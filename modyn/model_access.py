@@ -39,7 +39,8 @@ class ModelAccess(ResultTables):
         Args: model_id: None: the newest. conditions: `METRIC on DATASET >= NUMBER` (or <=, >, <), or `METRIC on DATASET not worse than promoted`,
         with `by NUMBER` for how much worse it may be. reason: for the audit trail, which has the verdicts too, also those against a promotion.
         Raises: NotFoundError: the run has no versions, or a dataset no samples. InvalidArgumentError: the version is none of the run, or a condition
-        cannot be read. ConflictError: a condition is not met; the message has the values. ConfigError: a metric is wrong.
+        cannot be read. ConflictError: a condition is not met; the message has the values. ConfigError: a metric is wrong, or its values lie
+        elsewhere than the number of its condition.
         """
         from modyn.serving.promotion_gate import PromotionGate, parse_conditions, version_of
 

@@ -32,6 +32,23 @@ NO_LABEL = -(2**63)
 """In columns of int64, the mark of a sample without a label, which no label may be; in columns of float64 it is NaN."""
 
 
+def why_no_label(label: float, float_labels: bool) -> str:
+    """Why a number that is sent cannot be a label, and what to do; empty: it can. Args: float_labels: of the dataset.
+
+    >>> why_no_label(2**53 + 1, float_labels=True)
+    'label 9007199254740993 is a whole number that no float64 is: it would be rounded; take a dataset with label_type int'
+    """
+    if not float_labels:
+        if NO_LABEL < label < 2**63 and int(label) == label:
+            return ""
+        return f"label is {label}; the labels of this dataset are whole numbers of 64 bits, but for the smallest one"
+    if not abs(label) <= LARGEST_LABEL:  # NaN is not either
+        return f"label is {label}; send a finite number of at most {LARGEST_LABEL:.4g}, as float32 holds"
+    if isinstance(label, int) and int(float(label)) != label:
+        return f"label {label} is a whole number that no float64 is: it would be rounded; take a dataset with label_type int"
+    return ""
+
+
 def has_label(labels: LabelArray) -> npt.NDArray[np.bool_]:
     """For each sample whether it has a label, bool (n,). Args: labels: int64 or float64 (n,).
 

@@ -491,7 +491,7 @@ KINDS: dict[str, Kind] = {
         partial(published, "index.json"),
         (
             "storage.ingest.publisher.Publisher.publish",
-            "storage.ingest.publisher.Publisher.publish_deletions",
+            "storage.ingest.publisher.Publisher.publish_counts",
             "storage.ingest.publisher.Publisher.publish_damage",
         ),
     ),

@@ -42,6 +42,7 @@ def test_a_crash_before_the_mark_is_complete_does_no_harm(tmp_path: Path) -> Non
     (tmp_path / "state_version.77-1.tmp").touch()
     claim_state(tmp_path)
     check_state(tmp_path)
+    assert (tmp_path / "state_version").read_text() == f"{STATE_VERSION}\n"
 
 
 @pytest.mark.parametrize(

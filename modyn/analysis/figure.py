@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
@@ -31,14 +32,17 @@ class Figure:
 
     data: list[dict[str, Any]]
     layout: dict[str, Any]
+    words: str = ""
+    """What it shows, for those who do not see it; empty: a table of the page says it."""
 
-    def html(self) -> str:
-        """Return the chart for a page that has loaded plotly.js."""
+    def html(self, title: str = "") -> str:
+        """Return the chart for a page that has loaded plotly.js. Args: title: what a screen reader calls it, before `words`."""
         parts = (self.data, _LAYOUT | self.layout, {"displaylogo": False, "responsive": True})
         chart = ", ".join(json.dumps(part, allow_nan=False) for part in parts)
         # No text of a user ends the script, or is a tag to plotly.js, which draws links: of tags, only ends of lines and of hover texts are known.
         chart = _TAG.sub("&lt;", chart).replace("<", "\\u003c")
-        return f"<div></div><script>Plotly.newPlot(document.currentScript.previousElementSibling, {chart})</script>"
+        label = html.escape(". ".join(part for part in (title, self.words) if part))
+        return f"<div role='img' aria-label='{label}'></div><script>Plotly.newPlot(document.currentScript.previousElementSibling, {chart})</script>"
 
 
 def right_axis(title: str) -> dict[str, Any]:

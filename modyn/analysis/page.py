@@ -21,6 +21,7 @@ p.note { color: #59636e; margin: .2rem 0 .6rem; max-width: 75ch; }
 .card { border: 1px solid #d1d9e0; border-radius: 8px; padding: .6rem 1rem; min-width: 8rem; }
 .card b { display: block; font-size: 1.5rem; } .card span { color: #59636e; font-size: .85rem; }
 table { border-collapse: collapse; font-size: .88rem; }
+.wide { overflow-x: auto; }
 td, th { border-bottom: 1px solid #d1d9e0; padding: .25rem .7rem; text-align: right; }
 th { font-weight: 600; } td:first-child, th:first-child { text-align: left; }
 pre { background: #f6f8fa; padding: 1rem; overflow: auto; font-size: .82rem; }
@@ -39,11 +40,11 @@ def page(title: str, parts: Sequence[str]) -> str:
 
 def section(title: str, note: str, figure: Figure) -> str:
     """Return a chart under its heading. Args: note: a sentence below the heading."""
-    return f"<h2>{html.escape(title)}</h2><p class='note'>{html.escape(note)}</p>{figure.html()}"
+    return f"<h2>{html.escape(title)}</h2><p class='note'>{html.escape(note)}</p>{figure.html(title)}"
 
 
 def html_table(header: list[str], rows: list[list[Any]]) -> str:
     """Return a table. Args: rows: cells of any type, shown as their text."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"

@@ -50,6 +50,8 @@ _STAGE_COLOURS = dict(zip(STAGES, ("#8250df", ACTIVE, "#2da44e", TRAINED), stric
 MATRIX_COLOURS = ("#f7fbff", "#c6dbef", "#9ecae1", "#6baed6")
 """From low to high scores: `MATRIX_TEXT` is readable on each of them and between."""
 MATRIX_TEXT = "#1f2328"
+MAX_NUMBERED = 32
+"""Columns of a matrix whose cells have their numbers: in narrower cells plotly.js would make them too small to be read."""
 _MODELS_NOTE = "Each bar spans the data that a model was trained on; the diamond is its trigger."
 _LOSS_NOTE = (
     f"The newest {LOSS_CURVES} trainings in a row: means of epochs and of samples held out for validation, and losses of batches that "
@@ -137,7 +139,7 @@ def matrix_figure(cells: pd.DataFrame, active: pd.DataFrame, series: Series) -> 
         "hovertemplate": "%{y}<br>%{x}<br>" + series.metric + " %{z:.4f}<extra></extra>",
         "colorbar": {"title": {"text": series.metric}},
     }
-    if values.size <= 600:
+    if values.size <= 600 and columns.number <= MAX_NUMBERED:
         heatmap["text"] = [["" if math.isnan(v) else f"{v:.2f}" for v in row] for row in values]
         heatmap |= {"texttemplate": "%{text}", "textfont": {"color": MATRIX_TEXT}}
     answers = active["trigger_id"].fillna(-1).to_numpy(np.int64)

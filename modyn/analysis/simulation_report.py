@@ -82,8 +82,10 @@ def times_figure(table: pd.DataFrame) -> Figure:
         "marker": {"symbol": "line-ns-open", "size": 10, "color": ACTIVE},
         "hovertemplate": "%{y}<br>%{x}<br>%{customdata} triggers<extra></extra>",
     }
+    counts = [f"{name}: {len(times)}" for name, times in zip(table["policy"], table["times"], strict=True)]
     order = {"type": "category", "autorange": "reversed", "categoryorder": "array", "categoryarray": table["policy"].to_list()}
-    return Figure([triggers], {"height": 120 + 22 * max(4, len(table)), "yaxis": order, "xaxis": {"type": "date"}})
+    layout = {"height": 120 + 22 * max(4, len(table)), "yaxis": order, "xaxis": {"type": "date"}}
+    return Figure([triggers], layout, f"Each policy with its number of triggers: {_listed(counts)}")
 
 
 def cost_figure(table: pd.DataFrame, column: str, *, higher_is_better: bool) -> Figure:
@@ -95,7 +97,7 @@ def cost_figure(table: pd.DataFrame, column: str, *, higher_is_better: bool) -> 
     score = np.asarray(values if higher_is_better else -values, np.float64)
     front = pareto_front(np.asarray(cost, np.float64), score)
     points = {"type": "scatter", "hovertemplate": "%{text}<br>%{x}, %{y}<extra></extra>", "textposition": "top center"}
-    data: list[dict[str, Any]] = []
+    data, words = list[dict[str, Any]](), list[str]()
     for name, chosen, colour in (("beaten", ~front, NEUTRAL), ("not beaten", front, TRAINED)):
         order = np.argsort(cost.to_numpy(np.float64), kind="stable")
         rows = order[chosen[order]]
@@ -103,9 +105,19 @@ def cost_figure(table: pd.DataFrame, column: str, *, higher_is_better: bool) -> 
         mode = ("lines+" if line else "") + "markers" + ("+text" if len(rows) <= MAX_NAMES else "")
         where = {"x": _known(cost.iloc[rows]), "y": _known(values.iloc[rows]), "text": table["policy"].iloc[rows].to_list()}
         data.append({**points, **line, **where, "mode": mode, "name": name, "marker": {"size": 9, "color": colour}})
+        words += [
+            f"{policy}: {x:g}, {y:g}, {name}"
+            for policy, x, y in zip(where["text"], where["x"], where["y"], strict=True)
+            if x is not None and y is not None
+        ]
     unit = "training time in s" if cost.name == "training_s" else "samples trained on"
     axes = {"xaxis": {"title": {"text": unit}, "rangemode": "tozero"}, "yaxis": {"title": {"text": column}}}
-    return Figure(data, {"height": 420, **axes})
+    return Figure(data, {"height": 420, **axes}, f"Each policy with {unit} and {column}: {_listed(words)}")
+
+
+def _listed(words: list[str]) -> str:
+    more = [f"and {len(words) - MAX_NAMES} more, in the table of all policies"] if len(words) > MAX_NAMES else []
+    return "; ".join(words[:MAX_NAMES] + more)
 
 
 def _known(values: pd.Series[float]) -> list[float | None]:

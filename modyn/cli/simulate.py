@@ -16,7 +16,7 @@ import typer
 from modyn.cli.context import Json, connect, say
 from modyn.cli.output import print_json, print_table
 
-_FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 """With which a text begins that a spreadsheet runs."""
 
 if TYPE_CHECKING:

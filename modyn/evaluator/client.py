@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from modyn.config.promotion import PromotionCondition
 from modyn.errors import BY_REASON, ConfigError, ModynError
 from modyn.evaluator.records import (
     ATC,
@@ -157,6 +158,16 @@ def metric_directions(dataset: Mapping[str, Any]) -> dict[str, bool]:
 
     loaded = load_dataset(dataset)
     return {label: lower_is_better(section) for label, section in zip(loaded.metric_labels(), loaded.metrics, strict=True)}
+
+
+def check_ranges(conditions: Sequence[PromotionCondition], entries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise ConfigError for a number of a condition that no value of its metric can have. Args: entries: see `evaluated_entries`."""
+    from modyn.evaluator.config import beyond_range
+
+    for each in conditions:
+        metric = next(metric for metric in entries[each.dataset]["metrics"] if metric["label"] == each.metric)
+        if message := beyond_range(each, metric):
+            raise ConfigError(message)
 
 
 class EvaluatorClient(SectionClient):

@@ -13,7 +13,7 @@ from modyn.config.base import Problem, Severity, check_section, load_section, re
 from modyn.config.downsampling_turns import scored_handlers, turns_by_score
 from modyn.config.label_delay import LABEL_DELAY
 from modyn.config.policy import load_policy
-from modyn.config.promotion import evaluated_entries, parse_condition
+from modyn.config.promotion import PromotionCondition, evaluated_entries, parse_condition
 from modyn.dataset.config import DataConfig
 from modyn.dataset.user_code import missing_extras
 from modyn.errors import InvalidArgumentError
@@ -110,10 +110,17 @@ def check_conditions(pipeline: Mapping[str, Any]) -> list[Problem]:
         wrong = check_metric(metric, path)
         if not wrong and classes is not None:
             wrong = _unfit_metrics([metric], classes, path)
-        if not wrong and in_unit_interval(metric) and not 0 <= condition.number <= 1:
-            wrong = [Problem(path, f"'{condition}': '{condition.metric}' lies in [0, 1]; write a number between 0 and 1")]
+        if not wrong and (message := beyond_range(condition, metric)):
+            wrong = [Problem(path, message)]
         found += [Problem(path, problem.message, problem.severity) for problem in wrong]
     return found
+
+
+def beyond_range(condition: PromotionCondition, metric: Mapping[str, Any]) -> str:
+    """What is wrong with the number of a condition that no value of its metric can have; empty: it can. Args: metric: a section without mistakes."""
+    if not in_unit_interval(metric) or 0 <= condition.number <= 1:
+        return ""
+    return f"'{condition}': '{condition.metric}' lies in [0, 1]; write a number between 0 and 1"
 
 
 def _unfit_thresholds(pipeline: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Iterator[Problem]:

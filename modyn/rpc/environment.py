@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, MutableMapping
 from fnmatch import fnmatchcase
@@ -17,6 +18,8 @@ ALLOWED: Final = (
     *("CUDA_*", "CUDNN_*", "CUBLAS_*", "NCCL_*", "NVIDIA_*", "TORCH*", "PYTORCH_*", "TRITON_*"),
 )
 """Names of variables; `*` stands for any end."""
+_SECRET: Final = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL")
+"""In the name of a variable of a library that holds a secret, such as NVIDIA_API_KEY."""
 
 
 def look_here_last() -> None:
@@ -29,11 +32,14 @@ def look_here_last() -> None:
 
 
 def keep_allowed(environment: MutableMapping[str, str], more: Iterable[str] = ()) -> None:
-    """Remove all variables from `environment` that neither `ALLOWED` nor `more`, patterns of the same kind, name.
+    """Remove all variables from `environment` that neither `ALLOWED` nor `more`, patterns of the same kind, name. What looks like a secret
+    by its name stays only if `more` names it.
 
     For `os.environ` of a service that runs user code, once its configuration is read and before any thread runs: the fork server and its
     workers inherit what is left.
     """
-    allowed = (*ALLOWED, *more)
-    for name in [name for name in environment if not any(fnmatchcase(name, pattern) for pattern in allowed)]:
-        del environment[name]
+    wanted = tuple(more)
+    for name in list(environment):
+        patterns = wanted if _SECRET.search(name) else (*ALLOWED, *wanted)
+        if not any(fnmatchcase(name, pattern) for pattern in patterns):
+            del environment[name]

@@ -13,8 +13,9 @@ import functools
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sized
+from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import orjson
 
@@ -34,6 +35,7 @@ from modyn.rpc.http_guard import HttpGuard
 from modyn.rpc.logs import get_logger
 from modyn.serving.http_limits import HttpError, HttpLimits, Receive, RequestBodies
 from modyn.serving.infer import InferAnswer, InferRequest
+from modyn.serving.json_parts import PART_BYTES, PART_VALUES
 from modyn.serving.json_tensors import encode_answer, metadata, parse_request, server_metadata
 from modyn.serving.metrics import count_error
 from modyn.serving.model_server import InferTicket, ModelServer
@@ -42,6 +44,7 @@ from modyn.serving.observation_router import ObservationRouter
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = tuple[tuple[bytes, bytes], ...]
+T = TypeVar("T")
 
 STATUSES: Final[tuple[tuple[type[ModynError], int], ...]] = (
     (InvalidArgumentError, 400),
@@ -106,6 +109,8 @@ class HttpApp:
         self._server, self._guard, self._tokens, self._observations = server, guard, tokens, observations
         self.limits, self.bodies = limits, RequestBodies(limits)
         self._logger = get_logger("serving.http")
+        # One thread: it holds one decoded request, and takes at most half of the interpreter's time from the loop.
+        self._large = ThreadPoolExecutor(1, "http-large")
         self._answers: deque[tuple[_Reply, InferAnswer | ModynError]] = deque()
         self._woken = False
         # Protects the two fields above: answers on their way from the threads that predict, and whether the loop has been woken to take them.
@@ -191,30 +196,57 @@ class HttpApp:
         try:
             self._check_type(headers, _INFER_TYPES)
             self._server.table().routes(model)  # raises NotFoundError: before the body is read
-            wanted = parse_request(model, version, await self.bodies.read(headers, receive), _header_length(headers))
+            body, length = await self.bodies.read(headers, receive), _header_length(headers)
+            if is_small := len(body) <= PART_BYTES:
+                wanted = parse_request(model, version, body, length)
+            else:
+                wanted = await self._aside(len(body), parse_request, model, version, body, length)
         except (HttpError, ModynError) as error:
             count_error(self._server.table().models, model, error.reason)
             raise
         reply = _Reply()
-        ticket = self._begin(wanted.request, reply)
+        if is_small:
+            ticket = self._begin(wanted.request, reply)
+        else:
+            ticket = await self._aside(0, self._server.infer, wanted.request, self._done(reply))
         if reply.answer is None:
             await self._wait(reply, ticket, receive)
         answer = reply.answer
         assert answer is not None
         if isinstance(answer, ModynError):
             raise answer
-        encoded, head = encode_answer(answer, wanted)
+        num_values = 0
+        for values in answer.outputs.values():
+            num_values += values.size
+        if num_values <= PART_VALUES:
+            encoded, head = encode_answer(answer, wanted)
+        else:
+            encoded, head = await self._aside(0, encode_answer, answer, wanted)
         if head is None:
             return encoded, _JSON
         return encoded, ((b"content-type", b"application/octet-stream"), (HEADER_LENGTH, b"%d" % head))
 
     def _begin(self, request: InferRequest, reply: _Reply) -> InferTicket:
         """Have a request predicted. What comes with others waits until the loop has read them all, and is one batch with them."""
-        loop = asyncio.get_running_loop()
-        done = functools.partial(self._post, loop, threading.get_ident(), reply)
+        done = self._done(reply)
         if len(self.open_requests) == 1:
             return self._server.infer(request, done, at_once=True)
-        return self._server.infer(request, done, loop.call_soon)
+        return self._server.infer(request, done, asyncio.get_running_loop().call_soon)
+
+    def _done(self, reply: _Reply) -> Callable[[InferAnswer | ModynError], None]:
+        """Return what a prediction calls with its answer, in any thread. Called by the loop."""
+        return functools.partial(self._post, asyncio.get_running_loop(), threading.get_ident(), reply)
+
+    async def _aside(self, size: int, function: Callable[..., T], *args: Any) -> T:
+        """Call a function in the thread of large requests: the loop answers small ones meanwhile.
+
+        Args: size: bytes that wait for it. Raises: OverloadedError: too many wait already. Others as the function.
+        """
+        self.bodies.hold(size)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._large, function, *args)
+        finally:
+            self.bodies.release(size)
 
     async def _wait(self, reply: _Reply, ticket: InferTicket, receive: Receive) -> None:
         """Wait for an answer, at most until the client has gone."""

@@ -6,7 +6,7 @@ Source: Open Inference Protocol, version 2, "HTTP/REST"; "Binary Tensor Data Ext
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Final, NamedTuple
 
@@ -16,6 +16,7 @@ import orjson
 from modyn.errors import InvalidArgumentError
 from modyn.registry import nearest
 from modyn.serving.infer import InferAnswer, InferRequest
+from modyn.serving.json_parts import PART_VALUES, ListInParts, dumps_values, load_tensors
 from modyn.serving.parameters import refuse_unsupported, timeout_of
 from modyn.serving.signature import DTYPES, ModelSignature, Tensor, TensorSignature, datatype_of
 
@@ -51,7 +52,7 @@ def parse_request(model: str, version: str | None, body: bytes, header_bytes: in
     if header_bytes is not None and not 0 < header_bytes <= len(body):
         raise InvalidArgumentError(f"Inference-Header-Content-Length is {header_bytes}, and the body has {len(body)} bytes")
     rest: memoryview | bytes = b"" if header_bytes is None else memoryview(body)[header_bytes:]
-    fields = load_object(body[:header_bytes], "the request")
+    fields = load_object(body[:header_bytes], "the request", load_tensors)
     return _with_options(model, version, parse_inputs(fields, rest), fields)
 
 
@@ -192,10 +193,22 @@ def metadata(model: str, versions: Sequence[str], signature: ModelSignature) -> 
 
 def from_data(name: str, datatype: str, shape: tuple[int, ...], data: object) -> Tensor:
     """Make a tensor of JSON values, a flat list or nested ones. Raises InvalidArgumentError: they are of another kind, number or shape."""
-    if not isinstance(data, list):
+    if isinstance(data, list):
+        return _shaped(name, shape, _from_list(name, datatype, data))
+    if not isinstance(data, ListInParts):
         raise InvalidArgumentError(f"input '{name}': data is {_shown(data)}; write a list of values, or set binary_data_size")
+    try:
+        values = _shaped(name, shape, np.concatenate([_from_list(name, datatype, part) for part in data.take()]))
+    except ValueError as error:
+        raise _ragged(name) from error
+    if not data.fits(shape):
+        raise InvalidArgumentError(f"input '{name}': data is nested, and not as its shape {list(shape)} is")
+    return values
+
+
+def _from_list(name: str, datatype: str, data: list[Any]) -> Tensor:
     if datatype == "BYTES":
-        return _shaped(name, shape, _texts(name, data))
+        return _texts(name, data)
     try:
         values = np.array(data)
     except (ValueError, OverflowError) as error:
@@ -208,7 +221,11 @@ def from_data(name: str, datatype: str, shape: tuple[int, ...], data: object) ->
         values = np.array(_nulls_as_nan(data))
     elif wanted.kind in "iu" and values.dtype.kind == "f":  # NumPy has no whole numbers for both 0 and 2**63
         values = np.array(data, np.object_)
-    return _shaped(name, shape, _cast(name, datatype, values))
+    return _cast(name, datatype, values)
+
+
+def _ragged(name: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"input '{name}': data is no tensor of texts or numbers: its lists differ in length or depth")
 
 
 def from_bytes(name: str, datatype: str, shape: tuple[int, ...], content: memoryview | bytes) -> Tensor:
@@ -242,10 +259,10 @@ def to_bytes(values: Tensor) -> bytes:
     return np.ascontiguousarray(values, values.dtype.newbyteorder("<")).tobytes()
 
 
-def load_object(text: bytes, what: str) -> dict[str, Any]:
+def load_object(text: bytes, what: str, loads: Callable[[bytes], Any] = orjson.loads) -> dict[str, Any]:
     """Return the JSON object in `text`. Raises InvalidArgumentError, which begins with `what`."""
     try:
-        fields = orjson.loads(text)
+        fields = loads(text)
     except orjson.JSONDecodeError as error:
         raise InvalidArgumentError(f"{what} is not JSON (NaN is none either): {error}") from error
     if not isinstance(fields, dict):
@@ -262,7 +279,9 @@ def _cast(name: str, datatype: str, values: Tensor) -> Tensor:
         bounds = np.iinfo(wanted)
         if low < bounds.min or high > bounds.max:
             raise InvalidArgumentError(f"input '{name}': {low if low < bounds.min else high} does not fit into {datatype}")
-    if wanted in _INFINITE and np.count_nonzero(np.abs(values.astype(np.float64, copy=False)) >= _INFINITE[wanted]):
+    if wanted.kind == "f":  # as if all were written as fractions, also where whole numbers alone are in a part
+        values = values.astype(np.float64, copy=False)
+    if wanted in _INFINITE and np.count_nonzero(np.abs(values) >= _INFINITE[wanted]):
         raise InvalidArgumentError(f"input '{name}': a number in data does not fit into {datatype}")
     return values.astype(wanted)
 
@@ -293,7 +312,7 @@ def _texts(name: str, data: list[Any]) -> Tensor:
     while list in set(map(type, data)):
         sizes = {len(item) if isinstance(item, list) else -1 for item in data}
         if len(sizes) > 1:
-            raise InvalidArgumentError(f"input '{name}': data is no tensor of texts: its lists differ in length or depth")
+            raise _ragged(name)
         nesting += sizes
         data = [value for item in data for value in item]
     for item in data:
@@ -320,14 +339,15 @@ def _split(name: str, content: bytes) -> Tensor:
 
 def _objects(values: Sequence[bytes | None]) -> Tensor:
     made = np.empty(len(values), np.object_)
-    made[:] = values
+    for first in range(0, len(values), PART_VALUES):  # other threads run between two parts
+        made[first : first + PART_VALUES] = values[first : first + PART_VALUES]
     return made
 
 
 def _json_values(values: Tensor) -> Any:
     if values.dtype == np.object_:
         return [value.decode("utf-8", "replace") for value in values.ravel()]
-    return values.ravel()
+    return values.ravel() if values.size <= PART_VALUES else dumps_values(values.ravel())
 
 
 def _list(fields: Mapping[str, Any], name: str) -> list[dict[str, Any]]:

@@ -9,19 +9,17 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any, Final
 
-import orjson
-
 from modyn.errors import AlreadyExistsError, ConflictError, InvalidArgumentError, ModynError, NotFoundError
 from modyn.registry import nearest
 from modyn.serving.infer import InferAnswer, InferRequest
+from modyn.serving.json_parts import PART_BYTES, split_list
 from modyn.serving.json_tensors import MAX_ID, load_object, parse_inputs
 from modyn.serving.observation_join import RequestFeatures, num_rows
 from modyn.serving.observations import ObservationIntake, PostedLabel
 from modyn.serving.signature import Tensors
 
-_PART_BYTES: Final = 2**16
 _PART_LABELS: Final = 1000
-"""What is decoded and taken at once, so that predictions beside it wait for some milliseconds at most."""
+"""Taken at once, so that predictions wait for some milliseconds at most."""
 _LIST: Final = re.compile(rb'\s*\{\s*"observations"\s*:\s*\[')
 _END_OF_ITEM: Final = re.compile(rb"\}\s*,")
 _FIELDS: Final = ("request_id", "key", "inputs", "label", "model")
@@ -119,28 +117,22 @@ class ObservationRouter:
         return known[0]
 
 
-def split_observations(body: bytes, part_bytes: int = _PART_BYTES) -> Iterator[list[Any]]:
+def split_observations(body: bytes, part_bytes: int = PART_BYTES) -> Iterator[list[Any]]:
     """Yield the list `observations` of a JSON object in parts of about `part_bytes`, none of them empty.
 
-    Rule: what stands between the beginning of the list and a brace before a comma is a part if it is JSON as a list of its own: within a text or an
-    inner object it is not, since that would have no end. Then the next such brace is looked for, twice as far away.
     Raises: InvalidArgumentError: it is no such object. Parts may have come before.
 
     >>> list(split_observations(b'{"observations": [{"key": "a},"}, {"label": {"b": [2]}}, {}]}', 1))
     [[{'key': 'a},'}, {'label': {'b': [2]}}], [{}]]
     """
-    begin = _LIST.match(body) if len(body) > part_bytes else None
-    start, head = 0 if begin is None else begin.end(), b"" if begin is None else begin[0]
-    view, wanted = memoryview(body), part_bytes
-    while begin is not None and (end := _END_OF_ITEM.search(body, start + wanted)) is not None:
-        try:
-            part = orjson.loads(b"".join((b"[", view[start : end.start() + 1], b"]")))
-        except orjson.JSONDecodeError:
-            wanted *= 2
-            continue
-        yield part
-        start, wanted = end.end(), part_bytes
-    fields = load_object(head + view[start:] if start else body, "the observations")
+    rest = body
+    if len(body) > part_bytes and (begin := _LIST.match(body)) is not None:
+        start = begin.end()
+        for part, after in split_list(body, start, _END_OF_ITEM, part_bytes):
+            yield part
+            start = after
+        rest = begin[0] + memoryview(body)[start:]
+    fields = load_object(rest, "the observations")
     found = fields.get("observations")
     if not isinstance(found, list) or not found:
         near = "" if "observations" in fields else nearest("observations", list(fields))

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from modyn.config.durations import parse_duration
 from modyn.config.promotion import PromotionCondition, evaluated_entries, parse_condition
 from modyn.errors import ConflictError, InvalidArgumentError, NotFoundError
-from modyn.evaluator.client import InIntervals, Measured, MeasureRequest, Score, metric_directions
+from modyn.evaluator.client import InIntervals, Measured, MeasureRequest, Score, check_ranges, metric_directions
 from modyn.model_storage.client import CurrentVersions, GateVerdict, StoredModelInfo
 from modyn.records import Interval, ModelVersion, RunId
 from modyn.storage.client import DatasetInfo
@@ -107,7 +107,7 @@ class PromotionGate:
 
     Args: pipeline: of the run, whose `evaluation.datasets` says how samples are read; one that it lacks is read as its first one, or as its
     `data`. clock: seconds since 1970, at which a window ends where samples lie in the future.
-    Raises: ConfigError: a metric or an entry is wrong.
+    Raises: ConfigError: a metric or an entry is wrong, or no value of a metric meets or misses its number.
     """
 
     def __init__(
@@ -124,6 +124,7 @@ class PromotionGate:
         self._run_id, self._models, self._evaluator, self._storage = run_id, models, evaluator, storage
         self._entries = evaluated_entries(pipeline, self.conditions)
         self._low_is_good = {name: metric_directions(entry) for name, entry in self._entries.items()}
+        check_ranges(self.conditions, self._entries)
         self._device = str((pipeline.get("evaluation") or {}).get("device", "cpu"))
         self._cache = pipeline.get("cache") or {}
 

@@ -15,7 +15,7 @@ import numpy as np
 from modyn.config.serving import unreadable_observations
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
 from modyn.models.classes import LabelClasses
-from modyn.records import LARGEST_LABEL, has_label
+from modyn.records import has_label, why_no_label
 from modyn.rpc.logs import get_logger
 from modyn.serving.observation_join import Appended, ObservationRecord
 from modyn.serving.signature import Tensors
@@ -93,15 +93,13 @@ class StorageObservationLog:
 
     def check_label(self, label: float | int) -> None:
         """As `ObservationLog.check_label`."""
-        if self._float_labels and not abs(label) <= LARGEST_LABEL:
-            raise InvalidArgumentError(
-                f"the label is {label!r}; send a finite number of at most {LARGEST_LABEL:.4g}, as float32 holds"
+        if why := why_no_label(label, self._float_labels):
+            other = (
+                ""
+                if self._float_labels
+                else "; `modyn data register NAME --records -o label_type=float` makes one that takes fractions"
             )
-        if not self._float_labels and not (-(2**63) <= label < 2**63 and label == int(label)):
-            raise InvalidArgumentError(
-                f"the label is {label!r}, and dataset '{self._dataset}' takes whole numbers of 64 bits; send one, or serve with a dataset of "
-                "`modyn data register NAME --records -o label_type=float`"
-            )
+            raise InvalidArgumentError(f"the {why}{other}")
         if self._classes is not None and (why := self._classes.why_not(label)):
             raise InvalidArgumentError(f"{why}; send one of these")
 

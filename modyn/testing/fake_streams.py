@@ -9,6 +9,7 @@ import numpy as np
 
 from modyn.records import SampleBatch
 from modyn.storage.client import LateLabelBatch, NewLabels, NewSamples
+from modyn.storage.index.late_labels import check_late_labels
 from modyn.testing.held_dataset import HeldDataset
 
 
@@ -52,6 +53,7 @@ class FakeNewLabels(NewLabels):
         with self._arrived:
             while not self._stopped:
                 dataset = self._dataset()
+                check_late_labels(dataset.config.name, self._next, len(dataset.late))
                 keys = np.array(list(dataset.late)[self._next : self._next + self._batch_size], np.int64)
                 if len(keys):
                     found = LateLabelBatch(self._next, dataset.batch(keys))

@@ -11,7 +11,7 @@ import numpy as np
 
 from modyn.config.dataset import DatasetConfig
 from modyn.errors import InvalidArgumentError, NotFoundError
-from modyn.records import Int64Array, LabelArray, SampleBatch
+from modyn.records import Int64Array, LabelArray, SampleBatch, why_no_label
 from modyn.storage.client import AppendedRecord, DatasetSchema, FileProblem, NewRecord
 
 
@@ -46,7 +46,12 @@ class HeldDataset:
         return 0 <= key < len(self.timestamps) and key not in self.deleted
 
     def set_labels(self, labels: Mapping[str, float]) -> list[AppendedRecord]:
-        """As `StorageClient.set_labels`. Raises: NotFoundError: there is no such record."""
+        """As `StorageClient.set_labels`. Raises: NotFoundError: there is no such record. InvalidArgumentError: a label is none."""
+        for key, label in labels.items():
+            if reason := why_no_label(label, self.float_labels):
+                raise InvalidArgumentError(
+                    f"record '{key}' of dataset '{self.config.name}': its {reason}. None of this call was set"
+                )
         if unknown := [key for key in labels if key not in self.appended]:
             raise NotFoundError(f"dataset '{self.config.name}' has no record with the key '{unknown[0]}'")
         answers = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import warnings
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from modyn.analysis.bins import MAX_BINS, Bins, binned_cells, binned_triggers
 from modyn.analysis.check_charts import MAX_PANELS, checks_figure
 from modyn.analysis.checks import checks_table
 from modyn.analysis.figure import Figure
+from modyn.analysis.page import section
 from modyn.analysis.report import (
     losses_figure,
     matrix_figure,
@@ -247,11 +249,33 @@ def test_the_numbers_of_the_matrix_are_readable_on_each_colour() -> None:
         linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
         return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
 
-    few = invented_results(models=3, intervals=2)
-    ((series, cells),) = series_cells(few.evaluations)
-    (heat,) = matrix_figure(cells, composite_scores(cells, few.triggers, "active"), series).data
+    (heat,) = matrix_of(models=3, intervals=2).data
     text = luminance(heat["textfont"]["color"])
-    assert min((luminance(colour) + 0.05) / (text + 0.05) for _, colour in heat["colorscale"]) >= 4.5
+    stops = [[int(colour[at : at + 2], 16) for at in (1, 3, 5)] for _, colour in heat["colorscale"]]
+    between = [
+        np.add(np.multiply(1 - part, low), np.multiply(part, high))
+        for low, high in pairwise(stops)
+        for part in np.linspace(0, 1, 101)
+    ]
+    colours = ["#" + "".join(f"{round(value):02x}" for value in colour) for colour in between]
+    assert min((luminance(colour) + 0.05) / (text + 0.05) for colour in colours) >= 4.5
+
+
+def matrix_of(models: int, intervals: int) -> Figure:
+    few = invented_results(models=models, intervals=intervals)
+    ((series, cells),) = series_cells(few.evaluations)
+    return matrix_figure(cells, composite_scores(cells, few.triggers, "active"), series)
+
+
+def test_cells_too_narrow_for_their_numbers_have_none() -> None:
+    assert "text" in matrix_of(models=20, intervals=11).data[0]
+    assert "text" not in matrix_of(models=3, intervals=190).data[0]
+
+
+def test_charts_have_a_name_for_screen_readers() -> None:
+    shown = section("Cost & <waiting>", "", Figure([], {}, "'often': 3"))
+    assert "<div role='img' aria-label='Cost &amp; &lt;waiting&gt;. &#x27;often&#x27;: 3'></div>" in shown
+    assert "aria-label='Scores'" in section("Scores", "", Figure([], {}))
 
 
 def test_pictures_of_many_triggers_are_binned() -> None:

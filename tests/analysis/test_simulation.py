@@ -10,7 +10,7 @@ import pytest
 
 from modyn.analysis.results import RunResults, evaluations_table, triggers_table
 from modyn.analysis.simulation import simulation_table
-from modyn.analysis.simulation_report import MAX_NAMES, cost_figure, render_simulation
+from modyn.analysis.simulation_report import MAX_NAMES, cost_figure, render_simulation, times_figure
 from modyn.evaluator.client import EvaluationResult
 from modyn.records import EvalInterval, RunId, SampleBatch
 from modyn.supervisor.client import Run, RunMode, RunState, TriggerRecord, TriggerState
@@ -86,6 +86,29 @@ def test_points_have_the_names_of_their_policies_beside_them_unless_there_are_ma
     many = pd.concat([table] * MAX_NAMES, ignore_index=True)
     crowded = cost_figure(many, "estimated Accuracy", higher_is_better=True).data
     assert not any("text" in trace["mode"] for trace in crowded if len(trace["x"]) > MAX_NAMES)
+    for trace in (*shown, *crowded):  # where the pointer is, in any case
+        assert trace["hovertemplate"].startswith("%{text}")
+        assert len(trace["text"]) == len(trace["x"])
+
+
+def test_screen_readers_are_told_the_names_and_values_of_points() -> None:
+    table = table_of(reference("Accuracy"), often=5, seldom=20, never=1000)
+    words = cost_figure(table, "estimated Accuracy", higher_is_better=True).words
+    assert words == (
+        "Each policy with training time in s and estimated Accuracy: often: 8, 0.7, beaten; seldom: 2, 0.7, not beaten"
+    ), "the one that has no score has no point"
+    assert times_figure(table).words == "Each policy with its number of triggers: often: 8; seldom: 2; never: 0"
+    many = pd.concat([table] * MAX_NAMES, ignore_index=True)
+    assert (
+        f"and {2 * MAX_NAMES - MAX_NAMES} more, in the table of all policies"
+        in cost_figure(many, "estimated Accuracy", higher_is_better=True).words
+    )
+    assert f"aria-label='Cost and waiting. {cost_figure_words(table)}'" in render_simulation(table, "run r")
+
+
+def cost_figure_words(table: pd.DataFrame) -> str:
+    waiting = table.assign(**{"mean waiting in days": table["mean_waiting_s"] / 86_400})
+    return cost_figure(waiting, "mean waiting in days", higher_is_better=False).words
 
 
 def test_a_reference_without_the_whole_matrix_is_named() -> None:

@@ -92,7 +92,7 @@ def test_results_are_written_as_files(table: pd.DataFrame, tmp_path: Path) -> No
     assert (tmp_path / "page.html").read_text() == (tmp_path / "simulation.html").read_text()
 
 
-@pytest.mark.parametrize("name", ["=cmd|' /C calc'!A0", "+1+1", "-1+1", "@SUM(1)", "\t=1"])
+@pytest.mark.parametrize("name", ["=cmd|' /C calc'!A0", "+1+1", "-1+1", "@SUM(1)", "\t=1", "\n=1", "＝1"])
 def test_no_text_of_a_csv_file_is_a_formula_to_a_spreadsheet(table: pd.DataFrame, tmp_path: Path, name: str) -> None:
     table.loc[0, "policy"], table[f"{name} "], table["number"] = name, "-x", -1.5
     _write(table, "dataset d", tmp_path, None)

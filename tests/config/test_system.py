@@ -169,8 +169,9 @@ COMPOSE_VARIABLES = sorted(set(re.findall(r"\$\{(MODYN_\w+)", (Path(__file__).pa
     ],
 )  # fmt: skip
 def test_variables_of_kubernetes_and_of_the_compose_file_are_left_alone(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    before = load_system_config()
     monkeypatch.setenv(name, "1")
-    load_system_config()
+    assert load_system_config() == before
 
 
 def test_words_of_yaml_stay_words(tmp_path: Path) -> None:

@@ -109,7 +109,8 @@ def test_what_may_draw_as_far_as_its_source_shows(
     "arguments", ["data, offsets, generator", "data, offsets, generator=None", "data, offsets, *, generator", "data, offsets"]
 )
 def test_a_generator_may_be_a_parameter_of_any_function(arguments: str) -> None:
-    check_function(f"def batch_parser_function({arguments}):\n    return data", "batch_parser_function", 2)
+    source = f"def batch_parser_function({arguments}):\n    return data"
+    assert check_function(source, "batch_parser_function", 2) == source
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ def test_what_libraries_read_stays_and_secrets_go() -> None:
                 "PGPASSWORD",
                 "AWS_SECRET_ACCESS_KEY",
                 "MY_TOKEN",
+                *("NVIDIA_API_KEY", "GRPC_AUTH_TOKEN", "PYTHON_KEYRING_PASSWORD", "ARROW_FLIGHT_SECRET", "TRITON_CREDENTIALS"),
             ),
         ),
         "value",
@@ -28,6 +29,9 @@ def test_what_libraries_read_stays_and_secrets_go() -> None:
     keep_allowed(environment, ["HF_*"])
     kept = {"PATH", "HOME", "LC_ALL", "PYTHONPATH", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TORCH_LOGS", "HF_HOME"}
     assert environment.keys() == kept
+    asked_for = dict.fromkeys(("HF_TOKEN", "NVIDIA_API_KEY", "PATH"), "value")
+    keep_allowed(asked_for, ["HF_*"])
+    assert asked_for.keys() == {"HF_TOKEN", "PATH"}
 
 
 def test_modules_of_the_current_folder_are_found_and_stand_for_no_others(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -210,7 +211,8 @@ def build(context):
     exec(sys.argv[2])
     return [Registration(pb_grpc.add_SelectorServicer_to_server, pb_grpc.SelectorServicer(), "modyn.Selector")]
 
-sys.exit(run_service("selector", SystemConfig(state_dir=Path(sys.argv[1])), build, eval(sys.argv[3])))
+config = SystemConfig(state_dir=Path(sys.argv[1]), selector={"metrics_port": int(sys.argv[4])})
+sys.exit(run_service("selector", config, build, eval(sys.argv[3])))
 """
 
 
@@ -219,9 +221,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts `PROGRAM` as a process; its argument runs while it builds the service."""
     running: list[subprocess.Popen[str]] = []
 
-    def launch(more: str = "", limits: ShutdownLimits = ShutdownLimits()) -> subprocess.Popen[str]:  # noqa: B008  (frozen)
+    def launch(more: str = "", limits: ShutdownLimits = ShutdownLimits(), metrics_port: int = 0) -> subprocess.Popen[str]:  # noqa: B008  (frozen)
         process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(tmp_path), more, repr(limits)],
+            [sys.executable, "-c", PROGRAM, str(tmp_path), more, repr(limits), str(metrics_port)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -235,14 +237,19 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate()
 
 
-def test_a_service_serves_metrics_and_ends_cleanly_on_sigterm(tmp_path: Path, start: Callable[[], subprocess.Popen[str]]) -> None:
-    process = start()
+def test_a_service_serves_metrics_at_its_port_and_ends_cleanly_on_sigterm(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = start(metrics_port=port)
     assert process.stdout is not None
     assert process.stdout.readline() == "healthy\n"
     config = SystemConfig(state_dir=tmp_path)
     eventually(lambda: is_serving(config.endpoint("selector")))
     assert oct(config.run_dir.stat().st_mode)[-3:] == "700"
     url = (tmp_path / "selector" / "metrics_url").read_text().strip()
+    assert url == f"http://127.0.0.1:{port}/metrics"
     assert b"modyn_call_seconds_count" in urllib.request.urlopen(url).read()
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=PATIENCE_S)

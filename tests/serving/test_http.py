@@ -8,9 +8,12 @@ import json
 import socket
 import ssl
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import trustme
 from prometheus_client import REGISTRY
@@ -20,9 +23,12 @@ from modyn.config.security import SecurityConfig
 from modyn.errors import ConfigError, SecurityError, UnavailableError
 from modyn.rpc.access import Role, derived_token
 from modyn.rpc.http_guard import HttpGuard
+from modyn.serving.batch_queue import BatchLimits
 from modyn.serving.http_app import HttpApp
 from modyn.serving.http_limits import HttpLimits
 from modyn.serving.http_server import HttpServer
+from modyn.serving.json_parts import PART_BYTES
+from modyn.serving.json_tensors import JsonRequest, parse_request
 from modyn.serving.model_server import ModelServerLimits
 from modyn.serving.predictor import VersionName
 from modyn.testing.fake_predictor import PredictorGate
@@ -75,6 +81,53 @@ def test_health_and_metadata(served: Served) -> None:
     }  # fmt: skip
     assert call(served, "GET", "/v2/models/m")[:2] == (200, expected)
     assert call(served, "GET", "/v2/models/m/versions/1")[:2] == (200, expected)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_a_small_prediction_is_answered_while_a_large_one_is_parsed(monkeypatch: pytest.MonkeyPatch, binary: bool) -> None:
+    served = Served(limits=ModelServerLimits(BatchLimits(max_batch_size=10_000)))
+    reached, resume = threading.Event(), threading.Event()
+
+    def parse(model: str, version: str | None, body: bytes, length: int | None = None) -> JsonRequest:
+        if len(body) > PART_BYTES:
+            reached.set()
+            assert resume.wait(PATIENCE_S), "no small prediction was answered meanwhile"
+        return parse_request(model, version, body, length)
+
+    monkeypatch.setattr("modyn.serving.http_app.parse_request", parse)
+    expected = np.arange(6_000)
+    content, headers = json.dumps(rows(*expected.tolist())).encode(), {}
+    if binary:
+        values = np.zeros((len(expected), 3), np.float32)
+        values[:, 0] = expected
+        fields = rows(shape=list(values.shape), data=None, parameters={"binary_data_size": values.nbytes})
+        head = json.dumps(fields).encode()
+        content, headers = head + values.tobytes(), {"Inference-Header-Content-Length": str(len(head))}
+    with closing(served), ThreadPoolExecutor(1) as client:
+        answered = client.submit(call, served, "POST", "/v2/models/m/infer", content, headers)
+        assert reached.wait(PATIENCE_S)
+        assert call(served, "POST", "/v2/models/m/infer", rows(4))[1]["outputs"][0]["data"] == [4]
+        assert not answered.done()
+        resume.set()
+        status, answer, _ = answered.result(PATIENCE_S)
+        assert (status, answer["outputs"][0]["data"]) == (200, expected.tolist())
+        assert served.http._app.bodies.unfinished_bytes == 0
+
+
+def test_what_is_wrong_in_a_large_request_is_said_and_counted(served: Served) -> None:
+    def count() -> float:
+        return REGISTRY.get_sample_value("modyn_serving_errors_total", {"model": "m", "reason": "INVALID_ARGUMENT"}) or 0.0
+
+    before = count()
+    for changes, message in (
+        ({"name": "x"}, "no input 'x'"),
+        ({"shape": [1, 3]}, "data has 18000 values; its shape [1, 3] has 3"),
+    ):
+        status, answer, _ = call(served, "POST", "/v2/models/m/infer", rows(*range(6_000), **changes))
+        assert (status, message in answer["error"]) == (400, True), answer
+    status, answer, _ = call(served, "POST", "/v2/models/m/infer", json.dumps(rows(*range(6_000))).encode()[:-1])
+    assert (status, "the request is not JSON" in answer["error"]) == (400, True), answer
+    assert count() - before == 3
 
 
 def test_predictions_of_the_serving_and_of_a_pinned_version(served: Served) -> None:

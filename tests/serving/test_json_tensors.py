@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,8 @@ from hypothesis.extra import numpy as arrays
 
 from modyn.errors import InvalidArgumentError
 from modyn.serving.infer import InferAnswer, InferRequest
-from modyn.serving.json_tensors import JsonRequest, encode_answer, from_bytes, parse_request, to_bytes
+from modyn.serving.json_parts import PART_BYTES, PART_VALUES, load_tensors
+from modyn.serving.json_tensors import JsonRequest, encode_answer, from_bytes, parse_inputs, parse_request, to_bytes
 from modyn.serving.signature import DTYPES, Tensor, datatype_of
 
 NUMBERS = st.sampled_from([dtype for name, dtype in DTYPES.items() if name != "BYTES"])
@@ -50,6 +52,62 @@ def test_a_tensor_comes_back_as_it_was_sent(values: Tensor, in_binary: bool, out
     assert again.tolist() == values.tolist()
     copied = from_bytes("x", datatype_of(values.dtype), values.shape, to_bytes(values))
     assert copied.tolist() == values.tolist()
+
+
+@given(tensors(), st.integers(1, 60), st.sampled_from([None, 1]), st.booleans(), st.booleans())
+def test_a_request_in_parts_is_the_whole(
+    values: Tensor, part_bytes: int, indent: int | None, is_flat: bool, is_wrong: bool
+) -> None:
+    """Each list of values is decoded in parts: the tensors are those of the whole, and so is what is said of a wrong request."""
+    data: Any = [item.decode() for item in values] if values.dtype == object else (values.ravel() if is_flat else values).tolist()
+    if is_wrong:
+        data.insert(len(data) // 2, {"data": ["]", 1]})
+    item = {"data": data, "name": 'the "data": [1, ', "datatype": datatype_of(values.dtype), "shape": list(values.shape)}
+    body = json.dumps({"parameters": {"data": [1, 2, 3]}, "inputs": [item, {**item, "name": "other"}]}, indent=indent).encode()
+    seen = list[object]()
+    for fields in (orjson.loads(body), load_tensors(body, part_bytes)):
+        try:
+            seen.append({name: (found.dtype, found.tolist()) for name, found in parse_inputs(fields).items()})
+        except InvalidArgumentError as error:
+            seen.append(type(error))
+    assert seen[0] == seen[1]
+    assert is_wrong == (seen[0] is InvalidArgumentError)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_parts"),
+    [
+        ("[1, 2, 3, 4]", 4),
+        ("[[1, 2], [3, 4]]", 4),
+        ("[ [[[1, 2]], [[3, 4]]] , [[[5, 6]], [[7, -8.5e-1]]] ]", 8),
+        ('["a, b", "c\\\\", "d\\", ", "e"]', 3),
+        ("[true, null, 1e5, 2]", 4),
+        ('[["a"], ["b"]]', 0),
+        ('[{"a": 1}, {"b": 2}]', 0),
+        ("[]", 0),
+    ],
+)
+def test_lists_are_split_between_their_items(text: str, num_parts: int) -> None:
+    found = load_tensors(b'{"inputs": [{"data": %b, "shape": [4]}]}' % text.encode(), 1)["inputs"][0]
+    assert found["shape"] == [4]
+    if not num_parts:
+        assert found["data"] == json.loads(text)
+        return
+    parts = list(found["data"].take())
+    assert len(parts) == num_parts
+    values = np.array(json.loads(text), object)
+    assert [item for part in parts for item in part] == values.ravel().tolist()
+    assert found["data"].fits(values.shape)
+    assert found["data"].fits([2, 1, values.size // 2]) == (values.ndim == 1)
+
+
+@pytest.mark.parametrize("text", ["[1,  , 2]", "[1, 2, ]", "[, 1]", "[1, 2", "[1], [2]", '"data": [1, 2]', "[1, 2]]", "[1, [2]"])
+def test_what_is_not_json_as_a_whole_is_refused_in_parts_with_its_place(text: str) -> None:
+    body = b'{"inputs": [{"data": %b, "shape": [2]}]}' % text.encode()
+    with pytest.raises(orjson.JSONDecodeError) as expected:
+        orjson.loads(body)
+    with pytest.raises(orjson.JSONDecodeError, match=re.escape(str(expected.value))):
+        load_tensors(body, 1)
 
 
 def request(missing: object = None, **changes: Any) -> bytes:
@@ -130,7 +188,7 @@ def test_whole_numbers_of_both_ends_of_a_datatype_stand_beside_each_other() -> N
         (request(datatype="BYTES", data=[["a"], ["b"]]), "input 'x': data has nested as [2, 1]; its shape [1, 2] has 2"),
         (
             request(datatype="BYTES", data=[["a", "b"], "c"]),
-            "input 'x': data is no tensor of texts: its lists differ in length or depth",
+            "input 'x': data is no tensor of texts or numbers: its lists differ in length or depth",
         ),
         (request(datatype="BYTES", data=[[["a", None]]]), "input 'x': data has nested as [1, 1, 2]; its shape [1, 2] has 2"),
         (request(datatype="BYTES", data=nested("a", 70)), "input 'x': no tensor has the shape [1, 1, 1,"),
@@ -217,3 +275,30 @@ def test_nan_becomes_null_in_json_and_stays_in_bytes() -> None:
     assert json.loads(body)["outputs"][0]["data"] == [None, 1.0]
     body, head = encode_answer(answer, JsonRequest(InferRequest("m", {}), all_binary=True))
     assert np.isnan(np.frombuffer(body[head:], np.float32)[0])
+
+
+def test_many_values_of_an_answer_are_encoded_as_few_are() -> None:
+    for values in (
+        np.arange(3 * PART_VALUES) / 7,
+        np.arange(2.0 * PART_VALUES + 1, dtype=np.float32) - 0.1,
+        np.full(2 * PART_VALUES, np.nan),
+    ):
+        answer = InferAnswer("m", "1", "r", {"x": values.reshape(1, -1)})
+        body, _ = encode_answer(answer, JsonRequest(InferRequest("m", {})))
+        output = json.loads(body)["outputs"][0]
+        assert output["data"] == orjson.loads(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY))
+        assert output["shape"] == [1, len(values)]
+
+
+def test_whole_numbers_of_a_large_request_are_rounded_as_those_among_fractions() -> None:
+    number = 2**60 + 2**36 + 1  # by way of float64 it becomes 2**60 as float32, otherwise the next float32
+    small = parse_request("m", None, request(data=[number, 0.5])).request.inputs["x"].tolist()
+    count = PART_BYTES
+    body = request(data=[number] * count + [0.5], shape=[1, count + 1])
+    large = parse_request("m", None, body).request.inputs["x"].tolist()
+    assert (
+        small[0][0]
+        == large[0][0]
+        == parse_request("m", None, request(data=[number, 1])).request.inputs["x"].tolist()[0][0]
+        == 2.0**60
+    )

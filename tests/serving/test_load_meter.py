@@ -120,8 +120,12 @@ def test_reports_go_on_after_one_that_failed_and_the_last_one_has_the_last_answe
 
 
 def test_a_last_report_that_fails_ends_the_reports_all_the_same() -> None:
+    tried = list[ServingLoad]()
+
     def report(load: ServingLoad, versions: Sequence[VersionUse]) -> None:
+        tried.append(load)
         raise UnavailableError("the supervisor is away")
 
     with load_reports(LoadMeter(), dict, report, every_s=60.0):
-        pass
+        eventually(lambda: len(tried) == 1)  # the first one
+    assert len(tried) == 2

@@ -134,6 +134,15 @@ def test_conditions_on_several_datasets_take_one_pass_each(tmp_path: Path) -> No
     assert len(asked) == 2
 
 
+@pytest.mark.parametrize(
+    "condition", ["Accuracy on test >= 90", "Accuracy on other < -0.1", "Accuracy on test not worse than promoted by 2"]
+)
+def test_a_number_that_no_value_can_have_is_refused(tmp_path: Path, condition: str) -> None:
+    Gated(tmp_path, condition.replace("Accuracy", "MeanSquaredError"))
+    with pytest.raises(ConfigError, match=r"'Accuracy' lies in \[0, 1\]; write a number between 0 and 1"):
+        Gated(tmp_path, "Accuracy on test >= 0.5", condition)
+
+
 def test_what_cannot_be_measured_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Acuracy"):
         Gated(tmp_path, "Acuracy on test >= 0.9")

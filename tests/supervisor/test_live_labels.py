@@ -131,6 +131,22 @@ def test_labels_that_an_attempt_before_has_decided_with_come_by_themselves() -> 
     assert [(batch.keys.tolist(), end) for batch, end in filter(None, found)] == [([2, 3], 3), ([4, 5], 5)]
 
 
+def test_a_run_that_has_received_labels_which_storage_lost_fails_by_name(system_config: SystemConfig, tmp_path: Path) -> None:
+    """After an older backup of storage was restored: it would wait for ever for the next label."""
+    services, client = services_in(tmp_path / "x")
+    with running(system_config, services) as (runs, run_id):
+        client.append_records("train", records(0, 10))
+        client.set_labels("train", {"key-8": 2, "key-3": 1})
+        eventually(lambda: runs.journal.run(run_id).num_waiting == 8)
+        runs.stop(run_id)
+        wait_until_terminal(runs, run_id)
+        services.storage.datasets["train"].late.popitem()
+        runs.resume(run_id)
+        done = wait_until_terminal(runs, run_id)
+    assert done.state is RunState.FAILED
+    assert "dataset 'train' has 1 labels that came after their samples, and 2 were received of it: some are lost" in done.error
+
+
 class Killed(BaseException):
     """Stands for kill -9."""
 

@@ -375,8 +375,11 @@ def test_a_file_is_the_old_or_the_new_one(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_generator_of_a_gpu_that_is_not_there_is_left_out() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    set_random_state({**random_state(), "cuda": torch.zeros(16, dtype=torch.uint8)})
-    set_random_state(random_state())
+    state = random_state()
+    drawn = torch.rand(1).item(), random.random(), np.random.random()
+    set_random_state({**state, "cuda": torch.zeros(16, dtype=torch.uint8)})
+    assert (torch.rand(1).item(), random.random(), np.random.random()) == drawn, "the others are set"
+    assert random_state()["cuda"] is None
 
 
 def test_random_generators_go_on_where_they_were() -> None:

@@ -34,6 +34,7 @@ from modyn.trainer_server.train import configure_torch, run_training
 from modyn.workers import KeptModels
 from tests.support.training import (
     NUM_CLASSES,
+    NUM_FEATURES,
     MemoryData,
     NoModel,
     Outcome,
@@ -676,3 +677,36 @@ def test_a_compiled_model_learns_the_same(tmp_path: Path) -> None:
     assert compiled.weights.keys() == plain.weights.keys()
     for name, value in plain.weights.items():
         torch.testing.assert_close(compiled.weights[name], value)
+
+
+def one_hot(size: int = NUM_FEATURES) -> Callable[[str], torch.Tensor]:
+    """A factory of tokenizers, as `data.tokenizer` names them: a word that is a number becomes a vector."""
+    return lambda word: torch.nn.functional.one_hot(torch.tensor(int(word) % size), size).float()
+
+
+def one_hot_of(word: str) -> torch.Tensor:
+    """A tokenizer that is a function of one sample."""
+    return one_hot()(word)
+
+
+class OneHot:
+    """A tokenizer that is a class."""
+
+    def __call__(self, word: str) -> torch.Tensor:
+        return one_hot_of(word)
+
+
+def test_a_training_sees_what_the_tokenizer_makes_of_parsed_samples(tmp_path: Path) -> None:
+    """However it is named: a factory with or without arguments, a class, or the function itself."""
+    text = "def bytes_parser_function(x):\n    return bytes(x).decode()\n"
+    vector = f"from {__name__} import one_hot_of\ndef bytes_parser_function(x):\n    return one_hot_of(bytes(x).decode())\n"
+    sections = [{"bytes_parser_function": vector}]
+    for name in ("one_hot", f"one_hot(size={NUM_FEATURES})", "one_hot_of", "OneHot"):
+        sections.append({"bytes_parser_function": text, "tokenizer": f"{__name__}:{name}"})
+    found = set()
+    for number, section in enumerate(sections):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        pipeline = small_pipeline(data={"dataset_id": "fake", **section})
+        found.add(train_in_memory(pipeline, MemoryData(payload=lambda key: b"%d" % key), folder).trained.weights_sha256)
+    assert len(found) == 1

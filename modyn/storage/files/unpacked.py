@@ -117,6 +117,12 @@ class UnpackedCopies:
             with self._lock:
                 del self._unfinished[part]
 
+    def drop(self, place: str) -> None:
+        """Remove a copy that is damaged, if it is there."""
+        shutil.rmtree(os.path.dirname(place), ignore_errors=True)
+        with self._lock:
+            self._num_bytes = None
+
     def keep_only(self, places: Set[str], tick: float) -> bool:
         """Remove what no file needs: at once what was not finished, after a while what is outdated. No copy is being made meanwhile.
 
@@ -196,7 +202,7 @@ def check_copy(path: Path) -> None:
         raise UnavailableError(f"the unpacked copy in {path} cannot be read: {error}") from error
     if found != wanted:
         raise CorruptStateError(
-            f"the unpacked copy in {path} is damaged: its checksum is another; remove the folder, and `modyn data ingest` makes it anew"
+            f"the unpacked copy in {path} is damaged: its checksum is another; `modyn data ingest` makes it anew"
         )
 
 

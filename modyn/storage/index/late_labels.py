@@ -20,8 +20,9 @@ import numpy.typing as npt
 
 from modyn.atomic_write import sync, write_atomically
 from modyn.columnar import FileKind, LogHead, LogState, write_at
-from modyn.errors import CorruptStateError, UnavailableError
+from modyn.errors import CorruptStateError, InvalidArgumentError, UnavailableError
 from modyn.records import Int64Array, LabelArray, SampleBatch, has_label
+from modyn.storage.model.records import AppendedRecord
 
 LATE_LABELS: Final = "late_labels"
 """Name of the file in the folder of a dataset's index."""
@@ -71,23 +72,61 @@ class LateLabels:
         return LateLabels(all_rows, np.argsort(all_rows["key"], kind="stable").astype(np.int64), log)
 
 
-def read_late_labels(path: Path, before: LateLabels | None = None) -> LateLabels:
+def read_late_labels(path: Path, before: LateLabels | None = None, num_published: int = 0, may_lag: bool = False) -> LateLabels:
     """Read the labels that count; a missing file means that none came late.
 
-    Args: before: what was read earlier, behind which reading goes on.
-    Raises: CorruptStateError: the file is damaged, or was cut. UnavailableError: it cannot be read.
+    Args: before: what was read earlier, behind which reading goes on. num_published, may_lag: as of `Tombstones.open`.
+    Raises: CorruptStateError: the file is damaged, was cut, or has fewer labels than were published: it is missing or older. UnavailableError: it
+    cannot be read, or has fewer and `may_lag`.
     """
     before = before or LateLabels()
     try:
         try:
-            return _read(path, before)
+            found = _read(path, before)
         except CorruptStateError:
             # The head may have been written while it was read; that is not so twice in a row.
-            return _read(path, before)
+            found = _read(path, before)
     except FileNotFoundError:
-        return LateLabels()
+        found = LateLabels()
     except OSError as error:
         raise UnavailableError(f"cannot read {path}: {error.strerror or error}; make it readable for the service") from error
+    if len(found) < num_published:
+        state = f"it has {len(found):,} labels" if found.log.number else "it is missing"
+        reason = f"{state}, but {num_published:,} or more came late"
+        if may_lag:
+            raise UnavailableError(
+                f"{path} is read here behind storage's, or is damaged: {reason}; try another payload server, or `modyn data scrub`"
+            )
+        raise _KIND.corrupt(path, reason)
+    return found
+
+
+def answers_to_labels(keys: Int64Array, labels: LabelArray, known: LabelArray) -> tuple[list[AppendedRecord], Int64Array]:
+    """Compare labels that came for samples with those that the samples have; return the answer to each, and the rows of those that are new.
+
+    Rule: of several for one sample the first counts. Args: keys, labels, known: (n,); of a sample without a label `known` has the mark of that.
+    """
+    answers, new = list[AppendedRecord](), dict[int, int]()
+    for i, (key, is_known) in enumerate(zip(keys.tolist(), has_label(known).tolist(), strict=True)):
+        before = known[i] if is_known else labels[new[key]] if key in new else None
+        if before is None:
+            new[key] = i
+        answers.append(AppendedRecord(key, before is not None, before is not None and before != labels[i]))
+    return answers, np.array(list(new.values()), np.int64)
+
+
+def check_late_labels(dataset: str, first: int, number: int) -> None:
+    """Check the number of the first label that is asked for. Args: number: of labels that there are.
+
+    Raises: InvalidArgumentError: it is negative. CorruptStateError: who asks has received more labels than there are.
+    """
+    if first < 0:
+        raise InvalidArgumentError(f"the first label is {first}; they are numbered from 0 on")
+    if first > number:
+        raise CorruptStateError(
+            f"dataset '{dataset}' has {number:,} labels that came after their samples, and {first:,} were received of it: some are lost, for example "
+            f"since an older backup was restored; restore the file {LATE_LABELS} of its index, or begin a new run"
+        )
 
 
 def _read(path: Path, before: LateLabels) -> LateLabels:
@@ -136,6 +175,12 @@ def append_late_labels(path: Path, before: LateLabels, keys: Int64Array, labels:
         raise UnavailableError(
             f"cannot write {path}: {error.strerror or error}; make it writable for the service and check the space on its disk"
         ) from error
+
+
+def open_late_labels(path: Path, num_published: int) -> int:
+    """Return the number of labels in the file of the process that will write it, once `announce_late_labels` has. Args, Raises: as of these two."""
+    announce_late_labels(path)
+    return len(read_late_labels(path, None, num_published))
 
 
 def announce_late_labels(path: Path) -> None:

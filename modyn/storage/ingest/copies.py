@@ -39,15 +39,16 @@ class CopyKeeper:
         return True
 
     def keep_needed(self, *, mend: bool) -> None:
-        """Remove copies that no file needs any more; with `mend`, make those anew that are missing."""
+        """Remove copies that no file needs any more; with `mend`, make those anew that are missing, or known to be damaged."""
         dataset, needed = self._dataset, set[str]()
         is_due = mend or dataset.has_outdated_copies or any(map(dataset.format.is_packed, self._new))
         self._new.clear()
         if not dataset.format.packed or not is_due:
             return
+        damaged = {problem.path for problem in dataset.damaged}
         for seen in self._packed_files():
             needed.add(place := dataset.unpacked.place(seen.path, seen.size, seen.tag))
-            if mend and not os.path.exists(place):
+            if mend and (os.path.dirname(place) in damaged or not os.path.exists(place)):
                 self._make(seen, place)
         dataset.has_outdated_copies = dataset.unpacked.keep_only(needed, time.monotonic())
 
@@ -64,7 +65,9 @@ class CopyKeeper:
         try:
             if tail_of(dataset.filesystem, dataset.format, seen) == seen.tag:
                 version = IndexedVersion(seen.size, seen.mtime_ns, seen.tag)
+                dataset.unpacked.drop(place)  # No reader is given samples of one that is damaged until the new one is there.
                 dataset.unpacked.make(dataset.filesystem, path, version, place, dataset.limits.unpacked_bytes)
+                dataset.report_damage(os.path.dirname(place), None)
         except DataError as error:
             self._problems.report(
                 seen.path, "copy", f"the unpacked copy of {path} is missing, and cannot be made: {error.message}"

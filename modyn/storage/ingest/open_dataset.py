@@ -18,7 +18,7 @@ import numpy as np
 from modyn.atomic_write import TEMPORARY_SUFFIX, make_folder
 from modyn.config.dataset import DatasetConfig
 from modyn.errors import CorruptStateError, InvalidArgumentError, ModynError, NotFoundError
-from modyn.records import Int64Array, LabelArray, SampleBatch, has_label
+from modyn.records import Int64Array, LabelArray, SampleBatch
 from modyn.retention import set_aside
 from modyn.rpc.logs import get_logger
 from modyn.storage.catalogue.catalogue import Catalogue, Change, Contents, DatasetRow
@@ -27,7 +27,13 @@ from modyn.storage.files.local import LocalFiles, open_filesystem
 from modyn.storage.files.stability import StabilityTracker
 from modyn.storage.files.unpacked import UnpackedCopies
 from modyn.storage.formats import build_format
-from modyn.storage.index.late_labels import LATE_LABELS, announce_late_labels, append_late_labels
+from modyn.storage.index.late_labels import (
+    LATE_LABELS,
+    answers_to_labels,
+    append_late_labels,
+    check_late_labels,
+    open_late_labels,
+)
 from modyn.storage.index.tombstones import Tombstones
 from modyn.storage.ingest.format_runner import FormatRunner
 from modyn.storage.ingest.limits import IngestLimits
@@ -92,7 +98,7 @@ class OpenDataset:
         published = last_published(folder)
         self._tombstones = Tombstones.open(folder / TOMBSTONES, published.num_deleted if published is not None else 0)
         self._tombstones.announce()
-        announce_late_labels(folder / LATE_LABELS)
+        self._num_labels = open_late_labels(folder / LATE_LABELS, published.num_labels if published is not None else 0)
         self._published = PublishedDataset(folder, readers, self._tombstones)
         self.proof = Proof(folder)
         self.unpacked = UnpackedCopies(folder / UNPACKED)
@@ -195,23 +201,17 @@ class OpenDataset:
             snapshot = self.snapshot()
             found = snapshot.index.samples_by_key(keys)
             assert found is not None, "records are samples before they get labels"
-            answers, new = list[AppendedRecord](), dict[int, int]()
-            known = snapshot.late.filled(keys, found.labels)
-            for i, (key, is_known) in enumerate(zip(keys.tolist(), has_label(known).tolist(), strict=True)):
-                before = known[i] if is_known else labels[new[key]] if key in new else None
-                if before is None:
-                    new[key] = i
-                answers.append(AppendedRecord(key, before is not None, before is not None and before != labels[i]))
-            if new:
-                rows = np.array(list(new.values()), np.int64)
-                append_late_labels(self.folder / LATE_LABELS, snapshot.late, keys[rows], labels[rows], int(time.time()))
+            answers, rows = answers_to_labels(keys, labels, snapshot.late.filled(keys, found.labels))
+            if len(rows):
+                late = append_late_labels(self.folder / LATE_LABELS, snapshot.late, keys[rows], labels[rows], int(time.time()))
+                self._num_labels = len(late)
+                self._publish_counts()
         self.wake()
         return answers
 
     def new_labels(self, first: int, batch_size: int, is_active: Callable[[], bool]) -> Iterator[LateLabelBatch]:
-        """Labels that came late, from number `first` on; waits for new ones. Args, Raises: as of `new_samples`."""
-        if first < 0:
-            raise InvalidArgumentError(f"the first label is {first}; they are numbered from 0 on")
+        """Labels that came late, from number `first` on; waits for new ones. Args, Raises: as of `new_samples`. CorruptStateError: some are lost."""
+        check_late_labels(self.name, first, len(self.snapshot().late))
         while is_active():
             snapshot = self.snapshot()
             while first < len(snapshot.late):
@@ -282,9 +282,12 @@ class OpenDataset:
         with self._deleting:
             existing = np.unique(keys[self.snapshot().index.contains(keys)])
             self._tombstones.add(existing)
-            with self._publishing:
-                self._publisher.publish_deletions(len(self._tombstones.keys))
+            self._publish_counts()
             return len(existing)
+
+    def _publish_counts(self) -> None:
+        with self._publishing:
+            self._publisher.publish_counts(self.num_deleted, self._num_labels)
 
     def refresh(self) -> None:
         """Make this object and the publication what the catalogue says, and set segments aside that it does not know.
@@ -395,4 +398,4 @@ class OpenDataset:
     def _publish(self, row: DatasetRow, changed: Sequence[int] = ()) -> None:
         names = [self._segment_names[first] for first in sorted(self._segment_names)]
         with self._publishing:
-            self._publisher.publish(row, names, self.files, changed, len(self._tombstones.keys), self._damaged_by_name())
+            self._publisher.publish(row, names, self.files, changed, self.num_deleted, self._damaged_by_name(), self._num_labels)

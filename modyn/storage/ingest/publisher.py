@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -11,10 +12,12 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
+from modyn import _core
 from modyn.atomic_write import TEMPORARY_SUFFIX, remove, sync_names, write_atomically
 from modyn.errors import CorruptStateError, NotFoundError
 from modyn.records import Int64Array
 from modyn.storage.catalogue.catalogue import DatasetRow
+from modyn.storage.files.file_system import UNPACKED, without_packed_ending
 from modyn.storage.model.file_table import FileTable
 from modyn.storage.model.records import RECORDS_FOLDER
 from modyn.storage.read.publication import (
@@ -48,12 +51,13 @@ class Publisher:
         changed: Iterable[int] = (),
         num_deleted: int = 0,
         damaged: Mapping[str, str] = MappingProxyType({}),
+        num_labels: int = 0,
     ) -> None:
         """Make readers see this state at their next request.
 
         Args: row: of the catalogue. segments: file names. files: all of the dataset. changed: ids of files whose stamps may differ from
         the published ones; the first call compares all. num_deleted: keys in the file of deletions. damaged: why files of
-        the index, by their names in the folder, are not to be read.
+        the index, by their names in the folder, are not to be read. num_labels: in the file of labels that came late.
         Raises: UnavailableError: readers see the state before.
         """
         is_first = self._published is None
@@ -79,6 +83,7 @@ class Publisher:
             stamps,
             num_deleted,
             schema=row.schema,
+            num_labels=num_labels,
         )
         now = _with_damage(now, files, damaged)
         if now != before or now.num_files < len(files):
@@ -89,16 +94,28 @@ class Publisher:
         self._published = now
         self._sweep({block.file for block in now.names} | ({now.stamps} if now.stamps else set()))
 
-    def publish_deletions(self, num_deleted: int) -> None:
-        """Make a reader that finds no file of deletions know that it is lost: needs to be done once, for each `publish` keeps the number.
+    def publish_counts(self, num_deleted: int, num_labels: int = 0) -> None:
+        """Make a reader that finds no file of deletions, or none of labels that came late, know that it is lost: needs to be done once for each, for
+        each `publish` keeps the numbers.
 
         The index stays what it is, also one that this object does not know: of a publication that broke off, or of before a restart. One that was
         damaged since it was published here is written anew. The newer one of another process is left alone, and none is made where none is. The
         locks of the dataset's writers need not be held, only no `publish` be under way.
         Raises: UnavailableError: readers see the state before.
         """
+
+        def is_known(published: Publication) -> bool:
+            return published.num_deleted >= min(num_deleted, 1) and published.num_labels >= min(num_labels, 1)
+
+        def with_counts(published: Publication) -> Publication:
+            return replace(
+                published,
+                num_deleted=published.num_deleted or num_deleted,
+                num_labels=published.num_labels or num_labels,
+            )
+
         own = self._published
-        if not num_deleted or (own is not None and own.num_deleted):
+        if not (num_deleted or num_labels) or (own is not None and is_known(own)):
             return
         try:
             found: Publication | None = Publication.read(self._folder)
@@ -108,17 +125,17 @@ class Publisher:
             found = own
         if found is None or (own is not None and own.version < found.version):
             return
-        if found.num_deleted:
+        if is_known(found):
             sync_names(self._folder)
         else:
-            write_atomically(self._folder / INDEX, [replace(found, num_deleted=num_deleted).to_json()])
+            write_atomically(self._folder / INDEX, [with_counts(found).to_json()])
         if own is not None:
-            self._published = replace(own, num_deleted=num_deleted)
+            self._published = with_counts(own)
 
     def publish_damage(self, files: FileTable, damaged: Mapping[str, str]) -> None:
         """Make readers refuse the samples of damaged segments and files of records, and of no others. Args: as of `publish`.
 
-        The index stays what it is, as in `publish_deletions`, under the same conditions.
+        The index stays what it is, as in `publish_counts`, under the same conditions.
         Raises: UnavailableError: readers see the state before.
         """
         try:
@@ -164,11 +181,23 @@ class Publisher:
 
 
 def _with_damage(publication: Publication, files: FileTable, damaged: Mapping[str, str]) -> Publication:
-    """The publication that refuses altered files and damaged ones. Args: as of `Publisher.publish`."""
+    """The publication that refuses altered files, damaged ones, and those whose unpacked copies are damaged. Args: as of `Publisher.publish`."""
     records = [path.removeprefix(f"{RECORDS_FOLDER}/") for path in damaged if path.startswith(f"{RECORDS_FOLDER}/")]
-    altered = files.altered.union(file_id for path in records if (file_id := files.id_of(path)) is not None)
+    copies = {path.removeprefix(f"{UNPACKED}/") for path in damaged if path.startswith(f"{UNPACKED}/")}
+    found = files.altered.union(file_id for path in records if (file_id := files.id_of(path)) is not None)
+    altered = found.union(ids_of_copies(files, copies)) if copies else found
     segments = tuple((name, damaged[name]) for name in publication.segments if name in damaged)
     return replace(publication, altered=tuple(sorted(altered)), damaged=segments)
+
+
+def ids_of_copies(files: FileTable, names: Set[str]) -> Iterator[int]:
+    """Yield the ids of compressed files whose unpacked copies lie in folders of these names."""
+    for file_id in range(len(files)):
+        path = files.path(file_id)
+        if without_packed_ending(path) != path:
+            sizes, _, tails = files.known.stamps(np.array([file_id]))
+            if os.path.basename(os.path.dirname(_core.unpacked_copy("", path, int(sizes[0]), int(tails[0])))) in names:
+                yield file_id
 
 
 def withdraw(folder: Path) -> None:

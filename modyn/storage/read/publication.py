@@ -49,7 +49,8 @@ class Publication:
     """The content of `index.json`. identity: of the registration. segments: names of files. altered: ids of files that may not be read, ascending.
     stamps: name of the file of newer stamps; None if all are those in the blocks. num_deleted: keys that the file of deletions has at least,
     by which a lost or older one is noticed; 0 in publications of before there was this field. damaged: names of segments that are known to be
-    damaged, each with the reason; no sample may be read from them. schema: None: it is not known."""
+    damaged, each with the reason; no sample may be read from them. schema: None: it is not known. num_labels: as `num_deleted`, of the file of labels
+    that came late."""
 
     config: DatasetConfig
     identity: str
@@ -62,6 +63,7 @@ class Publication:
     num_deleted: int = 0
     damaged: tuple[tuple[str, str], ...] = ()
     schema: DatasetSchema | None = None
+    num_labels: int = 0
 
     @property
     def num_files(self) -> int:
@@ -82,6 +84,7 @@ class Publication:
             "num_deleted": self.num_deleted,
             "damaged": self.damaged,
             "schema": self.schema and self.schema.to_json(),
+            "num_labels": self.num_labels,
         }
         return json.dumps({"format": _FORMAT, "crc32": _checksum(content), "content": content}).encode()
 
@@ -114,6 +117,7 @@ class Publication:
                 int(content.get("num_deleted", 0)),
                 tuple((str(name), str(reason)) for name, reason in content.get("damaged", ())),
                 DatasetSchema.from_json(text) if (text := content.get("schema")) else None,
+                int(content.get("num_labels", 0)),
             )
         except (FileNotFoundError, NotADirectoryError) as error:
             raise NotFoundError(f"no dataset is published in {folder}") from error

@@ -15,6 +15,7 @@ from modyn.errors import CorruptStateError, DataError, NotFoundError, Unavailabl
 from modyn.storage.files.file_system import UNPACKED
 from modyn.storage.files.unpacked import check_copy
 from modyn.storage.formats.record_log import check_records
+from modyn.storage.index.late_labels import LATE_LABELS, read_late_labels
 from modyn.storage.index.segment_file import Segment
 from modyn.storage.index.tombstones import Tombstones
 from modyn.storage.model.records import RECORDS_FOLDER, FileProblem
@@ -56,6 +57,8 @@ def _checks(folder: Path) -> dict[str, Callable[[], object]]:
     }
     checks |= {f"{UNPACKED}/{path.name}": partial(check_copy, path) for path in (folder / UNPACKED).glob("[!.]*")}
     checks[TOMBSTONES] = partial(Tombstones.open, folder / TOMBSTONES, published.num_deleted)
+    if published.config.holds_records:
+        checks[LATE_LABELS] = partial(read_late_labels, folder / LATE_LABELS, None, published.num_labels)
     return checks
 
 

@@ -263,7 +263,12 @@ class PublishedDataset:
             reader,
             self._may_lag,
             published.schema,
-            read_late_labels(self.folder / LATE_LABELS, None if self._seen is None else self._seen[0].late),
+            read_late_labels(
+                self.folder / LATE_LABELS,
+                None if self._seen is None else self._seen[0].late,
+                published.num_labels,
+                self._may_lag,
+            ),
         )
         # Last: these are the segments of the snapshot's index, and stay those of the one before if anything failed.
         self._segments, self._damaged = segments, damaged

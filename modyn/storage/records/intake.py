@@ -15,7 +15,7 @@ import numpy as np
 from modyn._core import FIRST_SECOND, LAST_SECOND, TimeFormat, show_time
 from modyn.config.system import StorageConfig
 from modyn.errors import CorruptStateError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
-from modyn.records import LARGEST_LABEL, NO_LABEL
+from modyn.records import why_no_label
 from modyn.rpc.logs import get_logger
 from modyn.storage.files.file_system import SeenFile
 from modyn.storage.formats.record_log import HEAD_BYTES, RecordBatch
@@ -98,7 +98,7 @@ class RecordIntake:
         for key, label in labels.items():
             if reason := why_no_label(label, float_labels):
                 raise InvalidArgumentError(
-                    f"the label of record '{key[:MOST_KEY_CHARACTERS]}' of dataset '{self._dataset.name}': {reason}. None of this call was set"
+                    f"record '{key[:MOST_KEY_CHARACTERS]}' of dataset '{self._dataset.name}': its {reason}. None of this call was set"
                 )
         sample_keys = self._opened().find(list(labels))
         for key, sample_key in zip(labels, sample_keys.tolist(), strict=True):
@@ -227,7 +227,7 @@ def why_not_taken(record: NewRecord, float_labels: bool, most_bytes: int, latest
     if len(record.payload) > most_bytes:
         return f"its payload has {len(record.payload):,} bytes; allowed are {most_bytes:,}, which storage.records.max_bytes sets in the system file"
     if record.label is not None and (reason := why_no_label(record.label, float_labels)):
-        return reason
+        return f"its {reason}"
     if record.timestamp is not None and not FIRST_SECOND <= record.timestamp <= latest:
         return f"its time is {record.timestamp}; {_advice(record.timestamp, latest)}, or none for the time of arrival"
     return ""
@@ -241,15 +241,6 @@ def _advice(timestamp: int, latest: float) -> str:
     return (
         "send seconds since 1970, of the years 1 to 9999, in the future by at most storage.future_tolerance_s in the system file"
     )
-
-
-def why_no_label(label: float, float_labels: bool) -> str:
-    """Why a number cannot be a label, and what to do; empty: it can."""
-    if float_labels and not abs(label) <= LARGEST_LABEL:  # NaN is not either
-        return f"its label is {label}; send a finite number of at most {LARGEST_LABEL:.4g}, as float32 holds"
-    if not float_labels and not (NO_LABEL < label < 2**63 and int(label) == label):
-        return f"its label is {label}; the labels of this dataset are whole numbers of 64 bits, but for the smallest one"
-    return ""
 
 
 def _seal(dataset: OpenDataset, log: DurableLog) -> int:

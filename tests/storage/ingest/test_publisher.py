@@ -35,7 +35,7 @@ def test_a_deletion_keeps_the_index_of_a_publication_that_broke_off(folder: Path
         with recorded_disk(folder) as disk:
             broke_off = disk.kill_at(step, partial(publish, folder, publisher, 2 * step + 2))
             before = Publication.read(folder)
-            publisher.publish_deletions(5)
+            publisher.publish_counts(5)
             found = Publication.read(folder)
         assert (found.version, found.num_deleted) == (before.version, 5)
         versions.add(found.version % 2)
@@ -45,18 +45,28 @@ def test_a_deletion_keeps_the_index_of_a_publication_that_broke_off(folder: Path
     assert versions == {0, 1}
 
 
+def test_deletions_and_late_labels_are_each_made_known_once(folder: Path) -> None:
+    publisher, seen = Publisher(folder), list[tuple[int, int]]()
+    publish(folder, publisher, 1)
+    for num_deleted, num_labels in ((0, 3), (0, 4), (5, 4), (6, 7)):
+        publisher.publish_counts(num_deleted, num_labels)
+        found = Publication.read(folder)
+        seen.append((found.num_deleted, found.num_labels))
+    assert seen == [(0, 3), (0, 3), (5, 3), (5, 3)]
+
+
 def test_a_deletion_leaves_the_index_of_another_process_alone(folder: Path) -> None:
     first, second = Publisher(folder), Publisher(folder)
     publish(folder, first, 1)
     publish(folder, second, 2)
-    first.publish_deletions(5)
+    first.publish_counts(5)
     assert Publication.read(folder).version == 2
 
 
 def test_a_deletion_is_published_before_the_first_publication_of_the_process(folder: Path) -> None:
-    Publisher(folder).publish_deletions(5)  # nothing is published yet
+    Publisher(folder).publish_counts(5)  # nothing is published yet
     publish(folder, Publisher(folder), 1)
-    Publisher(folder).publish_deletions(5)
+    Publisher(folder).publish_counts(5)
     found = Publication.read(folder)
     assert (found.version, found.num_deleted) == (1, 5)
 
@@ -65,7 +75,7 @@ def test_a_deletion_is_published_although_the_index_was_damaged_meanwhile(folder
     publisher = Publisher(folder)
     publish(folder, publisher, 1)
     (folder / INDEX).write_bytes(b"{")
-    publisher.publish_deletions(5)
+    publisher.publish_counts(5)
     found = Publication.read(folder)
     assert (found.version, found.num_deleted) == (1, 5)
 
@@ -74,5 +84,5 @@ def test_a_deletion_brings_no_index_back_that_was_withdrawn(folder: Path) -> Non
     publisher = Publisher(folder)
     publish(folder, publisher, 1)
     withdraw(folder)
-    publisher.publish_deletions(5)
+    publisher.publish_counts(5)
     assert not (folder / INDEX).exists()

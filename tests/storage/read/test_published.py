@@ -302,6 +302,9 @@ def test_datasets_are_found_by_name_and_only_by_name(storage: RunningStorage, tm
     storage.ingest()
     first = datasets.snapshot("numbers")
     assert read(first, [2]) == [2]
+    for ask in (datasets.snapshot, storage.client.dataset):  # readers, and the service that commands such as `modyn simulate` ask
+        with pytest.raises(NotFoundError, match="there is no dataset 'numbrs', did you mean 'numbers'"):
+            ask("numbrs")
     storage.client.delete_dataset("numbers")
     with pytest.raises(NotFoundError, match="no dataset 'numbers'"):
         datasets.snapshot("numbers")

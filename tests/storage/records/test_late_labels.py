@@ -106,6 +106,16 @@ def check(client: StorageClient, name: str) -> None:
     found = client.samples_by_key(name, np.array([4, 2, 1]))
     assert has_label(found.labels).tolist() == [True, False, True]
     assert found.labels[[0, 2]].tolist() == [1 + half, 2]
+    # Whole numbers are rounded in no dataset.
+    for label in (2**53 + 1, -(2**53) - 1, 2**62 + 1) if name == "float" else ():
+        with pytest.raises(
+            InvalidArgumentError, match=f"label {label} is a whole number that no float64 is: it would be rounded"
+        ):
+            client.append_records(name, [record(9, label)])
+        with pytest.raises(
+            InvalidArgumentError, match=f"label {label} is a whole number that no float64 is: it would be rounded"
+        ):
+            client.set_labels(name, {"key-2": label})
     # A record that is sent again without its label is the same one.
     assert client.append_records(name, [record(4)]) == [AppendedRecord(4, True)]
 
@@ -147,6 +157,44 @@ def test_labels_come_later_by_key(storage: RunningStorage, config: SystemConfig,
     assert labels_of(again.client, "int") == [7, 2, 6, 8, 1]
     assert again.client.set_labels("int", {"key-2": 6, "key-4": 2}) == [AppendedRecord(2, True), AppendedRecord(4, True, True)]
     assert pushed(again.client, "int", 0, 3) == [(4, 1004, 1), (1, 1001, 2), (2, 1002, 6)]
+
+
+def test_a_lost_file_of_late_labels_is_noticed(
+    storage: RunningStorage, config: SystemConfig, running: ExitStack, stack: ExitStack
+) -> None:
+    """By readers at once, by scrubs, and when storage starts again: the labels do not vanish in silence."""
+    client = storage.client
+    client.append_records("int", [record(0, 7), record(1), record(2)])
+    client.set_labels("int", {"key-1": 5})
+    path = storage.store.dataset("int").folder / LATE_LABELS
+    whole = path.read_bytes()
+    path.unlink()
+    lost = f"file of labels that came late {path} is damaged: it is missing, but 1 or more came late; restore it from a backup"
+    for read in (
+        lambda: labels_of(client, "int"),
+        lambda: client.set_labels("int", {"key-2": 1}),
+        lambda: pushed(client, "int", 0, 1),
+    ):
+        with pytest.raises(CorruptStateError, match=lost):
+            read()
+    assert [problem.path for problem in storage.store.dataset("int").scrub()] == [str(path)]
+    path.write_bytes(whole)
+    assert labels_of(client, "int") == [7, 5, None]
+    path.unlink()
+    running.close()
+    with pytest.raises(CorruptStateError, match=lost), start_storage(config, stack).short_cut("int") as local:
+        local.locate("int", np.arange(3))
+
+
+def test_who_has_received_more_labels_than_there_are_is_told(storage: RunningStorage, fake: StorageClient) -> None:
+    """A run that is resumed after an older backup was restored does not wait for ever."""
+    for client in (storage.client, fake):
+        client.append_records("int", [record(0), record(1)])
+        client.set_labels("int", {"key-1": 5})
+        with pytest.raises(
+            CorruptStateError, match="dataset 'int' has 1 labels that came after their samples, and 2 were received of it"
+        ):
+            pushed(client, "int", 2, 1)
 
 
 def test_labels_are_read_on_and_damage_is_found(tmp_path: Path) -> None:

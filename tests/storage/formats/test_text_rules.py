@@ -1,0 +1,107 @@
+"""One rule for all formats: byte order marks, other encodings, whole numbers as float labels, and files and members without a byte."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from modyn.errors import DataError
+from modyn.storage.formats import build_format
+from modyn.testing.format_checks import read_file
+
+MARK = b"\xef\xbb\xbf"
+TEXTS: dict[str, tuple[str, dict[str, object], str]] = {
+    "a.csv": ("CsvFileWrapper", {"label_index": 0}, "{},a\n"),
+    "a.jsonl": ("JsonLinesFileWrapper", {"label_field": "y"}, '{{"y": {}}}\n'),
+}
+
+
+def tar_of(label: bytes, payload: bytes = b"payload") -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, content in (("a.bin", payload), ("a.cls", label)):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return file.getvalue()
+
+
+def labels(path: Path, label: str, *, mark: bytes = b"", label_type: str = "float") -> list[float]:
+    """Of a file of the kind that the name of `path` says, written with one label; `mark` stands before its text."""
+    options: dict[str, object] = {"label_type": label_type}
+    if path.name in TEXTS:
+        wrapper, own, row = TEXTS[path.name]
+        path.write_bytes(mark + row.format(label).encode())
+    elif path.suffix == ".tar":
+        wrapper, own = "TarFileWrapper", {"payload_extension": "bin"}
+        path.write_bytes(tar_of(mark + label.encode()))
+    elif path.suffix == ".parquet":
+        wrapper, own = "ParquetFileWrapper", {"payload_columns": ["x"], "label_column": "y"}
+        pq.write_table(pa.table({"x": [b"x"], "y": pa.array([int(label)], pa.int64())}), path)
+    else:
+        wrapper, own = "SingleSampleFileWrapper", {"file_extension": ".png", "label_file_extension": ".label"}
+        path.write_bytes(b"x")
+        path.with_suffix(".label").write_bytes(mark + label.encode())
+    samples = read_file(build_format(wrapper, {**own, **options}), path).samples
+    assert not any(payload.startswith(MARK) for payload, _ in samples)
+    return [found for _, found in samples]
+
+
+@pytest.mark.parametrize("name", [*TEXTS, "a.tar", "a.png"])
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path, name: str) -> None:
+    assert labels(tmp_path / name, "7", mark=MARK, label_type="int") == [7]
+
+
+@pytest.mark.parametrize("name", [*TEXTS, "a.tar", "a.png", "a.parquet"])
+def test_a_whole_number_that_a_float_label_would_round_is_refused(tmp_path: Path, name: str) -> None:
+    for exact in (2**53, -(2**53) - 2, 2**62):
+        assert labels(tmp_path / name, str(exact)) == [float(exact)]
+    for rounded in (2**53 + 1, -(2**53) - 1, 2**63 - 1):
+        with pytest.raises(DataError, match="a whole number that no float64 is: it would be rounded; set label_type to int"):
+            labels(tmp_path / name, str(rounded))
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
+def test_text_of_wider_units_is_refused_by_name(tmp_path: Path, name: str, encoding: str) -> None:
+    wrapper, options, row = TEXTS[name]
+    path = tmp_path / name
+    path.write_bytes("".join(row.format(i) for i in range(20)).encode(encoding))
+    with pytest.raises(DataError, match=f"a.{name[2:]} is encoded in {encoding[:6].upper()}, in which no line break is one byte"):
+        read_file(build_format(wrapper, options), path)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_compressed_file_whose_name_does_not_say_so_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    wrapper, options, row = TEXTS[name]
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(row.format(1).encode()))
+    with pytest.raises(
+        DataError, match=r"is compressed with gzip, and its name does not say so; rename it, so that its name ends in '\.gz'"
+    ):
+        read_file(build_format(wrapper, options), path)
+
+
+@pytest.mark.parametrize("size", [0, 100, 10_000])
+def test_zeros_that_a_crash_left_are_bad_rows(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"1,a\n2,b\n" + bytes(size))
+    rows = build_format("CsvFileWrapper", {"label_index": 0, "max_bad_rows": 1})
+    found = list(rows.index(str(path)))
+    assert [label for chunk in found for label in chunk.labels.tolist()] == [1, 2]
+    reasons = [row.reason for chunk in found for row in chunk.skipped]
+    assert len(reasons) == (size > 0)
+    assert all("line 3, row 3 at byte 8: a NUL byte stands here" in reason for reason in reasons)
+
+
+def test_an_empty_member_is_refused_as_an_empty_file_is(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(tar_of(b"1", b""))
+    with pytest.raises(DataError, match=r"the member '\.bin' of the sample 'a' is empty"):
+        read_file(build_format("TarFileWrapper", {"payload_extension": "bin"}), path)
