@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from modyn.config.base import Section
+from modyn.supervisor.tolerance import exceeds
 
 
 class Worse(IntEnum):
@@ -41,7 +42,8 @@ class Verdict:
 class DecisionCriterion(ABC):
     """A decision criterion, built from its `Config`: a pure function of a measurement and of those before it.
 
-    Comparisons are strict: a value equal to the threshold is not unusual. Without anything to compare with the verdict is no.
+    Comparisons are strict: a value equal to the threshold, up to rounding (`exceeds`), is not unusual. Without anything to compare with the
+    verdict is no.
     """
 
     Config: ClassVar[type[Section]]
@@ -61,7 +63,7 @@ class DecisionCriterion(ABC):
         """Whether `now` is unusual. Args: before: the newest values until now, at most `window_size`, oldest first."""
 
     def _verdict(self, value: float, threshold: float | None) -> Verdict:
-        return Verdict(threshold is not None and self._worse * (value - threshold) > 0, threshold)
+        return Verdict(threshold is not None and exceeds(self._worse * value, self._worse * threshold, unit=0), threshold)
 
 
 class WindowConfig(Section):
