@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
@@ -23,7 +23,7 @@ from modyn.errors import ConfigError, DataError, ModynError, UserCodeError
 from modyn.evaluator.config import DriftDataConfig
 from modyn.evaluator.drawn_samples import DrawnSamples, drawn_of
 from modyn.evaluator.drift import DRIFT_METRICS, DriftMetric, compare
-from modyn.evaluator.drift.base import UNFIT, centred_rows, compare_kept, num_unfit
+from modyn.evaluator.drift.base import UNFIT, TooFewSamplesError, centred_rows, compare_kept, num_unfit
 from modyn.evaluator.drift.kept_sums import KeptSums, PartedWindow, PartOfWindow, SumKeeper
 from modyn.evaluator.drift.projections import PROJECTIONS, Projection
 from modyn.evaluator.evaluate import EvaluationInput, measure
@@ -46,7 +46,7 @@ from modyn.evaluator.trigger_section import metric_options
 from modyn.evaluator.versions import DataVersion
 from modyn.json_codec import to_json
 from modyn.models.calls import Data
-from modyn.records import Float32Array, Int64Array, RunId
+from modyn.records import Float32Array, Int64Array, LabelArray, RunId
 from modyn.rpc.logs import configure_logs
 from modyn.workers import JobConnection
 
@@ -167,7 +167,10 @@ def _measured(
     distances = {}
     for name, metric in metrics.items():
         inputs.progress(0, 0)
-        distances[name] = _distance(name, metric, compared, sums)
+        if question.data is ComparedData.LABELS and metric.by_category:
+            _refuse_numbers(name, np.concatenate([reference.labels, current.labels]))
+        with suppress(TooFewSamplesError):
+            distances[name] = _distance(name, metric, compared, sums)
     return replace(found, distances=distances)
 
 
@@ -212,6 +215,16 @@ def _refuse_unfit(question: DriftQuestion, window: str, rows: torch.Tensor) -> N
         advice = _ADVICE[question.data].format(id=question.model_id)
         raise DataError(
             f"{number} of {len(rows)} {window} samples have {question.data} that are {UNFIT}, so drift cannot be measured; {advice}"
+        )
+
+
+def _refuse_numbers(name: str, labels: LabelArray) -> None:
+    """Raise DataError if labels are quantities, and no classes. Args: name: of a metric that compares classes. labels: (n,)."""
+    between = labels[np.isfinite(labels) & (labels != np.rint(labels))]
+    if len(between):
+        raise DataError(
+            f"drift metric '{name}' compares labels as classes, and {len(between)} of {len(labels)} are no whole numbers, such as {between[0]:g}: "
+            "compare quantities by another metric, such as KSDriftMetric"
         )
 
 

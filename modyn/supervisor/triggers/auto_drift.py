@@ -32,8 +32,9 @@ class AutoDriftConfig(DataDriftConfig):
     metrics: dict[OwnSeriesName, dict[str, Any]] = Field(
         default_factory=lambda: {"mmd": {"id": "MMDDriftMetric", CRITERION: dict(_QUANTILE)}},
         min_length=1,
-        description="how far apart the windows are; names have letters, digits, _ and - alone",
+        description="how far apart the windows are; names have letters, digits, _ and - alone. Where `on` is labels: ChiSquaredDriftMetric",
     )
+    metrics_of_labels: ClassVar[Mapping[str, Any]] = {"chi_squared": {"id": "ChiSquaredDriftMetric", CRITERION: _QUANTILE}}
 
     @model_validator(mode="before")
     @classmethod

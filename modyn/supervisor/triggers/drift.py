@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from modyn.config.base import PlacedError, Problem
 from modyn.config.policy import check_policy, load_policy
+from modyn.evaluator.client import ComparedData
 from modyn.records import SampleBatch
 from modyn.supervisor.criteria import CRITERIA, DecisionCriterion, Measurement
 from modyn.supervisor.criteria.panel import CriteriaPanel
@@ -24,15 +26,29 @@ class DataDriftConfig(ComparedWindows, IntervalConfig):
     """Fires when new data have drifted from those that the newest model was trained on."""
 
     metrics: dict[OwnSeriesName, dict[str, Any]] = Field(
-        min_length=1,
+        default_factory=dict,
         description="how far apart the windows are: a drift metric by its `id` each, with its `decision_criterion`; "
-        "names have letters, digits, _ and - alone",
+        "names have letters, digits, _ and - alone. Required, unless `on` is labels: ChiSquaredDriftMetric there, with a p-value below 0.001",
     )
     aggregation_strategy: Vote = Field(default_factory=MajorityVote, description="how the verdicts of several metrics become one")
+
+    metrics_of_labels: ClassVar[Mapping[str, Any]] = {
+        "chi_squared": {"id": "ChiSquaredDriftMetric", CRITERION: {"id": "PValueDecisionCriterion", "p_val": 0.001}}
+    }
+    """Where labels are compared and none are given: classes are no numbers, so only counts of them can be compared."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _classes_are_counted(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("on") == ComparedData.LABELS and "metrics" not in data:
+            return {**data, "metrics": deepcopy(dict(cls.metrics_of_labels))}
+        return data
 
     @model_validator(mode="after")
     def _enough_metrics(self) -> Self:
         needed = getattr(self.aggregation_strategy, "n", 0)
+        if not self.metrics:
+            raise PlacedError("metrics", "is required, at least 1 drift metric, unless `on` is labels")
         if needed > len(self.metrics):
             raise PlacedError("aggregation_strategy.n", f"{needed} of {len(self.metrics)} metrics never fire together")
         return self
