@@ -121,6 +121,10 @@ class DataDriftTrigger(IntervalTrigger):
         super().trained(outcome)
         self._distances.renew_reference()
 
+    def interval_ended(self) -> None:
+        """Look for whole seasons, where the reference lacks them."""
+        self._distances.advance()
+
     @property
     def needs_model(self) -> bool:
         """By what it compares."""

@@ -30,6 +30,11 @@ def drift(**options: Any) -> dict[str, Any]:
     return {"id": "DataDriftTrigger", **defaults, **options}
 
 
+def seasons(**options: Any) -> dict[str, Any]:
+    """Windows of time."""
+    return {"id": "TimeWindowingStrategy", **options}
+
+
 def stream(*labels: tuple[int, int], every: int = 1) -> SampleBatch:
     """So many samples of each label, one every so many seconds."""
     column = np.repeat([label for label, _ in labels], [count for _, count in labels])
@@ -51,6 +56,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "time windows": drift(windowing_strategy={"id": "TimeWindowingStrategy", "limit_ref": "5d", "limit_cur": "2d"}),
     "overlap": drift(
         windowing_strategy={"id": "TimeWindowingStrategy", "limit_ref": "5d", "limit_cur": "9d", "allow_overlap": True}
+    ),
+    "whole seasons": drift(windowing_strategy=seasons(limit_ref="4d", limit_cur="2d", season="2d")),
+    "same phase": drift(windowing_strategy=seasons(limit_cur="1d", season="3d", reference="same_phase")),
+    "same phase of labels": drift(
+        on="labels", windowing_strategy=seasons(limit_cur="2d", season="2d", reference="same_phase", allow_overlap=True)
     ),
     "interval of time": drift(evaluation_interval_data_points=None, evaluation_interval="1d"),
     "warm-up by amount": drift(warmup_intervals=5, warmup_policy={"id": "DataAmountTrigger", "num_samples": 15}),
