@@ -290,7 +290,7 @@ EVALUATION_WORKER = {
     "config": "label_delay",
     "dataset": "batch_maker code_versions key_loader pipeline_cache session_connections",
     "evaluator": "client config drawn_samples evaluate kept_values measure_drift metrics outcomes outputs preload records roc_auc "
-    "samples session_model trigger_section versions wire",
+    "samples session_model trigger_section unfit_values versions wire",
     "evaluator.drift": "alibi base chi_squared cramer_von_mises domain_classifier energy evidently features histograms kept_sums "
     "kolmogorov_smirnov means middle mmd pairs projections wasserstein",
 }

@@ -19,11 +19,11 @@ from modyn.config.policy import load_policy
 from modyn.dataset.connections import DatasetSource
 from modyn.dataset.key_loader import load_keys
 from modyn.dataset.session_connections import SessionConnections
-from modyn.errors import ConfigError, DataError, ModynError, UserCodeError
+from modyn.errors import ConfigError, ModynError, UserCodeError
 from modyn.evaluator.config import DriftDataConfig
 from modyn.evaluator.drawn_samples import DrawnSamples, drawn_of
 from modyn.evaluator.drift import DRIFT_METRICS, DriftMetric, compare
-from modyn.evaluator.drift.base import UNFIT, TooFewSamplesError, centred_rows, compare_kept, num_unfit
+from modyn.evaluator.drift.base import TooFewSamplesError, centred_rows, compare_kept, num_unfit
 from modyn.evaluator.drift.kept_sums import KeptSums, PartedWindow, PartOfWindow, SumKeeper
 from modyn.evaluator.drift.projections import PROJECTIONS, Projection
 from modyn.evaluator.evaluate import EvaluationInput, measure
@@ -43,10 +43,11 @@ from modyn.evaluator.records import (
 from modyn.evaluator.samples import SampleLister
 from modyn.evaluator.session_model import SessionModel
 from modyn.evaluator.trigger_section import metric_options
+from modyn.evaluator.unfit_values import refuse_quantities, refuse_unfit
 from modyn.evaluator.versions import DataVersion
 from modyn.json_codec import to_json
 from modyn.models.calls import Data
-from modyn.records import Float32Array, Int64Array, LabelArray, RunId
+from modyn.records import Float32Array, Int64Array, RunId
 from modyn.rpc.logs import configure_logs
 from modyn.workers import JobConnection
 
@@ -168,7 +169,7 @@ def _measured(
     for name, metric in metrics.items():
         inputs.progress(0, 0)
         if question.data is ComparedData.LABELS and metric.by_category:
-            _refuse_numbers(name, np.concatenate([reference.labels, current.labels]))
+            refuse_quantities(name, np.concatenate([reference.labels, current.labels]))
         with suppress(TooFewSamplesError):
             distances[name] = _distance(name, metric, compared, sums)
     return replace(found, distances=distances)
@@ -199,33 +200,6 @@ def _projection(question: DriftQuestion) -> Projection | None:
         return None
     projection, config = load_policy(PROJECTIONS, question.projection, "id", "projection")
     return projection(config, question.seed)
-
-
-_ADVICE: Final = {
-    ComparedData.EMBEDDINGS: "model {id} has diverged: lower its learning rate or clip its gradients, or compare what needs no model (on: payload)",
-    ComparedData.PREDICTIONS: "model {id} has diverged: lower its learning rate or clip its gradients, or compare what needs no model (on: payload)",
-    ComparedData.PAYLOAD: "its samples hold them, or what decodes them makes them: correct data.bytes_parser_function",
-    ComparedData.LABELS: "its labels hold them",
-}
-
-
-def _refuse_unfit(question: DriftQuestion, window: str, rows: torch.Tensor) -> None:
-    """Raise DataError if any of the samples of a window cannot be compared, and say what to do about it."""
-    if number := num_unfit(rows):
-        advice = _ADVICE[question.data].format(id=question.model_id)
-        raise DataError(
-            f"{number} of {len(rows)} {window} samples have {question.data} that are {UNFIT}, so drift cannot be measured; {advice}"
-        )
-
-
-def _refuse_numbers(name: str, labels: LabelArray) -> None:
-    """Raise DataError if labels are quantities, and no classes. Args: name: of a metric that compares classes. labels: (n,)."""
-    between = labels[np.isfinite(labels) & (labels != np.rint(labels))]
-    if len(between):
-        raise DataError(
-            f"drift metric '{name}' compares labels as classes, and {len(between)} of {len(labels)} are no whole numbers, such as {between[0]:g}: "
-            "compare quantities by another metric, such as KSDriftMetric"
-        )
 
 
 class _Compared:
@@ -259,7 +233,7 @@ class _Compared:
 
     def _fit(self, window: str) -> torch.Tensor:
         rows = self._values.read(self._samples[window], slice(None))
-        _refuse_unfit(self._values.question, window, rows)
+        refuse_unfit(self._values.question, window, rows)
         return rows
 
     def _parted(self, window: str) -> PartedWindow:

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from modyn.records import Int64Array, SampleBatch
-from modyn.supervisor.tolerance import exceeds
+from modyn.supervisor.criteria.tolerance import exceeds
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, TriggerContext, TriggerOutcome
 from modyn.supervisor.triggers.interval import IntervalConfig, IntervalTrigger
 from modyn.supervisor.triggers.label_clock import LateBatch

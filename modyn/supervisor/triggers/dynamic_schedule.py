@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from modyn.records import SampleBatch
-from modyn.supervisor.tolerance import exceeds
+from modyn.supervisor.criteria.tolerance import exceeds
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, TriggerContext, TriggerOutcome
 from modyn.supervisor.triggers.interval import IntervalConfig, IntervalTrigger
 from modyn.supervisor.triggers.training_clock import TrainingClock
