@@ -58,6 +58,11 @@ class DecisionCriterion(ABC):
         """Measurements before a value that it looks at, the newest ones; a caller need not keep more."""
         return int(getattr(self.config, "window_size", 0))
 
+    @classmethod
+    def compares_with_earlier(cls) -> bool:
+        """Whether it looks at values before the one that it judges, so that it calibrates."""
+        return "window_size" in cls.Config.model_fields
+
     @abstractmethod
     def decide(self, now: Measurement, before: Sequence[float]) -> Verdict:
         """Whether `now` is unusual. Args: before: the newest values until now, at most `window_size`, oldest first."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from modyn.config.base import PlacedError, Problem
+from modyn.config.base import PlacedError, Problem, load_section
 from modyn.config.policy import check_policy, load_policy
 from modyn.evaluator.client import ComparedData
 from modyn.records import SampleBatch
@@ -16,7 +16,7 @@ from modyn.supervisor.criteria import CRITERIA, DecisionCriterion, Measurement
 from modyn.supervisor.criteria.panel import CriteriaPanel
 from modyn.supervisor.criteria.votes import MajorityVote, Vote
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, OwnSeriesName, TriggerContext, TriggerOutcome
-from modyn.supervisor.triggers.interval import IntervalConfig, IntervalTrigger
+from modyn.supervisor.triggers.interval import IntervalConfig, IntervalTrigger, idle_warm_up
 from modyn.supervisor.triggers.window_distances import ComparedWindows, WindowDistances
 
 CRITERION = "decision_criterion"
@@ -82,7 +82,7 @@ class DataDriftTrigger(IntervalTrigger):
     where a PCAProjection has fewer samples of the reference than components.
     """
 
-    Config: ClassVar[type[IntervalConfig]] = DataDriftConfig
+    Config: ClassVar[type[DataDriftConfig]] = DataDriftConfig
     config: DataDriftConfig
 
     def __init__(self, config: DataDriftConfig, context: TriggerContext | None = None) -> None:
@@ -102,7 +102,10 @@ class DataDriftTrigger(IntervalTrigger):
         found = super().problems(options, path)
         for name, metric in metrics.items() if isinstance(metrics, Mapping) else ():
             found += _check_criterion(metric, f"{path}.metrics.{name}")
-        return found
+        if found:
+            return found
+        config = load_section(cls.Config, options)
+        return idle_warm_up(config, (CRITERIA.get(metric[CRITERION]["id"]) for metric in config.metrics.values()), path)
 
     def observe(self, samples: SampleBatch) -> None:
         """Count them, and their time."""
