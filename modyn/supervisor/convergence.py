@@ -9,10 +9,10 @@ from itertools import islice
 
 from modyn.config.online import ONLINE, ConvergenceConfig, load_online
 from modyn.config.pipeline import Pipeline
-from modyn.supervisor.criteria.tolerance import exceeds
 from modyn.supervisor.detectors.page_hinkley import PageHinkley, PageHinkleyConfig
 from modyn.supervisor.error_rows import ErrorRow, are_errors, error_rows, mean
 from modyn.supervisor.records import TriggerRecord
+from modyn.tolerance import exceeds
 
 
 class ConvergenceCheck:

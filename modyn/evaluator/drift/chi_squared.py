@@ -62,8 +62,8 @@ def pooled(counts: Int64Array) -> Int64Array:
 
     Args: counts: of both sets, at least one sample each, int64 (2, categories). Returns: (2, cells).
 
-    >>> pooled(np.array([[50, 1, 30, 0], [40, 0, 35, 1]])).tolist()
-    [[1, 30, 50], [1, 35, 40]]
+    >>> pooled(np.array([[50, 1, 30, 1], [46, 0, 35, 1]])).tolist()  # the second is rare, and the fourth joins it
+    [[2, 30, 50], [1, 35, 46]]
     """
     totals = counts.sum(0)
     ordered = counts[:, np.argsort(totals, kind="stable")]

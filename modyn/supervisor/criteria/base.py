@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from modyn.config.base import Section
-from modyn.supervisor.criteria.tolerance import exceeds
+from modyn.tolerance import exceeds
 
 
 class Worse(IntEnum):

@@ -12,7 +12,7 @@ from modyn.supervisor.criteria.base import Measurement, Verdict
 from modyn.supervisor.criteria.quantile import DynamicQuantileThresholdCriterion, QuantileConfig
 from modyn.supervisor.criteria.rolling_average import DynamicRollingAverageThresholdCriterion, RollingAverageConfig
 from modyn.supervisor.criteria.threshold import ThresholdDecisionCriterion
-from modyn.supervisor.criteria.tolerance import exceeds
+from modyn.tolerance import exceeds
 
 MetricLabel = Annotated[
     str,

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from modyn.config.base import Section
 from modyn.supervisor.criteria.base import DecisionCriterion, Measurement, Verdict, WindowConfig
-from modyn.supervisor.criteria.tolerance import exceeds
+from modyn.tolerance import exceeds
 
 
 class RollingAverageConfig(WindowConfig):

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from modyn.config.base import Section
-from modyn.supervisor.criteria.tolerance import exceeds
 from modyn.supervisor.detectors.base import StreamDetector
+from modyn.tolerance import exceeds
 
 
 class PageHinkleyConfig(Section):

@@ -10,11 +10,11 @@ import numpy as np
 from pydantic import Field
 
 from modyn.records import Int64Array, SampleBatch
-from modyn.supervisor.criteria.tolerance import exceeds
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, TriggerContext, TriggerOutcome
 from modyn.supervisor.triggers.interval import IntervalConfig, IntervalTrigger
 from modyn.supervisor.triggers.label_clock import LateBatch
 from modyn.supervisor.triggers.training_seconds import TrainingTimes
+from modyn.tolerance import exceeds
 
 REGRET = "regret"
 FORECAST = "forecast_training_s"

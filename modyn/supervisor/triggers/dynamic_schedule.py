@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from modyn.records import SampleBatch
-from modyn.supervisor.criteria.tolerance import exceeds
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, TriggerContext, TriggerOutcome
 from modyn.supervisor.triggers.interval import IntervalConfig, IntervalTrigger
 from modyn.supervisor.triggers.training_clock import TrainingClock
+from modyn.tolerance import exceeds
 
 SINCE = "since_s"
 P99 = "p99_latency_s"

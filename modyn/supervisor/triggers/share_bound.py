@@ -8,10 +8,10 @@ from typing import Any
 
 from modyn.config.base import Section
 from modyn.records import SampleBatch
-from modyn.supervisor.criteria.tolerance import exceeds
 from modyn.supervisor.triggers.base import Check, CheckContext, CheckRecord, Trigger, TriggerOutcome, read_state
 from modyn.supervisor.triggers.dynamic_schedule import P99
 from modyn.supervisor.triggers.training_clock import TrainingClock
+from modyn.tolerance import exceeds
 
 SINCE = "steps_since_s"
 """Evidence: seconds since the last training ended, with `.threshold`, the wait, and `.unusual`, 1 where that is over."""

@@ -15,11 +15,11 @@ from modyn.config.online import ConvergenceConfig
 from modyn.records import SampleBatch
 from modyn.supervisor.convergence import ConvergenceCheck
 from modyn.supervisor.criteria import CRITERIA, Measurement, Worse
-from modyn.supervisor.criteria.tolerance import exceeds
 from modyn.supervisor.detectors.page_hinkley import PageHinkley, PageHinkleyConfig
 from modyn.supervisor.triggers import build_trigger
 from modyn.testing.checks import decide
 from modyn.testing.fake_evidence import FakeEvidence
+from modyn.tolerance import exceeds
 from tests.supervisor.test_convergence import trigger
 from tests.supervisor.triggers.test_cost import RATE, at, policy
 from tests.supervisor.triggers.test_drift import fired

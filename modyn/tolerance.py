@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 TOLERANCE: Final = 1e-9
@@ -19,4 +20,4 @@ def exceeds(total: float, limit: float, unit: float = 1.0) -> bool:
     >>> 0.1 + 0.2 > 0.3, exceeds(0.1 + 0.2, 0.3), exceeds(0.301, 0.3)
     (True, False, True)
     """
-    return total - limit > TOLERANCE * max(abs(unit), abs(total), abs(limit))
+    return total > limit and not math.isclose(total, limit, rel_tol=TOLERANCE, abs_tol=TOLERANCE * abs(unit))
