@@ -78,8 +78,8 @@ class DataDriftTrigger(IntervalTrigger):
 
     Evidence: for each metric its distance under its name, `name.p_value`, `name.threshold`, `name.unusual`, `name.seconds`; of the windows
     `reference_samples` and `current_samples` that were compared, and `embedded_samples`, those that the model was given for this check.
-    A metric that needs more samples than a window has (two, of a domain classifier ten) is not measured, and votes no; so do all of them
-    where a PCAProjection has fewer samples of the reference than components.
+    A metric that needs more samples than a window has (two, of a domain classifier ten, of chi-squared those of two classes that are not rare) is
+    not measured, and votes no; so do all of them where a PCAProjection has fewer samples of the reference than components.
     """
 
     Config: ClassVar[type[DataDriftConfig]] = DataDriftConfig
@@ -94,6 +94,8 @@ class DataDriftTrigger(IntervalTrigger):
             name: {key: value for key, value in metric.items() if key != CRITERION} for name, metric in config.metrics.items()
         }
         self._distances = WindowDistances(config, metrics, self.context.seed)
+        self._has_measured = dict[str, bool]()
+        """By metric that windows were compared by: whether they ever had enough samples for it."""
 
     @classmethod
     def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
@@ -134,8 +136,10 @@ class DataDriftTrigger(IntervalTrigger):
         return self.config.on.needs_model
 
     def lacking(self) -> str:
-        """The windows that the stream was too short for, too."""
-        return "; ".join(filter(None, [super().lacking(), self._distances.lacking()]))
+        """The windows that the stream was too short for, and the metrics that windows had too few samples for, too."""
+        never = [name for name, has_measured in self._has_measured.items() if not has_measured]
+        of_metrics = f"no check had enough samples for {', '.join(never)}, so nothing was measured by it" if never else ""
+        return "; ".join(filter(None, [super().lacking(), self._distances.lacking(), of_metrics]))
 
     def measure(self, context: CheckContext) -> Mapping[str, float]:
         """The distances, once there are a reference and, where one is needed, a model."""
@@ -154,12 +158,16 @@ class DataDriftTrigger(IntervalTrigger):
     def remember(self, record: CheckRecord) -> None:
         """Take the distances, for criteria that compare with earlier ones."""
         self._panel.remember(record.evidence)
+        self._has_measured |= {
+            name: self._has_measured.get(name, False) or name in record.evidence for name in self.config.metrics
+        }
 
     def own_state(self) -> dict[str, Any]:
         """The windows, and the distances that criteria look back at."""
-        return {"windows": self._distances.state(), "distances": self._panel.state()}
+        return {"windows": self._distances.state(), "distances": self._panel.state(), "has_measured": dict(self._has_measured)}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         """Restore them."""
         self._distances.load_state(state["windows"], self.last_trigger)
         self._panel.load_state(state["distances"])
+        self._has_measured = dict(state.get("has_measured", {}))

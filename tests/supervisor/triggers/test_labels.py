@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from modyn.config.base import Severity, load_section
 from modyn.config.policy import load_policy
 from modyn.evaluator.client import DriftDistance, DriftQuestion, MeasuredDrift
 from modyn.evaluator.drift import DRIFT_METRICS, compare
+from modyn.evaluator.drift.base import TooFewSamplesError
 from modyn.evaluator.trigger_section import check_trigger, metric_options
 from modyn.records import SampleBatch
 from modyn.supervisor.triggers import TRIGGERS, TriggerContext, build_trigger, check_trigger_section, with_defaults
@@ -36,8 +38,9 @@ class MeasuredEvidence(FakeEvidence):
         found = {}
         for name, section in question.metrics.items():
             metric, config = load_policy(DRIFT_METRICS, metric_options(section), "id", name)
-            measured = compare(metric(config, 0), torch.from_numpy(reference.labels), torch.from_numpy(current.labels))
-            found[name] = DriftDistance(measured.distance, measured.p_value)
+            with suppress(TooFewSamplesError):
+                measured = compare(metric(config, 0), torch.from_numpy(reference.labels), torch.from_numpy(current.labels))
+                found[name] = DriftDistance(measured.distance, measured.p_value)
         return MeasuredDrift(found, len(reference), len(current), 0)
 
 
@@ -71,6 +74,21 @@ def test_a_hundred_classes_that_change_places_fire_by_default() -> None:
     assert first_after_change(checks(id="AutoDrift", on="labels", metrics=MMD)) != 6250, (
         "the numbers of classes are spread as before"
     )
+
+
+@pytest.mark.parametrize(("num_classes", "said"), [(10, ""), (10**6, "no check had enough samples for chi_squared")])
+def test_a_metric_that_never_had_enough_samples_of_a_class_is_told(num_classes: int, said: str) -> None:
+    labels = np.random.default_rng(1).integers(0, num_classes, 200)
+    samples = SampleBatch(np.arange(200), np.arange(200), labels)
+    policy = build_trigger(
+        {"id": "DataDriftTrigger", "on": "labels", "evaluation_interval_data_points": 50, "windowing_strategy": AMOUNT}
+    )
+    records = decide(policy, [samples], source=MeasuredEvidence(samples))
+    assert all(("chi_squared" in record.evidence) == (not said) for record in records[1:])
+    assert policy.lacking().startswith(said)
+    assert bool(policy.lacking()) == bool(said)
+    policy.load_state(policy.state())
+    assert policy.lacking().startswith(said)
 
 
 @pytest.mark.parametrize("id_", ["DataDriftTrigger", "AutoDrift"])

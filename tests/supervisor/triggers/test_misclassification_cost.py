@@ -77,7 +77,7 @@ def _regret(times: Sequence[int], labels: Sequence[int], delay: int, trigger: in
         at = max(times[:position])
         known = {i for i in range(position) if not delay or times[i] <= at - delay}
         if position > trigger:
-            new = [i for i in known - counted if i >= trigger]
+            new = known - counted  # without those that the model was trained on: their labels had come at the trigger
             errors = [i for i in new if labels[i] == 0]
             avoidable = max(0.0, 0.9 * len(new) - (len(new) - len(errors)))
             regret += sum(avoidable / len(errors) * (now - times[i]) for i in errors)
