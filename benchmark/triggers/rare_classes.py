@@ -59,7 +59,7 @@ def samples_for_accuracy(share: float) -> int:
     """The size of a window of whose accuracy the best threshold finds the same fall. By the normal approximation of the binomial distribution."""
     before, after = RIGHT, RIGHT - share * (RIGHT - FALLEN)
     deviations = stats.norm.isf(LEVEL) * math.sqrt(before * (1 - before)) + stats.norm.ppf(POWER) * math.sqrt(after * (1 - after))
-    return math.ceil((deviations / (before - after)) ** 2)
+    return math.ceil(float(deviations / (before - after)) ** 2)
 
 
 def table() -> str:
@@ -93,5 +93,5 @@ def _first(holds: Callable[[int], bool]) -> int:
 
 def _rounded(number: int) -> int:
     """To two digits, upwards."""
-    unit = 10 ** max(0, len(str(number)) - 2)
+    unit = int(10 ** max(0, len(str(number)) - 2))
     return -(-number // unit) * unit

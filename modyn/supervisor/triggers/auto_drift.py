@@ -58,7 +58,7 @@ class AutoDriftTrigger(DataDriftTrigger):
 
     A DataDriftTrigger with the setting of the paper's experiment on YEARBOOK: the maximum mean discrepancy of embeddings, checked every 250
     samples. Windows of one year and warm-up triggers every three years are amounts here, 500 and 1,500 samples (a year there has about 480),
-    so that the preset fits any stream. The paper's 14 checks that calibrate are those behind the first trigger, at 1,500 samples, since before it
+    so that the preset fits any stream. The paper's 14 checks that calibrate are those after the first trigger, at 1,500 samples, since before it
     there is nothing to compare with: the warm-up takes 5,000 samples, 20 checks. Each option can be given.
     """
 

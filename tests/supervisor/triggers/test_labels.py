@@ -11,6 +11,7 @@ import torch
 
 from modyn.config.base import Severity, load_section
 from modyn.config.policy import load_policy
+from modyn.errors import CorruptStateError
 from modyn.evaluator.client import DriftDistance, DriftQuestion, MeasuredDrift
 from modyn.evaluator.drift import DRIFT_METRICS, compare
 from modyn.evaluator.drift.base import TooFewSamplesError
@@ -102,6 +103,12 @@ def test_the_default_counts_classes(id_: str) -> None:
         assert required == (
             [] if expected else [("trigger.metrics", "is required, at least 1 drift metric, unless `on` is labels")]
         )
+
+
+def test_a_run_that_compared_labels_by_the_former_default_is_not_resumed_by_another() -> None:
+    before = build_trigger({"id": "AutoDrift", "on": "labels", "metrics": MMD}).state()
+    with pytest.raises(CorruptStateError, match=r"saved values are of \['mmd'\], and the criteria judge \['chi_squared'\] now"):
+        build_trigger({"id": "AutoDrift", "on": "labels"}).load_state(before)
 
 
 def test_a_default_is_not_shared_by_two_policies() -> None:
