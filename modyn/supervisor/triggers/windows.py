@@ -233,7 +233,7 @@ class TimeWindowingStrategy(_WindowingStrategy):
         return None if reference is None else WindowPair(reference, current)
 
     def _is_whole(self, index: TimeIndex, last: TriggerPoint) -> bool:
-        """Whether the current window, and a reference one season ago, lie within the stream, and the former behind the last trigger."""
+        """Whether the current window, and a reference one season ago, lie within the stream, and the former after the last trigger."""
         back = self.limit_cur + (self.season or 0 if self.limit_ref is None else 0)
         if self.allow_overlap or last.newest is None:
             return index.spans(back)
