@@ -25,7 +25,7 @@ PACKAGE = ROOT / "modyn"
 FLOORS = {
     "errors": 0, "records": 0, "proto": 0, "_core": 0,
     "registry": 1, "json_codec": 1, "atomic_write": 1, "columnar": 1, "latencies": 1, "log_files": 1, "retention": 1, "periodic_task": 1,
-    "run_ids": 1, "zstd": 1,
+    "run_ids": 1, "tolerance": 1, "zstd": 1,
     "config": 2, "state_folders": 2,
     "rpc": 3, "db": 3, "local": 3, "workers": 3, "models": 3, "preprocessing": 3,
     "storage": 4, "model_storage": 4, "cache": 4,
@@ -236,7 +236,7 @@ def test_what_a_training_worker_imports_to_read() -> None:
 
 
 ALL_WORKERS = {
-    "": "_core atomic_write columnar errors json_codec log_files records registry retention zstd",
+    "": "_core atomic_write columnar errors json_codec log_files records registry retention tolerance zstd",
     "cache": "breaker call_costs evictions keys memory_tier sample_codec sample_files sample_numbers tier value_layout",
     "config": "alerts base buckets cache dataset downsampling_turns durations endpoint field_names logs online policy preprocessing promotion "
     "record_log retention security serving sizes system",
@@ -290,7 +290,7 @@ EVALUATION_WORKER = {
     "config": "label_delay",
     "dataset": "batch_maker code_versions key_loader pipeline_cache session_connections",
     "evaluator": "client config drawn_samples evaluate kept_values measure_drift metrics outcomes outputs preload records roc_auc "
-    "samples session_model trigger_section versions wire",
+    "samples session_model trigger_section unfit_values versions wire",
     "evaluator.drift": "alibi base chi_squared cramer_von_mises domain_classifier energy evidently features histograms kept_sums "
     "kolmogorov_smirnov means middle mmd pairs projections wasserstein",
 }

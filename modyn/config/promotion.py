@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from modyn.errors import InvalidArgumentError
+from modyn.tolerance import exceeds
 
 _OPERATORS: Final[dict[str, Callable[[float, float], bool]]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    ">": operator.gt,
-    "<": operator.lt,
+    ">=": lambda value, number: not exceeds(number, value, unit=0),
+    "<=": lambda value, number: not exceeds(value, number, unit=0),
+    ">": lambda value, number: exceeds(value, number, unit=0),
+    "<": lambda value, number: exceeds(number, value, unit=0),
 }
 _BATCH: Final = 256
 """Samples in a forward pass on a dataset about which the pipeline says nothing."""
@@ -47,16 +47,21 @@ class PromotionCondition:
         return not self.sign
 
     def holds(self, value: float, promoted: float | None, *, low_is_good: bool) -> bool:
-        """Whether a value meets it. Args: promoted: the value of the promoted version; None: there is none, and nothing is worse.
+        """Whether a value meets it: equal up to rounding is equal, and NaN meets nothing.
+
+        Args: promoted: the value of the promoted version; None: there is none, and nothing is worse.
 
         >>> parse_condition("Loss on test not worse than promoted by 0.1").holds(1.05, 1.0, low_is_good=True)
         True
         """
+        if math.isnan(value):
+            return False
         if self.sign:
             return _OPERATORS[self.sign](value, self.number)
         if promoted is None:
             return True
-        return value <= promoted + self.number if low_is_good else value >= promoted - self.number
+        worse_by = value - promoted if low_is_good else promoted - value
+        return not exceeds(worse_by, self.number, unit=max(abs(value), abs(promoted)))
 
     def __str__(self) -> str:
         """As it is written."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
@@ -19,11 +19,11 @@ from modyn.config.policy import load_policy
 from modyn.dataset.connections import DatasetSource
 from modyn.dataset.key_loader import load_keys
 from modyn.dataset.session_connections import SessionConnections
-from modyn.errors import ConfigError, DataError, ModynError, UserCodeError
+from modyn.errors import ConfigError, ModynError, UserCodeError
 from modyn.evaluator.config import DriftDataConfig
 from modyn.evaluator.drawn_samples import DrawnSamples, drawn_of
 from modyn.evaluator.drift import DRIFT_METRICS, DriftMetric, compare
-from modyn.evaluator.drift.base import UNFIT, centred_rows, compare_kept, num_unfit
+from modyn.evaluator.drift.base import TooFewSamplesError, centred_rows, compare_kept, num_unfit
 from modyn.evaluator.drift.kept_sums import KeptSums, PartedWindow, PartOfWindow, SumKeeper
 from modyn.evaluator.drift.projections import PROJECTIONS, Projection
 from modyn.evaluator.evaluate import EvaluationInput, measure
@@ -43,6 +43,7 @@ from modyn.evaluator.records import (
 from modyn.evaluator.samples import SampleLister
 from modyn.evaluator.session_model import SessionModel
 from modyn.evaluator.trigger_section import metric_options
+from modyn.evaluator.unfit_values import refuse_quantities, refuse_unfit
 from modyn.evaluator.versions import DataVersion
 from modyn.json_codec import to_json
 from modyn.models.calls import Data
@@ -167,7 +168,10 @@ def _measured(
     distances = {}
     for name, metric in metrics.items():
         inputs.progress(0, 0)
-        distances[name] = _distance(name, metric, compared, sums)
+        if question.data is ComparedData.LABELS and metric.by_category:
+            refuse_quantities(name, np.concatenate([reference.labels, current.labels]))
+        with suppress(TooFewSamplesError):
+            distances[name] = _distance(name, metric, compared, sums)
     return replace(found, distances=distances)
 
 
@@ -196,23 +200,6 @@ def _projection(question: DriftQuestion) -> Projection | None:
         return None
     projection, config = load_policy(PROJECTIONS, question.projection, "id", "projection")
     return projection(config, question.seed)
-
-
-_ADVICE: Final = {
-    ComparedData.EMBEDDINGS: "model {id} has diverged: lower its learning rate or clip its gradients, or compare what needs no model (on: payload)",
-    ComparedData.PREDICTIONS: "model {id} has diverged: lower its learning rate or clip its gradients, or compare what needs no model (on: payload)",
-    ComparedData.PAYLOAD: "its samples hold them, or what decodes them makes them: correct data.bytes_parser_function",
-    ComparedData.LABELS: "its labels hold them",
-}
-
-
-def _refuse_unfit(question: DriftQuestion, window: str, rows: torch.Tensor) -> None:
-    """Raise DataError if any of the samples of a window cannot be compared, and say what to do about it."""
-    if number := num_unfit(rows):
-        advice = _ADVICE[question.data].format(id=question.model_id)
-        raise DataError(
-            f"{number} of {len(rows)} {window} samples have {question.data} that are {UNFIT}, so drift cannot be measured; {advice}"
-        )
 
 
 class _Compared:
@@ -246,7 +233,7 @@ class _Compared:
 
     def _fit(self, window: str) -> torch.Tensor:
         rows = self._values.read(self._samples[window], slice(None))
-        _refuse_unfit(self._values.question, window, rows)
+        refuse_unfit(self._values.question, window, rows)
         return rows
 
     def _parted(self, window: str) -> PartedWindow:

@@ -102,7 +102,9 @@ def _problems(trigger: object, path: str, pipeline: Mapping[str, Any]) -> Iterat
     if (metrics := _drift_metrics(trigger)) is not None:
         yield from check_metrics(metrics, f"{path}.metrics")
         yield from check_projection(trigger.get("projection"), f"{path}.projection")
-        yield from _check_amounts(trigger, {f"metrics.{name}": metric for name, metric in metrics.items()}, path)
+        placed = {f"metrics.{name}": metric for name, metric in metrics.items()}
+        yield from _check_amounts(trigger, placed, path)
+        yield from _blind_to_classes(trigger, placed, path)
     evaluation = trigger.get("evaluation")
     if isinstance(evaluation, Mapping):
         yield from _check_evaluation(evaluation, f"{path}.evaluation", pipeline)
@@ -118,6 +120,7 @@ def _problems(trigger: object, path: str, pipeline: Mapping[str, Any]) -> Iterat
                 yield from _beyond_shares(trigger.get("detector"), distance["metric"], f"{path}.distance.metric")
         yield from check_projection(distance.get("projection"), f"{path}.distance.projection")
         yield from _check_amounts(distance, {"metric": distance.get("metric")}, f"{path}.distance")
+        yield from _blind_to_classes(distance, {"metric": distance.get("metric")}, f"{path}.distance")
     yield from _problems(trigger.get("warmup_policy"), f"{path}.warmup_policy", pipeline)
     children = trigger.get("subtriggers")
     for name, child in children.items() if isinstance(children, Mapping) else ():
@@ -133,6 +136,21 @@ def _of_columns(compared: Mapping[str, object], path: str) -> Iterator[Problem]:
         if isinstance(section, Mapping) and section.get("on") == ComparedData.PAYLOAD:
             message = "payloads are rows of columns here (section `preprocessing`), which are no numbers: compare embeddings, predictions or labels"
             yield Problem(f"{path}.{place}", message)
+
+
+def _blind_to_classes(compared: Mapping[str, Any], metrics: Mapping[str, object], path: str) -> Iterator[Problem]:
+    """A warning of each of our metrics that takes labels for numbers. Of those of other packages it is not known.
+
+    Args: compared: the section of windows at `path`. metrics: sections of metrics by their paths below it.
+    """
+    for place, section in metrics.items() if compared.get("on") == ComparedData.LABELS else ():
+        if not isinstance(section, Mapping) or section.get("id") not in DRIFT_METRICS.builtin:
+            continue
+        if not check_policy(DRIFT_METRICS, metric_options(section), "id", place):
+            metric, config = load_policy(DRIFT_METRICS, metric_options(section), "id", place)
+            if why := metric.blind_to_classes(config):
+                remedy = "compare classes by ChiSquaredDriftMetric, unless labels are quantities"
+                yield Problem(f"{path}.{place}.id", f"{section['id']} sees no classes: {why}; {remedy}", Severity.WARNING)
 
 
 def _check_amounts(compared: Mapping[str, Any], metrics: Mapping[str, object], path: str) -> Iterator[Problem]:

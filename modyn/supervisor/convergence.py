@@ -12,6 +12,7 @@ from modyn.config.pipeline import Pipeline
 from modyn.supervisor.detectors.page_hinkley import PageHinkley, PageHinkleyConfig
 from modyn.supervisor.error_rows import ErrorRow, are_errors, error_rows, mean
 from modyn.supervisor.records import TriggerRecord
+from modyn.tolerance import exceeds
 
 
 class ConvergenceCheck:
@@ -60,7 +61,7 @@ class ConvergenceCheck:
         if (halves := self._rows.halves(window)) is None:
             return
         before, newest = halves
-        if abs(newest - before) <= tolerance * abs(before):
+        if not exceeds(abs(newest - before), tolerance * abs(before), before):
             self.change = (
                 f"steps pause: the prequential error is flat, {newest:.4g} over the newest {window:,} samples and {before:.4g} over those before; "
                 "new samples are only tested"

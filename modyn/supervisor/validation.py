@@ -25,6 +25,7 @@ from modyn.supervisor.records import Run, RunMode, RunOptions
 from modyn.supervisor.scored_turns import check_scored_turns
 from modyn.supervisor.served_section import OBSERVATIONS, check_serving, pinned_models, served_datasets
 from modyn.supervisor.triggers import check_trigger_section, with_defaults
+from modyn.supervisor.window_checks import check_windows
 
 Check = Callable[[Mapping[str, Any]], list[Problem]]
 """Lists the mistakes in the sections of a whole pipeline that one service acts on."""
@@ -94,7 +95,7 @@ class StreamExtent:
 
 def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_storage: ModelStorageClient) -> list[Problem]:
     """List the datasets and models that a pipeline names and that do not exist, a dataset of observations that takes none, columns that files do
-    not have, and a label that is a feature; warn of files that are set aside, and of a dataset too small for one batch."""
+    not have, and a label that is a feature; warn of files that are set aside, and of a dataset too small for one batch, or for windows of seasons."""
     found, data = list[Problem](), _section(pipeline, "data")
     training, entries = _section(pipeline, "training"), _section(pipeline, "evaluation").get("datasets")
     sections = {"data": data} | {
@@ -113,6 +114,7 @@ def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_
         if info.num_problems and path in named:
             what = f"files of the dataset '{name}' have problems ({info.num_problems:,}), so that samples are missing or cannot be read"
             found.append(Problem(path, f"{what}; `modyn data problems {name}` says why, and what to do", Severity.WARNING))
+        found += check_windows(pipeline, info) if path == "data.dataset_id" else []
         if path == OBSERVATIONS and not info.config.holds_records:
             what = f"dataset '{name}' is made of files, and takes no observations"
             found.append(Problem(path, f"{what}; `modyn data register NAME --records` makes one that does"))

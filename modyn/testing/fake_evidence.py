@@ -72,7 +72,7 @@ class FakeEvidence:
         names = [str(metric.get("label", metric["name"])) for metric in dataset["metrics"]]
         if rows is None:
             return [Score(Interval(), name, None, "undefined: there are no samples in the interval", 0, 0) for name in names]
-        accuracy, number = 1 - float(rows.outputs[:, 0].mean()), len(rows.keys)
+        accuracy, number = float((rows.outputs[:, 0] == 0).mean()), len(rows.keys)
         return [Score(Interval(), name, accuracy, "", number, number) for name in names]
 
     def outcomes(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Rows | None:

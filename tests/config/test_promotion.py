@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -65,6 +66,16 @@ def test_the_section_says_which_condition_is_wrong_and_what_contradicts_it() -> 
         ("m on d not worse than promoted by 0.02", 0.89, 0.9, False, True),
         ("m on d not worse than promoted by 0.02", 0.93, 0.9, True, False),
         ("m on d not worse than promoted", 0.0, None, False, True),
+        ("m on d not worse than promoted by 0.1", 0.3, 0.4, False, True),
+        ("m on d not worse than promoted by 0.2", 0.3, 0.1, True, True),
+        ("m on d not worse than promoted by 0.1", 0.3 - 1e-6, 0.4, False, False),
+        ("m on d >= 0.3", 1 - 0.7, None, False, True),
+        ("m on d < 0.3", 1 - 0.7, None, False, False),
+        *((f"m on d {sign} 1", math.nan, None, True, False) for sign in ("<", "<=", ">", ">=")),
+        ("m on d not worse than promoted", math.nan, 1.0, True, False),
+        ("m on d not worse than promoted by 5", math.inf, 1.0, True, False),
+        ("m on d not worse than promoted", -math.inf, 1.0, False, False),
+        ("m on d not worse than promoted", 1.0, math.inf, True, True),
     ],
 )
 def test_what_holds(text: str, value: float, promoted: float | None, low_is_good: bool, holds: bool) -> None:

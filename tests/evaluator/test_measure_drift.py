@@ -28,7 +28,7 @@ from modyn.evaluator.measure_drift import DriftMemory, measure_within
 from modyn.evaluator.records import AtPositions, ComparedData, DriftQuestion, DriftRequest, MeasuredDrift, WindowPair
 from modyn.evaluator.session_model import SessionModel
 from modyn.evaluator.versions import DataVersion
-from modyn.records import Interval, RunId, SampleBatch, StreamWindow
+from modyn.records import Interval, LabelArray, RunId, SampleBatch, StreamWindow
 from modyn.selector.client import SelectorClient
 from modyn.testing.fake_selector import FakeSelectorClient
 from modyn.testing.fake_storage import FakeStorage
@@ -59,9 +59,9 @@ class Net(nn.Module):
 
 
 class Place:
-    """Sample k has payload (k, k²), label k % 3, and position n - 1 - k in the stream of the run."""
+    """Sample k has payload (k, k²), label k % 3 unless labels are given, and position n - 1 - k in the stream of the run."""
 
-    def __init__(self, timestamps: list[int], model: nn.Module | None = None) -> None:
+    def __init__(self, timestamps: list[int], model: nn.Module | None = None, labels: LabelArray | None = None) -> None:
         self.storage = FakeStorage()
         self.storage.add_dataset("test")
         keys = range(len(timestamps))
@@ -72,7 +72,9 @@ class Place:
         strategy = {"name": "NewDataStrategy", "maximum_keys_in_memory": 100, "tail_triggers": 0}
         self.selector.register_run(RUN, "test", strategy, 1, dataset_identity=self.identity)
         order = np.array(keys[::-1], np.int64)
-        self.selector.inform(RUN, 0, SampleBatch(order, np.array(timestamps, np.int64)[order], order % 3))
+        self.selector.inform(
+            RUN, 0, SampleBatch(order, np.array(timestamps, np.int64)[order], order % 3 if labels is None else labels[order])
+        )
         self.memory = DriftMemory(KeptValues(), SessionModel(1, "abc", model or Net()))
 
     def ask(self, reference: StreamWindow, current: StreamWindow, **options: Any) -> MeasuredDrift:
@@ -160,13 +162,26 @@ def test_every_metric_measures_what_it_measures_alone_and_says_how_long_it_took(
     reference, current = StreamWindow(40, 80), StreamWindow(0, 40)
     for kind in ComparedData:
         found = place.ask(reference, current, data=kind, metrics=sections)
-        assert list(found.distances) == installed_here
+        # Payloads are all different, so that no category has enough samples.
+        assert list(found.distances) == [
+            id_ for id_ in installed_here if kind is not ComparedData.PAYLOAD or not DRIFT_METRICS.get(id_).by_category
+        ]
         for id_, measured in found.distances.items():
             alone = place.ask(reference, current, data=kind, metrics={id_: {"id": id_}}).distances[id_]
             expected = compare(metric(id_), values(kind, list(range(40))), values(kind, list(range(40, 80))))
             assert measured.distance == alone.distance == pytest.approx(expected.distance, rel=1e-4, abs=1e-6)
             assert measured.p_value == alone.p_value
             assert measured.seconds > 0
+
+
+def test_labels_that_are_no_classes_are_not_counted_as_such() -> None:
+    place = Place(list(range(80)), labels=np.arange(80) / 4)
+    asked: dict[str, Any] = {"reference": StreamWindow(0, 40), "current": StreamWindow(40, 80), "data": ComparedData.LABELS}
+    with pytest.raises(
+        DataError, match=r"'chi' compares labels as classes, and 60 of 80 are no whole numbers, such as .*25: .* KSDriftMetric"
+    ):
+        place.ask(**asked, metrics={"chi": {"id": "ChiSquaredDriftMetric"}})
+    assert place.ask(**asked, metrics={"ks": {"id": "KSDriftMetric"}}).distances["ks"].distance == 1
 
 
 def test_a_question_with_too_few_samples_has_no_answer_and_passes_none() -> None:

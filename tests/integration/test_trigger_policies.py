@@ -34,10 +34,16 @@ CRITERIA: list[dict[str, Any]] = [
     {"id": "PValueDecisionCriterion", "p_val": 0.06},
 ]
 MMD = {"id": "MMDDriftMetric", "num_permutations": 20}
+SAME_PHASE = {"id": "TimeWindowingStrategy", "limit_cur": "1d", "season": "2d", "reference": "same_phase"}
 POLICIES: dict[str, dict[str, Any]] = {
     "all metrics": drift(*METRICS, aggregation_strategy={"id": "MajorityVote"}),
     "predictions in windows of time": drift(
         MMD, on="predictions", windowing_strategy={"id": "TimeWindowingStrategy", "limit_ref": "2d", "limit_cur": "1d"}
+    ),
+    "the same phase": drift(MMD, windowing_strategy=SAME_PHASE),
+    "the same phase of labels": drift({"id": "ChiSquaredDriftMetric"}, on="labels", windowing_strategy=SAME_PHASE),
+    "whole seasons": drift(
+        MMD, windowing_strategy={**SAME_PHASE, "reference": "last_trigger", "limit_ref": "2d", "limit_cur": "2d"}
     ),
     **{f"metric {number} {metric['id']}": drift(metric) for number, metric in enumerate(METRICS)},
     **{f"criterion {number}": drift({**MMD, "decision_criterion": one}) for number, one in enumerate(CRITERIA)},
@@ -62,7 +68,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 IN_THE_GATE = ("ensemble",)
 SLOW = (
-    *("AutoDrift", "payload by PCA", "late labels", "misclassification cost"),
+    *("AutoDrift", "payload by PCA", "late labels", "misclassification cost", "the same phase"),
     *("KSWIN on loss", "ensemble by a function"),
 )
 """Some of each kind; each policy, metric, criterion and option by itself is tried in `make test-all`."""

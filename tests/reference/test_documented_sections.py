@@ -35,6 +35,6 @@ def problems_of(block: dict[str, Any]) -> list[Problem]:
     return [*validate_selection(section), *check_downsampling(section)]
 
 
-@pytest.mark.parametrize("block", [*sections_of("selection.md"), *sections_of("triggers.md")])
+@pytest.mark.parametrize("block", [*sections_of("selection.md"), *sections_of("triggers.md"), *sections_of("seasons.md")])
 def test_a_section_that_a_page_shows_has_no_mistake(block: dict[str, Any]) -> None:
     assert problems_of(block) == []

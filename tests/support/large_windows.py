@@ -19,6 +19,7 @@ from torch import nn
 
 from modyn.config.base import load_section
 from modyn.evaluator.config import DriftDataConfig
+from modyn.evaluator.drift import DRIFT_METRICS
 from modyn.evaluator.evaluate import EvaluationInput
 from modyn.evaluator.kept_values import KeptValues
 from modyn.evaluator.measure_drift import DriftMemory, measure_drifts
@@ -38,7 +39,7 @@ _SECTION: Final = {"dataset_id": "large", "record_layout": {"dtype": "int64", "s
 
 
 class Waves(nn.Module):
-    """The embedding of sample k is sin(k · a) for as many fixed a; that of the second half of samples is shifted."""
+    """The embedding of sample k is sin(k · a) for as many fixed a; that of the second half of samples is shifted. Categories are tenths of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +49,8 @@ class Waves(nn.Module):
 
     def embedding(self, data: torch.Tensor) -> torch.Tensor:
         """Args: data: int64 (n, 1), numbers of samples."""
-        return torch.sin(data * self.pace).add_(0.1 * (data >= SAMPLES))
+        waves = torch.sin(data * self.pace).add_(0.1 * (data >= SAMPLES))
+        return waves.mul_(10).round_() if DRIFT_METRICS.get(sys.argv[1]).by_category else waves
 
     def forward(self, data: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.last_layer(self.embedding(data))

@@ -32,6 +32,18 @@ _ALL: dict[str, dict[str, Any]] = {
         "evaluation_interval_data_points": None,
         "evaluation_interval": "2d",
     },
+    "DataDriftTrigger of whole seasons": {
+        "id": "DataDriftTrigger",
+        **_DRIFT,
+        "windowing_strategy": {"id": "TimeWindowingStrategy", "limit_ref": "4d", "limit_cur": "2d", "season": "2d"},
+        "evaluation_interval_data_points": 10,
+    },
+    "DataDriftTrigger of the same phase": {
+        "id": "DataDriftTrigger",
+        **_DRIFT,
+        "windowing_strategy": {"id": "TimeWindowingStrategy", "limit_cur": "1d", "season": "3d", "reference": "same_phase"},
+        "evaluation_interval_data_points": 10,
+    },
     "AutoDrift": {
         "id": "AutoDrift",
         "evaluation_interval_data_points": 10,

@@ -30,6 +30,10 @@ LARGEST: Final = 1e18
 UNFIT: Final = f"not finite (NaN or infinity) or beyond {LARGEST:.0e}"
 
 
+class TooFewSamplesError(DataError):
+    """The samples are too few for this metric: it measures nothing, and its criterion votes no."""
+
+
 @dataclass(frozen=True, slots=True)
 class Drift:
     """What one metric says of two sets of samples."""
@@ -60,6 +64,9 @@ class DriftMetric(ABC):
     """Whether only order and equality of a feature's values count: of numbers that float32 may not tell apart, as labels are, `compare` is
     given the ranks among the distinct values of both sets."""
 
+    by_category: ClassVar[bool] = False
+    """Whether each distinct value is a category, as classes are, and not a number that lies near to others."""
+
     needs: ClassVar[tuple[str, ...]] = ()
     """Modules beyond those of every installation. They are imported only in `compare`."""
 
@@ -86,6 +93,13 @@ class DriftMetric(ABC):
         """Options that are given and change nothing, by name, and what to write in place of each: warnings of `check`."""
         return {}
 
+    @classmethod
+    def blind_to_classes(cls, config: Section) -> str:
+        """Why labels may change without its seeing it where they are classes, as a clause; empty: it sees each class."""
+        if cls.by_category:
+            return ""
+        return "it compares labels as numbers, so classes that change places may look the same to it"
+
     @abstractmethod
     def compare(self, reference: torch.Tensor, current: torch.Tensor) -> Drift:
         """Measure the distance.
@@ -93,6 +107,7 @@ class DriftMetric(ABC):
         Args: reference: (n, d) float32. current: (m, d) float32, on the same device. Neither holds NaN, infinity or values
             beyond `LARGEST`; both have at least `min_samples` rows. Most values of the reference are around 0 in each column, unless
             `centred` is false or they are ranks.
+        Raises: TooFewSamplesError: it measures nothing with these samples.
         """
 
     def compare_kept(self, reference: PartedWindow, current: PartedWindow, sums: SumKeeper) -> Drift | None:
@@ -130,8 +145,8 @@ def compare(metric: DriftMetric, reference: torch.Tensor, current: torch.Tensor)
     Centred in float64 before anything is squared: in float32, at an offset of 10⁴, the differences between samples are rounded away.
 
     Args: reference, current: (n, …) and (m, …) of any numbers, on one device; what lies behind the first dimension is flattened.
-    Raises: DataError: they have different widths, too few rows, or values that are not finite. UserCodeError: the metric returned no number.
-        ConfigError: modules that the metric needs are not installed.
+    Raises: DataError: they have different widths, too few rows (TooFewSamplesError: of the values that they have), or values that are not finite.
+        UserCodeError: the metric returned no number. ConfigError: modules that the metric needs are not installed.
     """
     import torch
 

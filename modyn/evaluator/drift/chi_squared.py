@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import numpy as np
 
 from modyn.config.base import Section
+from modyn.evaluator.drift.base import TooFewSamplesError
 from modyn.evaluator.drift.features import FeatureMetric, FeatureTestConfig, Floats
+from modyn.records import Int64Array
+
+LEAST_EXPECTED: Final = 1.0
+"""Samples of the smaller set that a cell has at least, in the mean, if there is no drift. Tables of two rows need no more (Lewontin and Felsenstein:
+The Robustness of Homogeneity Tests in 2 × N Tables, 1965)."""
 
 
 class ChiSquaredDriftMetric(FeatureMetric):
     """Pearson's chi-squared test of each feature as a category, for labels. The distance is Cramér's V = sqrt(χ² / (n + m)), in [0, 1].
 
-    By `scipy.stats.chi2_contingency`, without Yates's correction. Every distinct value is a category.
+    Every distinct value is a category with a cell of its own, unless it is rare: so rare that the smaller set is expected to hold less than one
+    sample of it. Rare categories share one cell; where these are too few for a cell, the next rarer one is with them. Where all categories are rare
+    nothing is measured. By `scipy.stats.chi2_contingency`, without Yates's correction.
     """
 
     Config: ClassVar[type[Section]] = FeatureTestConfig
@@ -21,18 +29,47 @@ class ChiSquaredDriftMetric(FeatureMetric):
     needs = ("scipy",)
     centred = False
     by_rank = True
+    by_category = True
 
     def compare_features(self, reference: Floats, current: Floats) -> tuple[Floats, Floats | None]:
-        """See `FeatureMetric.compare_features`."""
-        found = np.array([self._test(r, c) for r, c in zip(reference.T, current.T, strict=True)])
-        return found[:, 0], found[:, 1]
+        """See `FeatureMetric.compare_features`. Raises: TooFewSamplesError: all categories of all features are rare."""
+        found = [self._test(r, c) for r, c in zip(reference.T, current.T, strict=True)]
+        measured = np.array([test for test in found if test is not None])
+        if not len(measured):
+            raise TooFewSamplesError(
+                f"of {len(reference)} reference and {len(current)} current samples no category has enough: use larger windows"
+            )
+        return measured[:, 0], measured[:, 1]
 
-    def _test(self, reference: Floats, current: Floats) -> tuple[float, float]:
+    def _test(self, reference: Floats, current: Floats) -> tuple[float, float] | None:
         from scipy.stats import chi2_contingency
 
         values, category = np.unique(np.concatenate([reference, current]), return_inverse=True)
         if len(values) == 1:
             return 0.0, 1.0
         counts = [np.bincount(part, minlength=len(values)) for part in np.split(category, [len(reference)])]
-        test = chi2_contingency(np.stack(counts), correction=False)
+        cells = pooled(np.stack(counts))
+        if cells.shape[1] == 1:
+            return None
+        test = chi2_contingency(cells, correction=False)
         return float(np.sqrt(test.statistic / len(category))), float(test.pvalue)
+
+
+def pooled(counts: Int64Array) -> Int64Array:
+    """The cells of a test: the categories in the order of their counts, rare ones together in the first cell.
+
+    What is rare is decided by the counts of both sets together, so that pooling prefers neither.
+
+    Args: counts: of both sets, at least one sample each, int64 (2, categories). Returns: (2, cells).
+
+    >>> pooled(np.array([[50, 1, 30, 1], [46, 0, 35, 1]])).tolist()  # the second is rare, and the fourth joins it
+    [[2, 30, 50], [1, 35, 46]]
+    """
+    totals = counts.sum(0)
+    ordered = counts[:, np.argsort(totals, kind="stable")]
+    expected = np.sort(totals) * counts.sum(1).min() / totals.sum()
+    num_rare = int((expected < LEAST_EXPECTED).sum())
+    if not num_rare:
+        return ordered
+    num_pooled = max(num_rare, int(np.searchsorted(np.cumsum(expected), LEAST_EXPECTED)) + 1)
+    return np.concatenate([ordered[:, :num_pooled].sum(1, keepdims=True), ordered[:, num_pooled:]], 1)

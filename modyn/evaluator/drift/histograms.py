@@ -30,6 +30,14 @@ class _HistogramMetric(FeatureMetric):
     centred = False
     by_rank = True
 
+    @classmethod
+    def blind_to_classes(cls, config: Section) -> str:
+        """See `DriftMetric.blind_to_classes`."""
+        assert isinstance(config, HistogramConfig)
+        if config.num_bins != HistogramConfig.model_fields["num_bins"].default:
+            return ""
+        return f"of more than num_bins = {config.num_bins} classes it puts neighbours into one bin (write as many as there are classes)"
+
     def compare_features(self, reference: Floats, current: Floats) -> tuple[Floats, Floats | None]:
         """See `FeatureMetric.compare_features`."""
         columns = zip(reference.T, current.T, strict=True)

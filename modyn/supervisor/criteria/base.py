@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from modyn.config.base import Section
+from modyn.tolerance import exceeds
 
 
 class Worse(IntEnum):
@@ -41,7 +42,8 @@ class Verdict:
 class DecisionCriterion(ABC):
     """A decision criterion, built from its `Config`: a pure function of a measurement and of those before it.
 
-    Comparisons are strict: a value equal to the threshold is not unusual. Without anything to compare with the verdict is no.
+    Comparisons are strict: a value equal to the threshold, up to rounding (`exceeds`), is not unusual. Without anything to compare with the
+    verdict is no.
     """
 
     Config: ClassVar[type[Section]]
@@ -56,12 +58,17 @@ class DecisionCriterion(ABC):
         """Measurements before a value that it looks at, the newest ones; a caller need not keep more."""
         return int(getattr(self.config, "window_size", 0))
 
+    @classmethod
+    def compares_with_earlier(cls) -> bool:
+        """Whether it looks at values before the one that it judges, so that it calibrates."""
+        return "window_size" in cls.Config.model_fields
+
     @abstractmethod
     def decide(self, now: Measurement, before: Sequence[float]) -> Verdict:
         """Whether `now` is unusual. Args: before: the newest values until now, at most `window_size`, oldest first."""
 
     def _verdict(self, value: float, threshold: float | None) -> Verdict:
-        return Verdict(threshold is not None and self._worse * (value - threshold) > 0, threshold)
+        return Verdict(threshold is not None and exceeds(self._worse * value, self._worse * threshold, unit=0), threshold)
 
 
 class WindowConfig(Section):

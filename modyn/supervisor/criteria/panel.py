@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, Protocol
 
+from modyn.errors import CorruptStateError
 from modyn.supervisor.criteria.base import DecisionCriterion, Measurement
 
 
@@ -61,7 +62,12 @@ class CriteriaPanel:
         return {series: list(seen) for series, seen in self._seen.items()}
 
     def load_state(self, state: Mapping[str, Iterable[float]]) -> None:
-        """Go on from `state()` of a panel with the same criteria."""
+        """Go on from `state()` of a panel with the same criteria. Raises: CorruptStateError: it is of others."""
+        if state.keys() != self._seen.keys():
+            raise CorruptStateError(
+                f"the saved values are of {sorted(state)}, and the criteria judge {sorted(self._seen)} now, by the options or the defaults of this "
+                "release: resume the run with the release that started it, or submit the pipeline again"
+            )
         for series, seen in self._seen.items():
             seen.clear()
             seen.extend(state[series])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from modyn.config.base import Section
+from modyn.supervisor.criteria.base import Measurement, Verdict
 from modyn.supervisor.criteria.quantile import DynamicQuantileThresholdCriterion, QuantileConfig
 from modyn.supervisor.criteria.rolling_average import DynamicRollingAverageThresholdCriterion, RollingAverageConfig
 from modyn.supervisor.criteria.threshold import ThresholdDecisionCriterion
+from modyn.tolerance import exceeds
 
 MetricLabel = Annotated[
     str,
@@ -92,6 +95,11 @@ class StaticNumberMisclassificationConfig(Section):
 
 class StaticNumberMisclassificationCriterion(ThresholdDecisionCriterion):
     """More than `avoidable_misclassification_threshold` misclassifications since the last trigger that a model trained now would avoid are
-    unusual: the sum of (expected accuracy - accuracy) · samples over the checks since then, a real number."""
+    unusual: the sum of (expected accuracy - accuracy) · samples over the checks since then, a real number. A sum that equals it, up to
+    rounding, is not more (`exceeds`)."""
 
     Config: ClassVar[type[Section]] = StaticNumberMisclassificationConfig
+
+    def decide(self, now: Measurement, before: Sequence[float]) -> Verdict:
+        """See `DecisionCriterion.decide`."""
+        return Verdict(exceeds(now.value, self.config.threshold), self.config.threshold)

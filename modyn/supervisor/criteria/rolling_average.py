@@ -9,6 +9,7 @@ from pydantic import Field
 
 from modyn.config.base import Section
 from modyn.supervisor.criteria.base import DecisionCriterion, Measurement, Verdict, WindowConfig
+from modyn.tolerance import exceeds
 
 
 class RollingAverageConfig(WindowConfig):
@@ -21,7 +22,7 @@ class RollingAverageConfig(WindowConfig):
 class DynamicRollingAverageThresholdCriterion(DecisionCriterion):
     """A value that is worse than the mean of the last `window_size` values by more than `deviation` is unusual.
 
-    A relative deviation is a share of the absolute value of that mean: estimators without bias may be negative.
+    Equal up to rounding is not worse. A relative deviation is a share of the absolute value of that mean: estimators without bias may be negative.
 
     >>> criterion = DynamicRollingAverageThresholdCriterion(RollingAverageConfig(deviation=0.5))
     >>> criterion.decide(Measurement(-0.25), [-1.0, -0.5])
@@ -36,4 +37,5 @@ class DynamicRollingAverageThresholdCriterion(DecisionCriterion):
             return self._verdict(now.value, None)
         mean = sum(before) / len(before)
         allowed = self.config.deviation * (1 if self.config.absolute else abs(mean))
-        return self._verdict(now.value, mean + self._worse * allowed)
+        largest = max(map(abs, (now.value, *before)))
+        return Verdict(exceeds(self._worse * (now.value - mean), allowed, largest), mean + self._worse * allowed)

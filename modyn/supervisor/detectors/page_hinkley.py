@@ -9,6 +9,7 @@ from pydantic import Field
 
 from modyn.config.base import Section
 from modyn.supervisor.detectors.base import StreamDetector
+from modyn.tolerance import exceeds
 
 
 class PageHinkleyConfig(Section):
@@ -52,7 +53,7 @@ class PageHinkley(StreamDetector):
         return self._found()
 
     def _found(self) -> bool:
-        return bool(self._count >= self.config.min_instances and self._rise() > self.config.threshold)
+        return self._count >= self.config.min_instances and exceeds(self._rise(), self.config.threshold, self.config.threshold)
 
     def _rise(self) -> float:
         if not self._count:

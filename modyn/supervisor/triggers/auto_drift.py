@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 
 from modyn.supervisor.triggers.base import OwnSeriesName
 from modyn.supervisor.triggers.drift import CRITERION, DataDriftConfig, DataDriftTrigger
-from modyn.supervisor.triggers.interval import IntervalConfig
 from modyn.supervisor.triggers.windows import AmountWindowingStrategy, WindowingStrategy
 
 _AMOUNT = 500
@@ -24,7 +23,12 @@ class AutoDriftConfig(DataDriftConfig):
         default_factory=lambda: AmountWindowingStrategy(amount_ref=_AMOUNT, amount_cur=_AMOUNT),
         description=f"which samples are the reference, and which the current ones; amounts that it leaves out are {_AMOUNT}",
     )
-    warmup_intervals: int | None = Field(14, ge=1, description="checks at the start of the run that fire nothing")
+    warmup_intervals: int | None = Field(
+        20,
+        ge=1,
+        description="checks at the start of the run that fire nothing: those up to the first trigger of `warmup_policy`, 6 by default, have no "
+        "reference and measure nothing, the others, 14, calibrate",
+    )
     warmup_policy: dict[str, Any] | None = Field(
         default_factory=lambda: {"id": "DataAmountTrigger", "num_samples": 1500},
         description="the trigger that fires in their place",
@@ -32,8 +36,9 @@ class AutoDriftConfig(DataDriftConfig):
     metrics: dict[OwnSeriesName, dict[str, Any]] = Field(
         default_factory=lambda: {"mmd": {"id": "MMDDriftMetric", CRITERION: dict(_QUANTILE)}},
         min_length=1,
-        description="how far apart the windows are; names have letters, digits, _ and - alone",
+        description="how far apart the windows are; names have letters, digits, _ and - alone. Where `on` is labels: ChiSquaredDriftMetric",
     )
+    metrics_of_labels: ClassVar[Mapping[str, Any]] = {"chi_squared": {"id": "ChiSquaredDriftMetric", CRITERION: _QUANTILE}}
 
     @model_validator(mode="before")
     @classmethod
@@ -53,7 +58,8 @@ class AutoDriftTrigger(DataDriftTrigger):
 
     A DataDriftTrigger with the setting of the paper's experiment on YEARBOOK: the maximum mean discrepancy of embeddings, checked every 250
     samples. Windows of one year and warm-up triggers every three years are amounts here, 500 and 1,500 samples (a year there has about 480),
-    so that the preset fits any stream; the warm-up of 3,500 samples is the paper's. Each option can be given.
+    so that the preset fits any stream. The paper's 14 checks that calibrate are those after the first trigger, at 1,500 samples, since before it
+    there is nothing to compare with: the warm-up takes 5,000 samples, 20 checks. Each option can be given.
     """
 
-    Config: ClassVar[type[IntervalConfig]] = AutoDriftConfig
+    Config: ClassVar[type[DataDriftConfig]] = AutoDriftConfig

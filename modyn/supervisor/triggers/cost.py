@@ -14,6 +14,7 @@ from modyn.supervisor.triggers.base import CheckContext, CheckRecord, TriggerCon
 from modyn.supervisor.triggers.interval import IntervalConfig, IntervalTrigger
 from modyn.supervisor.triggers.label_clock import LateBatch
 from modyn.supervisor.triggers.training_seconds import TrainingTimes
+from modyn.tolerance import exceeds
 
 REGRET = "regret"
 FORECAST = "forecast_training_s"
@@ -94,7 +95,8 @@ class WaitingTime:
 
 
 class CostTrigger(IntervalTrigger):
-    """Fires when the regret since the last trigger, divided by an exchange rate, exceeds the seconds that a training now is forecast to take.
+    """Fires when the regret since the last trigger, divided by an exchange rate, exceeds the seconds that a training now is forecast to take,
+    by more than rounding (`exceeds`).
 
     The seconds of a training are forecast from those of earlier trainings and the samples that had waited for them, by `fit_seconds`; before
     the first training nothing is measured, and each interval fires. A trigger resets the regret. A subclass counts it: `regret`, `reset` and `rate`.
@@ -135,8 +137,9 @@ class CostTrigger(IntervalTrigger):
 
     def judge(self, measured: Mapping[str, float], context: CheckContext) -> tuple[bool, Mapping[str, float]]:
         """Weigh one against the other."""
-        unusual = measured[REGRET] / self.rate > measured[FORECAST]
-        return unusual, {f"{REGRET}.threshold": measured[FORECAST] * self.rate, f"{REGRET}.unusual": float(unusual)}
+        threshold = measured[FORECAST] * self.rate
+        unusual = exceeds(measured[REGRET], threshold)
+        return unusual, {f"{REGRET}.threshold": threshold, f"{REGRET}.unusual": float(unusual)}
 
     def triggered(self, outcome: TriggerOutcome) -> None:
         """Reset the regret."""

@@ -180,6 +180,8 @@ class StreamDetectorTrigger(IntervalTrigger):
     def interval_ended(self) -> None:
         """Begin the next one behind the samples so far."""
         self._windows.advance()
+        if self._distances is not None:
+            self._distances.advance()
 
     def triggered(self, outcome: TriggerOutcome) -> None:
         """Begin anew with the detector; make the newest data the reference, as long as there is no model."""

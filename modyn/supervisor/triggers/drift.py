@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from modyn.config.base import PlacedError, Problem
+from modyn.config.base import PlacedError, Problem, load_section
 from modyn.config.policy import check_policy, load_policy
+from modyn.evaluator.client import ComparedData
 from modyn.records import SampleBatch
 from modyn.supervisor.criteria import CRITERIA, DecisionCriterion, Measurement
 from modyn.supervisor.criteria.panel import CriteriaPanel
 from modyn.supervisor.criteria.votes import MajorityVote, Vote
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, OwnSeriesName, TriggerContext, TriggerOutcome
-from modyn.supervisor.triggers.interval import IntervalConfig, IntervalTrigger
+from modyn.supervisor.triggers.interval import IntervalConfig, IntervalTrigger, idle_warm_up
 from modyn.supervisor.triggers.window_distances import ComparedWindows, WindowDistances
 
 CRITERION = "decision_criterion"
@@ -24,15 +26,29 @@ class DataDriftConfig(ComparedWindows, IntervalConfig):
     """Fires when new data have drifted from those that the newest model was trained on."""
 
     metrics: dict[OwnSeriesName, dict[str, Any]] = Field(
-        min_length=1,
+        default_factory=dict,
         description="how far apart the windows are: a drift metric by its `id` each, with its `decision_criterion`; "
-        "names have letters, digits, _ and - alone",
+        "names have letters, digits, _ and - alone. Required, unless `on` is labels: ChiSquaredDriftMetric there, with a p-value below 0.001",
     )
     aggregation_strategy: Vote = Field(default_factory=MajorityVote, description="how the verdicts of several metrics become one")
+
+    metrics_of_labels: ClassVar[Mapping[str, Any]] = {
+        "chi_squared": {"id": "ChiSquaredDriftMetric", CRITERION: {"id": "PValueDecisionCriterion", "p_val": 0.001}}
+    }
+    """Where labels are compared and none are given: classes are no numbers, so only counts of them can be compared."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _classes_are_counted(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("on") == ComparedData.LABELS and "metrics" not in data:
+            return {**data, "metrics": deepcopy(dict(cls.metrics_of_labels))}
+        return data
 
     @model_validator(mode="after")
     def _enough_metrics(self) -> Self:
         needed = getattr(self.aggregation_strategy, "n", 0)
+        if not self.metrics:
+            raise PlacedError("metrics", "is required, at least 1 drift metric, unless `on` is labels")
         if needed > len(self.metrics):
             raise PlacedError("aggregation_strategy.n", f"{needed} of {len(self.metrics)} metrics never fire together")
         return self
@@ -62,11 +78,11 @@ class DataDriftTrigger(IntervalTrigger):
 
     Evidence: for each metric its distance under its name, `name.p_value`, `name.threshold`, `name.unusual`, `name.seconds`; of the windows
     `reference_samples` and `current_samples` that were compared, and `embedded_samples`, those that the model was given for this check.
-    A metric that needs more samples than a window has (two, of a domain classifier ten) is not measured, and votes no; so do all of them
-    where a PCAProjection has fewer samples of the reference than components.
+    A metric that needs more samples than a window has (two, of a domain classifier ten, of chi-squared those of two classes that are not rare) is
+    not measured, and votes no; so do all of them where a PCAProjection has fewer samples of the reference than components.
     """
 
-    Config: ClassVar[type[IntervalConfig]] = DataDriftConfig
+    Config: ClassVar[type[DataDriftConfig]] = DataDriftConfig
     config: DataDriftConfig
 
     def __init__(self, config: DataDriftConfig, context: TriggerContext | None = None) -> None:
@@ -78,6 +94,8 @@ class DataDriftTrigger(IntervalTrigger):
             name: {key: value for key, value in metric.items() if key != CRITERION} for name, metric in config.metrics.items()
         }
         self._distances = WindowDistances(config, metrics, self.context.seed)
+        self._has_measured = dict[str, bool]()
+        """By metric that windows were compared by: whether they ever had enough samples for it."""
 
     @classmethod
     def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
@@ -86,7 +104,10 @@ class DataDriftTrigger(IntervalTrigger):
         found = super().problems(options, path)
         for name, metric in metrics.items() if isinstance(metrics, Mapping) else ():
             found += _check_criterion(metric, f"{path}.metrics.{name}")
-        return found
+        if found:
+            return found
+        config = load_section(cls.Config, options)
+        return idle_warm_up(config, (CRITERIA.get(metric[CRITERION]["id"]) for metric in config.metrics.values()), path)
 
     def observe(self, samples: SampleBatch) -> None:
         """Count them, and their time."""
@@ -105,14 +126,20 @@ class DataDriftTrigger(IntervalTrigger):
         super().trained(outcome)
         self._distances.renew_reference()
 
+    def interval_ended(self) -> None:
+        """Look for whole seasons, where the reference lacks them."""
+        self._distances.advance()
+
     @property
     def needs_model(self) -> bool:
         """By what it compares."""
         return self.config.on.needs_model
 
     def lacking(self) -> str:
-        """The windows that the stream was too short for, too."""
-        return "; ".join(filter(None, [super().lacking(), self._distances.lacking()]))
+        """The windows that the stream was too short for, and the metrics that windows had too few samples for, too."""
+        never = [name for name, has_measured in self._has_measured.items() if not has_measured]
+        of_metrics = f"no check had enough samples for {', '.join(never)}, so nothing was measured by it" if never else ""
+        return "; ".join(filter(None, [super().lacking(), self._distances.lacking(), of_metrics]))
 
     def measure(self, context: CheckContext) -> Mapping[str, float]:
         """The distances, once there are a reference and, where one is needed, a model."""
@@ -131,12 +158,16 @@ class DataDriftTrigger(IntervalTrigger):
     def remember(self, record: CheckRecord) -> None:
         """Take the distances, for criteria that compare with earlier ones."""
         self._panel.remember(record.evidence)
+        self._has_measured |= {
+            name: self._has_measured.get(name, False) or name in record.evidence for name in self.config.metrics
+        }
 
     def own_state(self) -> dict[str, Any]:
         """The windows, and the distances that criteria look back at."""
-        return {"windows": self._distances.state(), "distances": self._panel.state()}
+        return {"windows": self._distances.state(), "distances": self._panel.state(), "has_measured": dict(self._has_measured)}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         """Restore them."""
         self._distances.load_state(state["windows"], self.last_trigger)
         self._panel.load_state(state["distances"])
+        self._has_measured = dict(state.get("has_measured", {}))

@@ -11,6 +11,7 @@ from modyn.records import SampleBatch
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, TriggerContext, TriggerOutcome
 from modyn.supervisor.triggers.interval import IntervalConfig, IntervalTrigger
 from modyn.supervisor.triggers.training_clock import TrainingClock
+from modyn.tolerance import exceeds
 
 SINCE = "since_s"
 P99 = "p99_latency_s"
@@ -104,7 +105,7 @@ class DynamicScheduleTrigger(IntervalTrigger):
         """Whether the wait is over, and predictions are quick enough."""
         for_predictions = self.config.slack * self._clock.last_s * measured["prediction_rate"] * measured["prediction_latency_s"]
         wait = max(for_predictions, self._clock.rest_s(self.config.max_share))
-        is_over, limit_ms = measured[SINCE] >= wait, self.config.latency_limit_ms
+        is_over, limit_ms = not exceeds(wait, measured[SINCE]), self.config.latency_limit_ms
         evidence = {f"{SINCE}.threshold": wait, f"{SINCE}.unusual": float(is_over)}
         if limit_ms is None or P99 not in measured:
             return is_over, evidence

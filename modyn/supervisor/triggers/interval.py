@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import NoneType
 from typing import Any, ClassVar, Final, Self
 
 from pydantic import Field, model_validator
 
-from modyn.config.base import PlacedError, Problem, Section, load_section
+from modyn.config.base import PlacedError, Problem, Section, Severity, load_section
 from modyn.config.durations import Duration
 from modyn.records import SampleBatch
 from modyn.registry import nearest
+from modyn.supervisor.criteria import DecisionCriterion
 from modyn.supervisor.triggers.amount import DataAmountConfig, DataAmountTrigger, SampleAmountTrigger
 from modyn.supervisor.triggers.base import (
     Check,
@@ -78,6 +79,25 @@ def _check_warm_up(section: Mapping[str, Any], path: str) -> list[Problem]:
     return policy.problems(_options(section), path)
 
 
+def idle_warm_up(config: IntervalConfig, criteria: Iterable[type[DecisionCriterion]], path: str) -> list[Problem]:
+    """A warning of a warm-up whose checks all come before its first trigger, up to which there is nothing to measure by, so that no criterion that
+    compares with earlier values calibrates.
+
+    Args: path: where the policy stands.
+    """
+    if not any(criterion.compares_with_earlier() for criterion in criteria):
+        return []
+    warm_up, interval = config.warmup_policy or {}, config.evaluation_interval_data_points
+    first = warm_up.get("num_samples")
+    if config.evaluation_interval is not None:
+        interval, first = config.evaluation_interval, warm_up.get("every")
+        first = None if first is None else load_section(TimeConfig, {"every": first}).every
+    if interval is None or first is None or config.warmup_intervals is None or config.warmup_intervals * interval > first:
+        return []
+    message = f"none of these checks measures anything: up to its first trigger, warmup_policy has {first // interval} of them"
+    return [Problem(f"{path}.warmup_intervals", f"{message}; write more, so that the others calibrate", Severity.WARNING)]
+
+
 def _options(section: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in section.items() if name != "id"}
 
@@ -87,7 +107,7 @@ class IntervalTrigger(Trigger):
 
     - *Interval*: every so many samples, or before the first sample past so much stream time, counted over the whole run.
     - *Warm-up*: during the first `warmup_intervals` intervals `warmup_policy` fires, wherever it decides; what is measured meanwhile
-      calibrates.
+      calibrates. Up to its first trigger there is no model and no reference, so these checks measure nothing.
     - *The first trigger*: a run that has no trigger yet fires at the end of its first interval (after warm-up), since there is nothing to
       compare with. A policy that needs a model does so at the end of each interval until a trigger has made one, itself or another policy:
       a selection that keeps earlier samples (`tail_triggers`) fills a batch at last. Where labels come late, it waits for the first label.

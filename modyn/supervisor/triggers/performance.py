@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 
 from pydantic import Field
 
-from modyn.config.base import Problem, without_effect
+from modyn.config.base import Problem, load_section, without_effect
 from modyn.config.policy import check_policy, load_policy
 from modyn.evaluator.client import ESTIMATED_METRICS
 from modyn.records import SampleBatch
@@ -16,7 +16,7 @@ from modyn.supervisor.criteria.panel import CriteriaPanel
 from modyn.supervisor.criteria.performance import StaticNumberMisclassificationCriterion
 from modyn.supervisor.criteria.votes import AtLeastN
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, OwnSeriesName, TriggerContext, TriggerOutcome, unreserved
-from modyn.supervisor.triggers.interval import IntervalConfig, IntervalTrigger
+from modyn.supervisor.triggers.interval import IntervalConfig, IntervalTrigger, idle_warm_up
 from modyn.supervisor.triggers.performance_meter import PerformanceMeter, PerformanceOptions, forecasts_without_effect
 
 _OF_FORECASTS: Final = ("mode", "forecasting_method", "data_density_window_size", "performance_triggers_window_size")
@@ -88,7 +88,11 @@ class PerformanceTrigger(IntervalTrigger):
             found += check_policy(PERFORMANCE_CRITERIA, section, "id", at)
             if name in metrics:
                 found.append(Problem(at, f"'{name}' is also the name of a metric; choose another name"))
-        return found or _without_effect(options, list(sections.values()), path)
+        if found:
+            return found
+        kinds = [PERFORMANCE_CRITERIA.get(section["id"]) for section in sections.values()]
+        found = idle_warm_up(load_section(cls.Config, options), kinds, path)
+        return found + _without_effect(options, list(sections.values()), path)
 
     def observe(self, samples: SampleBatch) -> None:
         """Count them, and their time."""

@@ -11,6 +11,7 @@ from modyn.records import SampleBatch
 from modyn.supervisor.triggers.base import Check, CheckContext, CheckRecord, Trigger, TriggerOutcome, read_state
 from modyn.supervisor.triggers.dynamic_schedule import P99
 from modyn.supervisor.triggers.training_clock import TrainingClock
+from modyn.tolerance import exceeds
 
 SINCE = "steps_since_s"
 """Evidence: seconds since the last training ended, with `.threshold`, the wait, and `.unusual`, 1 where that is over."""
@@ -53,8 +54,9 @@ class ShareBound(Trigger):
             return replace(asked, memory=_memory(asked))
         since, rest = self._clock.since_s(context.source.load()), self._clock.rest_s(self._max_share)
         # What was put off waits on while predictions are too slow: they go first.
-        fires = since >= rest and not asked.evidence.get(f"{P99}.unusual")
-        evidence = {SINCE: since, f"{SINCE}.threshold": rest, f"{SINCE}.unusual": float(since >= rest)}
+        is_over = not exceeds(rest, since)
+        fires = is_over and not asked.evidence.get(f"{P99}.unusual")
+        evidence = {SINCE: since, f"{SINCE}.threshold": rest, f"{SINCE}.unusual": float(is_over)}
         return Check(fires, {**asked.evidence, **evidence}, _memory(asked))
 
     def observe(self, samples: SampleBatch) -> None:

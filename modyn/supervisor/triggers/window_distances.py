@@ -13,7 +13,7 @@ from modyn.evaluator.client import ComparedData, DriftQuestion
 from modyn.records import Interval, SampleBatch, StreamWindow
 from modyn.supervisor.triggers.evidence import EvidenceSource
 from modyn.supervisor.triggers.label_clock import LateBatch
-from modyn.supervisor.triggers.windows import AmountWindowingStrategy, TimeIndex, WindowingStrategy
+from modyn.supervisor.triggers.windows import AmountWindowingStrategy, TimeIndex, TriggerPoint, WindowingStrategy
 
 
 class ComparedWindows(Section):
@@ -41,7 +41,8 @@ class ComparedWindows(Section):
 
 class WindowDistances:
     """The reference is the current window at the trigger of the newest model: the newest data that it was trained on. A trigger that trains
-    nothing leaves it as it is; as long as the run has no model, it is that of the last trigger. What is compared are the embeddings by the
+    nothing leaves it as it is; as long as the run has no model, it is that of the last trigger. Where windows are of whole seasons, and that trigger
+    came before the stream had enough of them, the reference is the first ones. What is compared are the embeddings by the
     newest model, its predictions, or, without a model, the samples themselves or their labels.
 
     Evidence: for each metric its distance under its name, `name.p_value`, `name.seconds`; of the windows `reference_samples` and
@@ -58,8 +59,9 @@ class WindowDistances:
         self._reference: StreamWindow | None = None
         self._labelled = False
         """Whether windows are of the labels in the order in which they came: labels are compared, and some come late."""
-        self._triggered = 0
-        """How many of what windows are of had come before the last trigger."""
+        self._waits_for_reference = False
+        """Whether the newest trigger came before the stream was as long as its reference."""
+        self._last = TriggerPoint()
 
     def observe(self, samples: SampleBatch) -> None:
         """Take the next samples of the stream: those whose labels come, where these are compared."""
@@ -70,21 +72,28 @@ class WindowDistances:
 
     def triggered(self) -> None:
         """Begin the current window anew, unless it may overlap."""
-        self._triggered = self._index.position
+        self._last = TriggerPoint(self._index.position, self._index.newest)
 
     def renew_reference(self) -> None:
         """Make the newest data the reference: at a trigger that has made a model, and at each as long as there is none."""
-        self._reference = self._options.windowing_strategy.reference(self._index)
+        self._reference = self._options.windowing_strategy.reference_at(self._index)
+        self._waits_for_reference = self._reference is None
+
+    def advance(self) -> None:
+        """Take the first whole seasons for the reference, once they are there. Called at the end of each interval."""
+        if self._waits_for_reference and (found := self._options.windowing_strategy.first_reference(self._index)) is not None:
+            self._reference, self._waits_for_reference = found, False
 
     def measure(self, source: EvidenceSource, model_id: int | None) -> dict[str, float]:
-        """The distances, once there are a reference and, where one is needed, a model; else empty. Changes nothing."""
+        """The distances, once there are windows to compare and, where one is needed, a model; else empty. Changes nothing."""
         options = self._options
-        if self._reference is None or (options.on.needs_model and model_id is None):
+        windows = options.windowing_strategy.compared(self._index, self._reference, self._last)
+        if windows is None or (options.on.needs_model and model_id is None):
             return {}
         measured = source.drift(
             DriftQuestion(
-                reference=replace(self._reference, labelled=self._labelled),
-                current=replace(options.windowing_strategy.current(self._index, self._triggered), labelled=self._labelled),
+                reference=replace(windows.reference, labelled=self._labelled),
+                current=replace(windows.current, labelled=self._labelled),
                 metrics=self._metrics,
                 data=options.on,
                 model_id=model_id if options.on.needs_model else None,
@@ -114,12 +123,14 @@ class WindowDistances:
         """What survives a restart, as JSON: the reference, and the index of times."""
         window = self._reference
         reference = None if window is None else [window.start, window.stop, window.times.start, window.times.end]
-        counts = {"triggered": self._triggered, "labelled": self._labelled}
-        return {"index": self._index.state(), "reference": reference, **counts}
+        last = {"triggered": self._last.position, "triggered_at": self._last.newest}
+        known = {"labelled": self._labelled, "waits_for_reference": self._waits_for_reference}
+        return {"index": self._index.state(), "reference": reference, **last, **known}
 
     def load_state(self, state: Mapping[str, Any], last_trigger: int) -> None:
         """Go on from `state()`. Args: last_trigger: its position, for states of releases that did not keep it."""
         self._index.load_state(state["index"])
-        self._triggered, self._labelled = state.get("triggered", last_trigger), state.get("labelled", False)
+        self._last = TriggerPoint(state.get("triggered", last_trigger), state.get("triggered_at"))
+        self._labelled, self._waits_for_reference = state.get("labelled", False), state.get("waits_for_reference", False)
         window = state["reference"]
         self._reference = None if window is None else StreamWindow(window[0], window[1], Interval(window[2], window[3]))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from modyn.config.base import load_section
 from modyn.errors import DataError
 from modyn.evaluator.drift import DRIFT_METRICS, compare, missing_modules
-from modyn.evaluator.drift.base import LARGEST
+from modyn.evaluator.drift.base import LARGEST, TooFewSamplesError
 
 SHAPES = {
     "constant": lambda n, d, generator: torch.full((n, d), 7.0),
@@ -49,7 +49,13 @@ def test_every_distance_is_finite(
     generator = torch.Generator().manual_seed(seed)
     least = metric.min_samples
     reference, current = (SHAPES[kind](max(size, least), width, generator) for kind, size in zip(kinds, sizes, strict=True))
-    found = compare(metric(load_section(metric.Config, options), seed), reference, current)  # which refuses what is not finite
+    try:
+        found = compare(
+            metric(load_section(metric.Config, options), seed), reference, current
+        )  # which refuses what is not finite
+    except TooFewSamplesError:
+        assert metric.by_category
+        return
     assert found.p_value is None or 0 <= found.p_value <= 1
 
 

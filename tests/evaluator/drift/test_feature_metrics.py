@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 from scipy.spatial.distance import jensenshannon
 
 from modyn.evaluator.drift import DRIFT_METRICS, DriftMetric, compare, missing_modules
+from modyn.evaluator.drift.base import TooFewSamplesError
+from modyn.evaluator.drift.chi_squared import LEAST_EXPECTED, pooled
 from modyn.evaluator.drift.features import combined, shares
 from modyn.evaluator.drift.wasserstein import wasserstein
 
@@ -54,13 +57,44 @@ def test_tests_are_those_of_scipy(id_: str, options: dict[str, object], one: Any
 
 
 def test_chi_squared_compares_categories() -> None:
-    labels, others = torch.tensor([0, 0, 1, 2, 2, 2]), torch.tensor([0, 1, 1, 1, 3, 2])
-    table = [[2, 1, 3, 0], [1, 3, 1, 1]]
+    labels, others = torch.tensor([0, 0, 1, 2, 2, 2]).repeat(2), torch.tensor([0, 1, 1, 1, 3, 2]).repeat(2)
+    table = [[4, 2, 6, 0], [2, 6, 2, 2]]
     expected = stats.chi2_contingency(table, correction=False)
     drift = compare(metric("ChiSquaredDriftMetric"), labels, others)
-    assert drift.distance == pytest.approx(np.sqrt(expected.statistic / 12))
+    assert drift.distance == pytest.approx(np.sqrt(expected.statistic / 24))
     assert drift.p_value == pytest.approx(expected.pvalue)
     assert compare(metric("ChiSquaredDriftMetric"), torch.ones(5), torch.ones(7)).distance == 0
+
+
+@given(counts=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=40), order=st.randoms())
+def test_rare_categories_share_a_cell_whatever_their_numbers(counts: list[tuple[int, int]], order: Random) -> None:
+    counts = [pair for pair in counts if sum(pair)]
+    assume(counts)
+    table = np.array(counts, np.int64).reshape(-1, 2).T
+    assume(table.sum(1).min() > 0)
+    cells = pooled(table)
+    assert cells.sum(1).tolist() == table.sum(1).tolist()
+    share = table.sum(1).min() / table.sum()
+    assert (cells.sum(0) * share >= LEAST_EXPECTED - 1e-9).all() or cells.shape[1] == 1
+    frequent = sorted(pair for pair in counts if sum(pair) * share >= LEAST_EXPECTED)
+    assert len(frequent) <= cells.shape[1] + 1, "of frequent ones, at most one is with the rare ones"
+    order.shuffle(counts)
+    again = pooled(np.array(counts, np.int64).reshape(-1, 2).T)
+    assert sorted(again.sum(0).tolist()) == sorted(cells.sum(0).tolist())
+
+
+def test_a_hundred_classes_that_change_places_are_seen_although_their_numbers_stay() -> None:
+    rng = np.random.default_rng(0)
+    even = torch.from_numpy(2 * rng.integers(0, 50, 500))
+    odd = torch.from_numpy(2 * rng.integers(0, 50, 250) + 1)
+    seen, blind = (compare(metric(id_), even, odd).p_value for id_ in ("ChiSquaredDriftMetric", "KSDriftMetric"))
+    assert (seen or 0) < 1e-50
+    assert (blind or 0) > 0.05
+
+
+def test_where_every_category_is_rare_nothing_is_measured() -> None:
+    with pytest.raises(TooFewSamplesError, match="of 100 reference and 100 current samples no category has enough"):
+        compare(metric("ChiSquaredDriftMetric"), torch.arange(100), torch.arange(100, 200))
 
 
 @given(x=VALUES, y=VALUES, num_bins=st.integers(2, 12))

@@ -85,7 +85,7 @@ def _brute_force(times: Sequence[int], every: int, rate: float, seconds: Seconds
             else:
                 line, _ = nnls(np.array([[1.0, samples] for samples, _ in known]), np.array([took for _, took in known]))
                 forecast = float(line @ [1.0, pending])
-            assume(abs(regret / rate - forecast) > 1e-6)  # A tie, which rounding decides.
+            assume(abs(regret / rate - forecast) > 1e-6)  # The forecasts of two solvers differ by more than rounding.
             if regret / rate <= forecast:
                 continue
         found.append(position)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modyn.config.base import load_section
+from modyn.config.base import Severity, load_section
 from modyn.evaluator.client import ComparedData
 from modyn.records import SampleBatch, StreamWindow
 from modyn.supervisor.triggers import TRIGGERS, TriggerContext, build_trigger, check_trigger_section
@@ -28,6 +28,11 @@ def drift(**options: Any) -> dict[str, Any]:
     """A section that checks every 10 samples by one metric with a threshold of 0.5."""
     defaults = {"evaluation_interval_data_points": 10, "windowing_strategy": AMOUNT, "metrics": {"mmd": THRESHOLD}}
     return {"id": "DataDriftTrigger", **defaults, **options}
+
+
+def seasons(**options: Any) -> dict[str, Any]:
+    """Windows of time."""
+    return {"id": "TimeWindowingStrategy", **options}
 
 
 def stream(*labels: tuple[int, int], every: int = 1) -> SampleBatch:
@@ -51,6 +56,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "time windows": drift(windowing_strategy={"id": "TimeWindowingStrategy", "limit_ref": "5d", "limit_cur": "2d"}),
     "overlap": drift(
         windowing_strategy={"id": "TimeWindowingStrategy", "limit_ref": "5d", "limit_cur": "9d", "allow_overlap": True}
+    ),
+    "whole seasons": drift(windowing_strategy=seasons(limit_ref="4d", limit_cur="2d", season="2d")),
+    "same phase": drift(windowing_strategy=seasons(limit_cur="1d", season="3d", reference="same_phase")),
+    "same phase of labels": drift(
+        on="labels", windowing_strategy=seasons(limit_cur="2d", season="2d", reference="same_phase", allow_overlap=True)
     ),
     "interval of time": drift(evaluation_interval_data_points=None, evaluation_interval="1d"),
     "warm-up by amount": drift(warmup_intervals=5, warmup_policy={"id": "DataAmountTrigger", "num_samples": 15}),
@@ -267,7 +277,42 @@ def test_auto_drift_is_the_papers_setting() -> None:
         "window_size": 15,
         "quantile": 0.05,
     }
-    assert (data["evaluation_interval_data_points"], data["warmup_intervals"]) == (250, 14), "3,500 samples"
+    assert (data["evaluation_interval_data_points"], data["warmup_intervals"]) == (250, 20), (
+        "the paper's 14, and 6 that measure nothing"
+    )
+
+
+def test_fourteen_checks_of_the_warm_up_of_auto_drift_measure() -> None:
+    samples = stream((0, 6000))
+    records = checks({"id": "AutoDrift"}, samples)
+    assert [record.position for record in records if record.evidence.get("warming_up")] == list(range(1750, 5001, 250))
+    assert fired([record for record in records if record.position <= 5000]) == [1500, 3000, 4500]
+    assert "warming_up" not in next(record for record in records if record.position == 5250).evidence
+
+
+@pytest.mark.parametrize(
+    ("options", "num_before"),
+    [
+        ({"warmup_intervals": 3, "warmup_policy": {"id": "DataAmountTrigger", "num_samples": 30}}, 3),
+        ({"warmup_intervals": 4, "warmup_policy": {"id": "DataAmountTrigger", "num_samples": 39}}, None),
+        ({"warmup_intervals": 3, "warmup_policy": {"id": "TimeTrigger", "every": "1d"}}, None),
+        ({"warmup_intervals": 3, "warmup_policy": {"id": "TimeTrigger", "every": "1d"}, "evaluation_interval": "6h",
+          "evaluation_interval_data_points": None}, 4),
+        ({"warmup_intervals": 5, "warmup_policy": {"id": "TimeTrigger", "every": "1d"}, "evaluation_interval": "6h",
+          "evaluation_interval_data_points": None}, None),
+        ({}, None),
+    ],
+)  # fmt: skip
+def test_a_warm_up_that_measures_nothing_is_warned_of(options: dict[str, Any], num_before: int | None) -> None:
+    section = {key: value for key, value in drift(metrics={"ks": QUANTILE}, **options).items() if value is not None}
+    found = check_trigger_section(section)
+    paths = [(problem.path, problem.severity) for problem in found]
+    assert paths == ([] if num_before is None else [("trigger.warmup_intervals", Severity.WARNING)])
+    message = (
+        f"none of these checks measures anything: up to its first trigger, warmup_policy has {num_before} of them; write more"
+    )
+    assert all(problem.message.startswith(message) for problem in found)
+    assert check_trigger_section({**section, "metrics": {"mmd": THRESHOLD}}) == [], "a threshold needs no calibration"
 
 
 def test_amounts_that_windows_of_auto_drift_leave_out_are_the_presets() -> None:
