@@ -27,13 +27,7 @@ from modyn.storage.files.local import LocalFiles, open_filesystem
 from modyn.storage.files.stability import StabilityTracker
 from modyn.storage.files.unpacked import UnpackedCopies
 from modyn.storage.formats import build_format
-from modyn.storage.index.late_labels import (
-    LATE_LABELS,
-    answers_to_labels,
-    append_late_labels,
-    check_late_labels,
-    open_late_labels,
-)
+from modyn.storage.index import late_labels
 from modyn.storage.index.tombstones import Tombstones
 from modyn.storage.ingest.format_runner import FormatRunner
 from modyn.storage.ingest.limits import IngestLimits
@@ -98,7 +92,9 @@ class OpenDataset:
         published = last_published(folder)
         self._tombstones = Tombstones.open(folder / TOMBSTONES, published.num_deleted if published is not None else 0)
         self._tombstones.announce()
-        self._num_labels = open_late_labels(folder / LATE_LABELS, published.num_labels if published is not None else 0)
+        self._num_labels = late_labels.open_late_labels(
+            folder / late_labels.LATE_LABELS, published.num_labels if published is not None else 0
+        )
         self._published = PublishedDataset(folder, readers, self._tombstones)
         self.proof = Proof(folder)
         self.unpacked = UnpackedCopies(folder / UNPACKED)
@@ -201,9 +197,11 @@ class OpenDataset:
             snapshot = self.snapshot()
             found = snapshot.index.samples_by_key(keys)
             assert found is not None, "records are samples before they get labels"
-            answers, rows = answers_to_labels(keys, labels, snapshot.late.filled(keys, found.labels))
+            answers, rows = late_labels.answers_to_labels(keys, labels, snapshot.late.filled(keys, found.labels))
             if len(rows):
-                late = append_late_labels(self.folder / LATE_LABELS, snapshot.late, keys[rows], labels[rows], int(time.time()))
+                late = late_labels.append_late_labels(
+                    self.folder / late_labels.LATE_LABELS, snapshot.late, keys[rows], labels[rows], int(time.time())
+                )
                 self._num_labels = len(late)
                 self._publish_counts()
         self.wake()
@@ -211,7 +209,7 @@ class OpenDataset:
 
     def new_labels(self, first: int, batch_size: int, is_active: Callable[[], bool]) -> Iterator[LateLabelBatch]:
         """Labels that came late, from number `first` on; waits for new ones. Args, Raises: as of `new_samples`. CorruptStateError: some are lost."""
-        check_late_labels(self.name, first, len(self.snapshot().late))
+        late_labels.check_late_labels(self.name, first, len(self.snapshot().late))
         while is_active():
             snapshot = self.snapshot()
             while first < len(snapshot.late):
