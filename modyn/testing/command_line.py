@@ -10,6 +10,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import structlog
+
+import modyn.rpc.logs  # noqa: F401 (which configures structlog)
+
 from modyn.workers.process_state import ProcessState
 
 
@@ -23,7 +27,7 @@ def run_command(arguments: Sequence[str], folder: Path, environment: Mapping[str
 
     command = ["modyn", *arguments]
     out, err = io.StringIO(), io.StringIO()
-    state, argv, stdin, code = ProcessState(), sys.argv, sys.stdin, 0
+    state, logs, argv, stdin, code = ProcessState(), structlog.get_config(), sys.argv, sys.stdin, 0
     try:
         with (
             contextlib.redirect_stdout(out),
@@ -40,4 +44,6 @@ def run_command(arguments: Sequence[str], folder: Path, environment: Mapping[str
     finally:
         sys.argv, sys.stdin = argv, stdin
         state.restore()
+    # Loggers keep what they first logged by, so that later tests would log into the output of this command.
+    assert structlog.get_config() == logs, f"`modyn {' '.join(arguments)}` has configured logs: run it as a process of its own"
     return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())

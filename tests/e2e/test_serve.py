@@ -303,13 +303,9 @@ def test_what_is_served_is_watched_and_reported(running_stack: RunningStack) -> 
     ("arguments", "message"),
     [
         (["serve", "no-such-run"], "error: there is no run 'no-such-run'"),
-        (["serve", "RUN", "--input", "4x4"], "error: '4x4' is no input of a model"),
-        (["serve", "RUN", "--input", "3", "--http-port", "0", "--grpc-port", "0"], "does not take the inputs input FP32 [-1, 3]"),
         (["serve", "RUN", "--follow", "latest"], "error: serving.follow"),
         (["serve", "RUN", "--canary", "2"], "error: serving.canary_share"),
         (["serve", "RUN", "--promote-if", "Accuracy > 1"], "error: serving.promote_if"),
-        (["serve", "RUN", "--promote-if", "Acuracy on serve > 1"], "did you mean 'Accuracy'"),
-        (["serve", "RUN", "--host", "0.0.0.0"], "without tls_cert and tls_key and token"),
         (["models", "promote", "RUN", "123456"], "error: model 123456 is none of run '"),
         (["models", "promote", "no-such-run"], "error: run 'no-such-run' has no models"),
         (["models", "rollback", "no-such-run"], "error: run 'no-such-run' has no models"),
@@ -319,6 +315,22 @@ def test_bad_input(running_stack: RunningStack, run_id: str, arguments: list[str
     done = running_stack.modyn(*(run_id if argument == "RUN" else argument for argument in arguments))
     assert done.returncode == 1, done.stderr
     assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--input", "4x4"], "error: '4x4' is no input of a model"),
+        (["--input", "3", "--http-port", "0", "--grpc-port", "0"], "does not take the inputs input FP32 [-1, 3]"),
+        (["--promote-if", "Acuracy on serve > 1"], "did you mean 'Accuracy'"),
+        (["--host", "0.0.0.0"], "without tls_cert and tls_key and token"),
+    ],
+)
+def test_what_a_server_cannot_do_is_said_when_it_starts(
+    running_stack: RunningStack, run_id: str, arguments: list[str], message: str
+) -> None:
+    done = running_stack.modyn("serve", run_id, *arguments, process=True)
+    assert (done.returncode, message in done.stderr) == (1, True), done.stderr
 
 
 def observed(key: str, label: int, number: float) -> ObservationRecord:

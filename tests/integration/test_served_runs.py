@@ -174,14 +174,14 @@ def test_what_is_ambiguous_is_refused_before_a_port_is_opened(runs: TwoRuns) -> 
     taken = socket.create_server(("127.0.0.1", 0))
     ports = ["--http-port", taken.getsockname()[1], "--grpc-port", "0"]
     clash = f"error: runs '{runs.wide}' and '{runs.narrow}' would both be model 'same', and requests address a model by its name"
-    for arguments, message in [
-        ([f"same={runs.wide}", f"same={runs.narrow}"], clash),
-        ([runs.wide, f"other={runs.wide}"], f"error: run '{runs.wide}' is to be served twice; name it once"),
-        ([runs.wide, "other=no-such-run"], "error: there is no run 'no-such-run'"),
-        ([runs.wide, runs.narrow, "--name", "same"], "error: --name describes one model, and several runs are to be served: write NAME=RUN"),
-        ([runs.wide, runs.narrow, "--observations", "seen-wide"], "set serving.observations in their pipelines, or serve them apart"),
+    for process, arguments, message in [
+        (True, [f"same={runs.wide}", f"same={runs.narrow}"], clash),
+        (True, [runs.wide, f"other={runs.wide}"], f"error: run '{runs.wide}' is to be served twice; name it once"),
+        (False, [runs.wide, "other=no-such-run"], "error: there is no run 'no-such-run'"),
+        (False, [runs.wide, runs.narrow, "--name", "same"], "error: --name describes one model, and several runs are to be served: write NAME=RUN"),
+        (False, [runs.wide, runs.narrow, "--observations", "seen-wide"], "set serving.observations in their pipelines, or serve them apart"),
     ]:  # fmt: skip
-        done = runs.stack.modyn("serve", *arguments, *ports)
+        done = runs.stack.modyn("serve", *arguments, *ports, process=process)
         assert (done.returncode, message in done.stderr) == (1, True), done.stderr
     taken.close()
 

@@ -162,7 +162,7 @@ def test_verdicts_of_its_own_are_replayed_behind_the_state_that_was_saved() -> N
     [
         ({"trigger": AMOUNT}, "online.step_samples: is required"),
         ({"step_samples": 1}, "online.trigger: is required"),
-        ({"trigger": {"id": "DataDriftTrigger"}, "step_samples": 1}, "online.trigger.metrics: is required"),
+        ({"trigger": {"id": "TimeTrigger"}, "step_samples": 1}, "online.trigger.every: is required"),
         ({"trigger": {"id": "DataAmountTriger"}, "step_samples": 1}, "did you mean 'DataAmountTrigger'"),
         ({"trigger": AMOUNT, "step_samples": 1, "histroy": {}}, "did you mean 'history'"),
         ({"trigger": AMOUNT, "step_samples": 1, "learning_rate": {"rule": "inverse"}}, "online.learning_rate.rule"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from modyn.config.base import Severity
 from modyn.supervisor.triggers import TRIGGERS, check_trigger_section
 
 _THRESHOLD = {"id": "ThresholdDecisionCriterion", "threshold": 0.2}
@@ -111,6 +112,8 @@ _ALL: dict[str, dict[str, Any]] = {
 }
 
 SECTIONS: Final[dict[str, dict[str, Any]]] = {
-    name: section for name, section in _ALL.items() if section["id"] in TRIGGERS and not check_trigger_section(section)
+    name: section
+    for name, section in _ALL.items()
+    if section["id"] in TRIGGERS and Severity.ERROR not in {found.severity for found in check_trigger_section(section)}
 }
 """By name; those of the policies that there are."""
