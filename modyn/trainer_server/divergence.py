@@ -32,9 +32,10 @@ def cause_of_divergence(inputs: TrainingInputs, training: Training, connection: 
         found = _odd_samples(inputs, training, connection)
     except CancelledError:
         raise
-    except ModynError as error:  # The divergence is what the user has to hear of.
-        get_logger("training").warning("cause_not_looked_for", reason=error.message)
-        return f"its samples could not be looked at ({error.message}); {_smaller_steps(training)}"
+    except Exception as error:  # noqa: BLE001  (whatever user code does: the divergence is what the user has to hear of)
+        reason = error.message if isinstance(error, ModynError) else f"{type(error).__name__}: {error}"
+        get_logger("training").warning("cause_not_looked_for", reason=reason)
+        return f"its samples could not be looked at ({reason}); {_smaller_steps(training)}"
     for what, keys in found.items():
         if keys:
             more = " at least" if len(keys) >= _NAMED else ""
@@ -80,7 +81,7 @@ def _odd_samples(inputs: TrainingInputs, training: Training, connection: JobConn
 
 
 def _odd_rows(batch: Batch, *, uses_weights: bool) -> dict[str, Tensor]:
-    """Which rows of a batch are not finite: bool (n,) each."""
+    """Which rows of a batch are not finite: bool (n,) each. A tensor that is not made of rows counts for all of them."""
     looked_at = {"inputs": batch.data, "labels": batch.labels, **({"weights": batch.weights} if uses_weights else {})}
     found = {}
     for what, data in looked_at.items():
@@ -92,7 +93,8 @@ def _odd_rows(batch: Batch, *, uses_weights: bool) -> dict[str, Tensor]:
 
 def _mark_odd(rows: Tensor, tensor: Tensor) -> None:
     if tensor.is_floating_point():
-        rows |= ~tensor.isfinite().reshape(len(rows), -1).all(1)
+        has_rows = tensor.ndim > 0 and len(tensor) == len(rows)
+        rows |= ~tensor.isfinite().reshape(len(rows) if has_rows else 1, -1).all(1)
 
 
 def _smaller_steps(training: Training) -> str:
