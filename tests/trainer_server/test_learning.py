@@ -252,6 +252,16 @@ def test_an_input_that_is_not_made_of_rows_is_looked_at_too(shared: torch.Tensor
     assert odd == ([True] * 3 if shared.isnan().any() else [False, True, False])
 
 
+def test_a_divergence_names_the_samples_that_random_transformations_make_nan(tmp_path: Path) -> None:
+    pipeline = small_pipeline()
+    pipeline["data"] = {**pipeline["data"], "random_transformations": ["torch:log"]}
+    with pytest.raises(
+        TrainingError,
+        match=r"at least 10 samples .* hold NaN or infinity after data.random_transformations: sample keys 0, 1, .*correct these",
+    ):
+        train_in_memory(pipeline, MemoryData(), tmp_path)
+
+
 def test_a_divergence_names_labels(tmp_path: Path) -> None:
     logs = "import torch\n\ndef label_transformer_function(labels):\n    return torch.log(labels.float() - 3).unsqueeze(1)\n"
     pipeline = small_pipeline({"optimization_criterion": {"name": "MSELoss"}})
