@@ -441,7 +441,7 @@ def bytes_parser_function(data):
 
 
 def opened(folder: Path) -> TierInUse:
-    places = {"augmented": TierPlace("augmented", b"augmented".ljust(12), LARGE)}
+    places: dict[TierName, TierPlace] = {"augmented": TierPlace("augmented", b"augmented".ljust(12), LARGE)}
     tier = CacheSource("memory", str(folder), places, sampler="coordinated").open_managed()
     assert tier is not None
     tier.put(KEYS[:3], [torch.tensor(key) for key in KEYS[:3]], np.zeros(3, np.int64))
