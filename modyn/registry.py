@@ -79,15 +79,34 @@ class Registry(Generic[T]):
 
     @cached_property
     def plugins(self) -> dict[str, Plugin]:
-        """All plugins by id, those of installed packages included. One whose id is registered twice has that problem."""
+        """All plugins by id, those of installed packages included. One whose id two packages register has that problem."""
         found = {id_: Plugin(self.group, id_, path, "modyn") for id_, path in self.builtin.items()}
-        for entry in entry_points(group=self.group):
-            plugin = Plugin(self.group, entry.name, entry.value, _distribution(entry))
-            if (first := found.get(entry.name)) is not None:
+        for plugin in self._installed():
+            if plugin.id in self.builtin:
+                continue
+            first = found.setdefault(plugin.id, plugin)
+            if first is not plugin:
                 twice = f"registered twice, by {first.distribution} ({first.path}) and {plugin.distribution} ({plugin.path})"
-                plugin = replace(first, problem=f"{self.kind} '{entry.name}' is {twice}; rename one or uninstall the package")
-            found[entry.name] = plugin
+                found[plugin.id] = replace(
+                    first, problem=f"{self.kind} '{plugin.id}' is {twice}; rename one or uninstall the package"
+                )
         return found
+
+    def listed(self) -> list[Plugin]:
+        """All plugins, and those of packages that take the name of a built-in, which cannot be named and say so."""
+        taken = [
+            replace(
+                plugin,
+                problem=f"{self.kind} '{plugin.id}' of package {plugin.distribution} ({plugin.path}) takes the name of a built-in "
+                "one, which is used: rename it or uninstall the package",
+            )
+            for plugin in self._installed()
+            if plugin.id in self.builtin
+        ]
+        return sorted([*self.plugins.values(), *taken], key=lambda plugin: plugin.id)
+
+    def _installed(self) -> list[Plugin]:
+        return [Plugin(self.group, entry.name, entry.value, _distribution(entry)) for entry in entry_points(group=self.group)]
 
     def problem(self, id_: str) -> str:
         """Why the object of a registered id cannot be used; empty: it can. Imports it."""
@@ -111,7 +130,7 @@ class Registry(Generic[T]):
         """
         for path in self.builtin.values():
             load_object(path)
-        return "; ".join(plugin.problem for plugin in self.plugins.values() if plugin.problem)
+        return "; ".join(plugin.problem for plugin in self.listed() if plugin.problem)
 
     def ids(self) -> list[str]:
         """All ids, sorted."""
@@ -132,7 +151,7 @@ class Registry(Generic[T]):
         return id_ in self.plugins
 
     def get(self, id_: str) -> T:
-        """Import and return the object registered under `id_`. Raises ConfigError: it is unknown or registered twice, or its package is broken."""
+        """Import and return the object registered under `id_`. Raises ConfigError: it is unknown, registered twice, or its package is broken."""
         if id_ not in self.plugins:
             if id_ in self.not_yet:
                 raise ConfigError(f"'{id_}' is not available yet; available: {self.choices()}")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -98,17 +100,52 @@ def test_without_a_main_branch_the_last_commit_is_the_base(root: Path) -> None:
     assert default_base(root) == "HEAD"
 
 
-@pytest.mark.parametrize(("seconds", "left"), [(0.0, ["tests/test_a.py", "tests/test_b.py"]), (1000.0, [])])
-def test_what_there_was_no_time_for_is_named(root: Path, seconds: float, left: list[str]) -> None:
+BLOCKED = "import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])"
+
+
+@pytest.mark.parametrize(
+    ("last_start", "end", "test", "told"),
+    [
+        (0, 1000, "pass", "no time for all tests of 2 of 2 files: tests/test_b.py, tests/test_a.py"),
+        (1000, 1000, "pass", "all tests of 2 files ran"),
+        (1000, 1000, "raise OSError", "failed: tests/test_b.py::test_one\nso it stopped before it had run all tests of 2 of 2 files: {}"),
+        (1000, 8, "import time; time.sleep(100)", "cut off, since the time was over: tests/test_b.py::test_one\nno time for all tests of {}"),
+        (1000, 2, f"{BLOCKED}; time.sleep(100)", "{}killed, since it did not stop: tests/test_b.py::test_one"),
+    ],
+    ids=["no time", "enough", "a failure", "a test too long", "a test that does not stop"],
+)  # fmt: skip
+def test_what_did_not_run_is_named(root: Path, last_start: float, end: float, test: str, told: str) -> None:
     files = ["tests/test_b.py", "tests/test_a.py"]
     program = (
-        f"import pytest; from tests.support.quick import Deadline; files = {files}; deadline = Deadline({seconds}, files)\n"
-        "pytest.main(['-q', '--rootdir', '.', *files], plugins=[deadline]); print(deadline.failed, sorted(deadline.left_out()))"
+        "import pytest, time; from tests.support.quick import Deadline; now = time.monotonic()\n"
+        f"files = {files}; deadline = Deadline(now + {last_start}, files, now + {end})\n"
+        "pytest.main(['-q', '-x', '--rootdir', '.', *files], plugins=[deadline]); deadline.close(); print(deadline.summary())"
     )
     for name in files:
-        (root / name).write_text("def test_one():\n    pass\n\n\ndef test_other():\n    pass\n")
+        head = BLOCKED if BLOCKED in test else ""
+        (root / name).write_text(f"{head}\ndef test_one():\n    {test}\n\n\ndef test_other():\n    pass\n")
     (root / "tests" / "support" / "quick.py").write_text(Path(quick.__file__).read_text())
     alone = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    done = subprocess.run([sys.executable, "-c", program], cwd=root, env=alone, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == f"False {left}", done.stdout + done.stderr
-    assert ("4 passed" in done.stdout) == (not left)
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, env=alone, capture_output=True, text=True, check=False)
+    first, _, last = told.partition("{}")
+    assert first in done.stdout, done.stdout + done.stderr
+    assert done.stdout.rstrip().endswith(last), done.stdout + done.stderr
+    assert ("4 passed" in done.stdout) == (told == "all tests of 2 files ran")
+
+
+def test_the_clock_starts_with_make_and_setup_takes_of_the_time() -> None:
+    alone = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "BASE")}
+    command = ["make", "--dry-run", "quick"]
+    shown = subprocess.run(command, cwd=quick.ROOT, env=alone, capture_output=True, text=True, check=True).stdout
+    began = re.search(r"tests\.support\.quick --base \"\" --began (\d+)$", shown, re.MULTILINE)
+    assert began is not None, shown
+    assert abs(int(began[1]) - time.time()) < 600
+
+
+def test_where_others_took_all_the_time_nothing_runs(root: Path) -> None:
+    (root / "tests" / "support" / "quick.py").write_text(Path(quick.__file__).read_text())
+    (root / "tests" / "test_low.py").write_text("import modyn.low\n\n\ndef test_one():\n    pass\n")
+    command = [sys.executable, "-m", "tests.support.quick", "--began", str(time.time() - 80)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    assert "no time for all tests of" in done.stdout, done.stdout + done.stderr
+    assert "tests/test_low.py" in done.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
@@ -40,12 +41,17 @@ def test_ours_and_installed_ones_are_found_alike(installed: Path) -> None:
     assert "Blue" not in colours
 
 
-def test_an_id_that_is_taken_names_both_sides(installed: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"colour 'Green' is registered twice, by modyn \(decimal:Decimal\) and paint \(paint:Green\)"
-    ):
-        registry(Green="decimal:Decimal").get("Green")
-    assert registry(Green="decimal:Decimal", Red="fractions:Fraction").get("Red") is Fraction, "others are not concerned"
+def test_a_package_that_takes_the_name_of_a_builtin_is_listed_as_broken(installed: Path) -> None:
+    colours = registry(Green="decimal:Decimal", Red="fractions:Fraction")
+    assert colours.get("Green") is Decimal
+    assert colours.ids() == ["Green", "Red"]
+    problem = "colour 'Green' of package paint (paint:Green) takes the name of a built-in one, which is used: rename it or uninstall the package"
+    assert [(plugin.id, plugin.distribution, plugin.problem) for plugin in colours.listed()] == [
+        ("Green", "modyn", ""),
+        ("Green", "paint", problem),
+        ("Red", "modyn", ""),
+    ]
+    assert colours.preload() == problem
 
 
 def test_two_packages_with_one_id_are_told(
@@ -58,6 +64,7 @@ def test_two_packages_with_one_id_are_told(
     monkeypatch.syspath_prepend(str(other))
     with pytest.raises(ConfigError, match=r"registered twice.*(dye.*paint|paint.*dye)"):
         registry().get("Green")
+    assert registry(Green="decimal:Decimal").get("Green") is Decimal
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def plugins(json: Json = False) -> None:
         with connect() as client:
             found = client.list_plugins()
     else:
-        found = [plugin for registry in registries() for plugin in registry.plugins.values()]
+        found = [plugin for registry in registries() for plugin in registry.listed()]
     broken = {
         (registry.group, id_): problem
         for registry in registries()

@@ -54,6 +54,29 @@ def print_checks(checks: Sequence[CheckRecord]) -> None:
     )
 
 
+def print_runs(runs: Sequence[Run]) -> None:
+    """Print a table of runs. Evaluations are missing that failed and have not been made since."""
+    print_table(
+        ["run", "pipeline", "mode", "state", "samples", "triggers", "submitted", "finished", "missing evaluations", "tags"],
+        [
+            [
+                run.run_id,
+                run.pipeline_name,
+                run.mode.value,
+                run.state.value,
+                run.num_samples,
+                run.num_triggers,
+                clock(run.submitted_at),
+                clock(run.finished_at),
+                run.failed_evaluations or "",
+                " ".join(run.tags),
+            ]
+            for run in runs
+        ],
+        empty="no runs yet; `modyn run pipeline.yaml` starts one",
+    )
+
+
 def print_run(run: Run, serving: ServingStatus) -> None:
     """Print the state of a run and its numbers, and what the servers of its predictions do, if there are some."""
     of = f" of {run.total_samples:,}" if run.total_samples else ""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from modyn.cli.context import Json, connect, say, services_run, system_config
-from modyn.cli.output import clock, print_json, print_table
-from modyn.cli.run_tables import print_checks, print_run, show_results
+from modyn.cli.output import print_json
+from modyn.cli.run_tables import print_checks, print_run, print_runs, show_results
 from modyn.cli.score_tables import print_score_summary, print_scores
 from modyn.cli.selection_tables import print_selections
 from modyn.cli.serve import serve
@@ -142,25 +142,7 @@ def ps(
         return print_json(
             [{name: value for name, value in asdict(run).items() if name not in ("yaml", "pipeline")} for run in found]
         )
-    return print_table(
-        ["run", "pipeline", "mode", "state", "samples", "triggers", "submitted", "finished", "missing evaluations", "tags"],
-        [
-            [
-                r.run_id,
-                r.pipeline_name,
-                r.mode.value,
-                r.state.value,
-                r.num_samples,
-                r.num_triggers,
-                clock(r.submitted_at),
-                clock(r.finished_at),
-                r.failed_evaluations or "",
-                " ".join(r.tags),
-            ]
-            for r in found
-        ],
-        empty="no runs yet; `modyn run pipeline.yaml` starts one",
-    )
+    return print_runs(found)
 
 
 def watch(

@@ -127,7 +127,7 @@ def _evaluated(data: dict[str, Any]) -> list[dict[str, Any]]:
 def _change_metrics(data: dict[str, Any]) -> Iterator[Problem]:
     """Change what is written otherwise today, and tell several F1 scores of a dataset apart; yield a warning for each."""
     for i, dataset in enumerate(_evaluated(data)):
-        metrics, seen = dataset.get("metrics"), False
+        metrics, labels = dataset.get("metrics"), list[str]()
         for k, metric in enumerate(metrics if isinstance(metrics, list) else ()):
             path = f"evaluation.datasets.{i}.metrics.{k}"
             if not isinstance(metric, dict):
@@ -141,7 +141,8 @@ def _change_metrics(data: dict[str, Any]) -> Iterator[Problem]:
                 metric.update(_METRICS[name])
                 yield _note(f"{path}.name", _METRICS[name]["name"])
             if metric.get("name") == "F1Score" and metric.get("label") is None:
-                if seen:
-                    metric["label"] = f"F1Score-{metric.get('average', 'macro')}"
+                if labels:
+                    by_average = f"F1Score-{metric.get('average', 'macro')}"
+                    metric["label"] = by_average if by_average not in labels else f"{by_average}-{len(labels) + 1}"
                     yield Problem(path, f"is called `{metric['label']}`: another one is called `F1Score`", Severity.WARNING)
-                seen = True
+                labels.append(metric.get("label") or "F1Score")

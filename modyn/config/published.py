@@ -120,6 +120,8 @@ def _ignored(value: Any, section: str, path: str) -> Iterator[Problem]:
                 yield Problem(here, f"is not available here: {found.reason}; remove the key")
             else:
                 yield Problem(here, f"has no effect here: {found.reason}; the key can be removed", Severity.WARNING)
+        elif isinstance(item, str) and (today := _VALUES.get((str(key), item))) is not None:
+            yield Problem(here, f"is written as `{today}` today", Severity.WARNING)
         else:
             yield from _ignored(item, section, here)
 

@@ -5,10 +5,12 @@ It may find nothing and keep nothing; then samples are read and decoded as witho
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +27,8 @@ from modyn.storage.model.samples import Payloads, UInt8Array
 
 FULL_S: Final = 1.0
 """Seconds for which a tier that has not kept half of what it was given is given nothing: encoding what does not fit costs time."""
+RETRIED: Final = 1024
+"""Samples that could not be dropped, of which so many are tried again with a later drop."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,8 +136,9 @@ class TierInUse:
         self._log = get_logger("cache").bind(tier=place.name)
         # Threads may overwrite each other's: some samples more or fewer are kept.
         self._full_until = -np.inf
-        self._undropped: frozenset[int] = frozenset()
-        """Keys that the tier could not drop, for the next drop: nothing is served of them, but they take room."""
+        self._undropped = dict[int, None]()
+        """Keys that the tier could not drop, the oldest first, for later drops: nothing is served of them, but they take room."""
+        self._undropped_lock = threading.Lock()
         self._is_told = self._has_refused = False
 
     def get(self, keys: Int64Array, stamps: Int64Array | None = None) -> list[Any]:
@@ -178,14 +183,26 @@ class TierInUse:
             self._is_told = True
             reason = f"{len(keys)} samples take {size:,} bytes, more than all of the tier: give the cache a larger size"
             self._log.warning("cache_is_smaller_than_a_batch", budget_bytes=self._place.budget_bytes, reason=reason)
+        self.forget_drops(keys[rows][kept])
         return keys[rows][kept]
 
     def drop(self, keys: Int64Array) -> None:
-        """Evict samples. What the tier cannot drop now, since others hold it or it is away, is dropped with the next call."""
-        waiting = self._undropped.union(keys.tolist())
-        if waiting:
-            is_done = self._tier.drop(np.array(sorted(waiting), np.int64))
-            self._undropped = frozenset() if is_done else waiting
+        """Evict samples. What the tier cannot drop now, since others hold it or it is away, is dropped with later calls, `RETRIED` with each."""
+        with self._undropped_lock:
+            wanted = {*islice(self._undropped, RETRIED), *keys.tolist()}
+        if not wanted:
+            return
+        if self._tier.drop(np.array(sorted(wanted), np.int64)):
+            self.forget_drops(wanted)
+        else:
+            with self._undropped_lock:
+                self._undropped.update(dict.fromkeys(keys.tolist()))
+
+    def forget_drops(self, keys: Int64Array | Iterable[int]) -> None:
+        """Samples that are not to be dropped later: they are dropped, or have a new value."""
+        with self._undropped_lock:
+            for key in keys.tolist() if isinstance(keys, np.ndarray) else keys:
+                self._undropped.pop(key, None)
 
     def take_not_asked(self) -> int:
         """As `CacheTier.take_not_asked`."""

@@ -113,5 +113,5 @@ def problems_to_proto(problems: Iterable[Problem], scores: Iterable[str] = ()) -
 
 def plugins_to_proto(*registries: Registry[Any]) -> common_pb2.PluginList:
     """All plug-ins of the registries, one registry after the other, by id."""
-    found = [to_message(registry.plugins[id_], common_pb2.Plugin) for registry in registries for id_ in registry]
+    found = [to_message(plugin, common_pb2.Plugin) for registry in registries for plugin in registry.listed()]
     return common_pb2.PluginList(plugins=found)

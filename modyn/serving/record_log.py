@@ -44,7 +44,7 @@ class _Sent:
 class _StoredSample:
     """What storage has of a sample beside its payload."""
 
-    label: float | int | None | None
+    label: float | int | None
     timestamp: int
 
 

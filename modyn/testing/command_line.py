@@ -13,7 +13,6 @@ from pathlib import Path
 import structlog
 
 import modyn.rpc.logs  # noqa: F401 (which configures structlog)
-
 from modyn.workers.process_state import ProcessState
 
 

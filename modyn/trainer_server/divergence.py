@@ -26,21 +26,27 @@ _STAGE: Final = "looking for the cause of the divergence"
 def cause_of_divergence(inputs: TrainingInputs, training: Training, connection: JobConnection) -> str:
     """Why a training diverged, and what to do, in words: samples whose inputs, labels or weights are not finite, else the size of its steps.
 
-    Reads the samples of the trigger set once more, as they are decoded, until `_NAMED` are found. Raises: CancelledError: asked to stop.
+    Reads the samples of the trigger set once more, as they are decoded, until `_NAMED` are found; where none is, and there are random
+    transformations, again with these, which draw other numbers than before. Raises: CancelledError: asked to stop.
     """
+    randomly = False
     try:
-        found = _odd_samples(inputs, training, connection)
+        found = _odd_samples(inputs, training, connection, randomly=False)
+        if inputs.data.random_transformations and not any(found.values()):
+            found, randomly = _odd_samples(inputs, training, connection, randomly=True), True
     except CancelledError:
         raise
-    except ModynError as error:  # The divergence is what the user has to hear of.
-        get_logger("training").warning("cause_not_looked_for", reason=error.message)
-        return f"its samples could not be looked at ({error.message}); {_smaller_steps(training)}"
+    except Exception as error:  # noqa: BLE001  (whatever user code does: the divergence is what the user has to hear of)
+        reason = error.message if isinstance(error, ModynError) else f"{type(error).__name__}: {error}"
+        get_logger("training").warning("cause_not_looked_for", reason=reason)
+        return f"its samples could not be looked at ({reason}); {_smaller_steps(training)}"
     for what, keys in found.items():
         if keys:
             more = " at least" if len(keys) >= _NAMED else ""
+            after, advice = (" after data.random_transformations", _RANDOM_ADVICE) if randomly else ("", _ADVICE[what])
             return (
-                f"the {what} of{more} {len(keys)} samples of the trigger set hold NaN or infinity: sample keys {', '.join(map(str, keys))}; "
-                f"{_ADVICE[what]}"
+                f"the {what} of{more} {len(keys)} samples of the trigger set hold NaN or infinity{after}: sample keys "
+                f"{', '.join(map(str, keys))}; {advice}"
             )
     return f"all inputs, labels and weights of its samples are finite, so the steps were too large: {_smaller_steps(training)}"
 
@@ -51,6 +57,7 @@ _ADVICE: Final = {
     "labels": "`modyn data locate` shows where they lie: correct them, delete them with `modyn data delete`, or mend data.label_transformer_function",
     "weights": "correct the selection strategy, or set selection_strategy.uses_weights: false",
 }
+_RANDOM_ADVICE: Final = "they are finite before: correct these transformations"
 
 
 def check_initial_weights(model: nn.Module, origin: str) -> None:
@@ -61,11 +68,13 @@ def check_initial_weights(model: nn.Module, origin: str) -> None:
         raise DataError(f"{origin} cannot be trained further: {error.message}; start from another model") from error
 
 
-def _odd_samples(inputs: TrainingInputs, training: Training, connection: JobConnection) -> dict[str, list[int]]:
+def _odd_samples(
+    inputs: TrainingInputs, training: Training, connection: JobConnection, *, randomly: bool
+) -> dict[str, list[int]]:
     """Keys of the samples whose inputs, labels or weights are not finite: the first `_NAMED`, at most, in the order of the trigger set."""
     connection.send({"stage": _STAGE})
     found: dict[str, list[int]] = {"inputs": [], "labels": [], "weights": []}
-    with closing(candidate_passes(inputs, None, 1)) as passes:
+    with closing(candidate_passes(inputs, None, 1, randomly=randomly)) as passes:
         for batch in passes.batches(0):
             if connection.stopping:
                 raise stopped()
@@ -80,7 +89,7 @@ def _odd_samples(inputs: TrainingInputs, training: Training, connection: JobConn
 
 
 def _odd_rows(batch: Batch, *, uses_weights: bool) -> dict[str, Tensor]:
-    """Which rows of a batch are not finite: bool (n,) each."""
+    """Which rows of a batch are not finite: bool (n,) each. A tensor that is not made of rows counts for all of them."""
     looked_at = {"inputs": batch.data, "labels": batch.labels, **({"weights": batch.weights} if uses_weights else {})}
     found = {}
     for what, data in looked_at.items():
@@ -92,7 +101,8 @@ def _odd_rows(batch: Batch, *, uses_weights: bool) -> dict[str, Tensor]:
 
 def _mark_odd(rows: Tensor, tensor: Tensor) -> None:
     if tensor.is_floating_point():
-        rows |= ~tensor.isfinite().reshape(len(rows), -1).all(1)
+        has_rows = tensor.ndim > 0 and len(tensor) == len(rows)
+        rows |= ~tensor.isfinite().reshape(len(rows) if has_rows else 1, -1).all(1)
 
 
 def _smaller_steps(training: Training) -> str:

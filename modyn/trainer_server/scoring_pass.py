@@ -27,8 +27,8 @@ _REPORTS_A_COMMIT: Final = 10
 """Intervals of reports between two commits, which wait for the device and the disk: what a killed pass makes again, at most."""
 
 
-def candidate_passes(inputs: TrainingInputs, share: Share | None, number: int) -> EpochPasses:
-    """Passes over a share of the trigger set, in its order and without random transformations. Args: share: None: all. number: of passes."""
+def candidate_passes(inputs: TrainingInputs, share: Share | None, number: int, *, randomly: bool = False) -> EpochPasses:
+    """Passes over a share of the trigger set, in its order. Args: share: None: all. number: of passes. randomly: with random transformations."""
     config = inputs.config
     options = LoadOptions(
         batch_size=config.batch_size,
@@ -37,7 +37,7 @@ def candidate_passes(inputs: TrainingInputs, share: Share | None, number: int) -
         epochs=number,
         num_prefetched_partitions=config.num_prefetched_partitions,
         parallel_prefetch_requests=config.parallel_prefetch_requests,
-        training=False,
+        training=randomly,
         classes=inputs.classes,
     )
     data = inputs.data

@@ -39,6 +39,9 @@ class TrainingPlan:
         """
         if self.num_chosen is None or not self.num_keys:
             return self.batch_size
+        if self.join_single and self.batch_size == 2:
+            # Each batch needs its two: an odd number, or what batches of one size leave, makes batches of three.
+            return -(-self.num_keys // max(1, self.num_chosen // 2))
         num = -(-self.num_chosen // self.batch_size)
         even = -(-self.num_keys // num)
         # What is left for the last batch must be enough to choose from; where nearly all are chosen, it may not be, and there is one batch more.
@@ -63,7 +66,8 @@ class TrainingPlan:
         least = 2 if self.join_single else 1  # BatchNorm needs two
         chosen = np.floor(loaded * (total / max(1, num_keys)) + 0.5).astype(np.int64)
         if self.batch_size > 1:
-            chosen = np.minimum(chosen, batches * self.batch_size)
+            most = 3 if self.join_single and self.batch_size == 2 else self.batch_size
+            chosen = np.minimum(chosen, batches * most)
         chosen = np.minimum(chosen, total - least * (len(loaded) - batches))
         chosen[-1:] = total
         sizes = np.maximum(np.diff(chosen, prepend=0), np.minimum(least, np.diff(loaded, prepend=0)))

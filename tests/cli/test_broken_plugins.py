@@ -32,3 +32,13 @@ def test_a_broken_trigger_is_listed_and_fails_what_names_it(source: str, tmp_pat
         (broken,) = [plugin for plugin in listed if plugin["problem"]]
         assert (broken["id"], broken["distribution"]) == ("Broken", "plugin_broken")
         assert "broken: " in run_command(["plugins"], tmp_path, variables).stderr
+
+
+def test_a_trigger_with_the_name_of_a_builtin_one_is_listed_and_not_used(tmp_path: Path) -> None:
+    variables = clean_environment({"MODYN_STATE_DIR": str(tmp_path / "state")})
+    with installed(tmp_path / "package", TRIGGERS, "DataAmountTrigger", "class Other: pass", "Other"):
+        assert check_here(load_yaml(tiny_pipeline("numbers"), "p.yaml")) == []
+        listed = json.loads(run_command(["plugins", "--json"], tmp_path, variables).stdout)
+        (broken,) = [plugin for plugin in listed if plugin["problem"]]
+        assert "takes the name of a built-in one" in broken["problem"]
+        assert sum(plugin["id"] == "DataAmountTrigger" for plugin in listed) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -11,12 +12,13 @@ from typer.testing import CliRunner
 
 from benchmark.report_of_many import invented_results
 from modyn.cli.main import app
-from modyn.cli.run_tables import print_checks, print_results, show_results
+from modyn.cli.run_tables import print_checks, print_results, print_runs, show_results
 from modyn.cli.runs import _check_report
 from modyn.client import Client
 from modyn.config.system import SystemConfig
 from modyn.errors import UnavailableError
-from modyn.supervisor.client import CheckRecord
+from modyn.records import RunId
+from modyn.supervisor.client import CheckRecord, Run, RunMode, RunState
 
 
 def test_the_newest_triggers_of_many_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,6 +91,14 @@ def test_without_pandas_a_run_ends_well_and_a_report_is_refused_before_it(
     assert "pip install 'modyn[analysis]'" in capsys.readouterr().err
     with pytest.raises(UnavailableError, match=r"modyn\[analysis\]"):
         _check_report(tmp_path / "report.html")
+
+
+def test_evaluations_that_are_missing_have_a_column(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = Run(RunId("a-0001"), "a", RunMode.EXPERIMENT, RunState.FINISHED, submitted_at=0.0, finished_at=1.0)
+    print_runs([whole, replace(whole, run_id=RunId("a-0002"), failed_evaluations=3)])
+    head, *rows = (line.split("\t") for line in capsys.readouterr().out.splitlines())
+    assert [row[head.index("missing evaluations")] for row in rows] == ["", "3"]
+    assert [row[0] for row in rows] == ["a-0001", "a-0002"]
 
 
 def test_checks_are_shown_with_their_evidence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,6 +88,23 @@ def test_several_f1_scores_of_a_dataset_get_names_of_their_own() -> None:
     assert [(score.get("average"), score.get("label")) for score in scores] == [(None, None), ("weighted", "F1Score-weighted")]
 
 
+def test_f1_scores_with_one_average_are_numbered() -> None:
+    section = evaluated(*({"name": "F1Score", "num_classes": classes, "average": "micro"} for classes in (3, 3, 4, 5)))
+    source = read(todays(evaluation=section))
+    _, *scores = source.data["evaluation"]["datasets"][0]["metrics"]
+    assert [score.get("label") for score in scores] == [None, "F1Score-micro", "F1Score-micro-3", "F1Score-micro-4"]
+    assert source.notes[1].message == "is called `F1Score-micro-3`: another one is called `F1Score`"
+
+
+def test_a_value_that_is_written_otherwise_today_is_told() -> None:
+    metric = {"id": "AlibiDetectMmdDriftMetric", "device": "gpu"}
+    source = read({**todays(evaluation=evaluated()), "trigger": {"id": "DataDriftTrigger", "metrics": {"mmd": metric}}})
+    assert source.data["trigger"]["metrics"]["mmd"]["device"] == "cuda"
+    (note,) = source.notes
+    assert (note.path, note.message) == ("trigger.metrics.mmd.device", "is written as `cuda` today")
+    assert note.severity is Severity.WARNING
+
+
 def with_each_value_replaced(data: Any, value: Any) -> Iterator[Any]:
     """The data once for each value in it, which is replaced."""
     yield value

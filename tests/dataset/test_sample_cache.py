@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,14 @@ from PIL import Image
 from structlog.testing import capture_logs
 
 from modyn.cache.keys import TierName
-from modyn.cache.memory_tier import ACCOUNT, MemoryTier
+from modyn.cache.memory_tier import ACCOUNT, LOCK, MemoryTier
 from modyn.cache.sample_codec import Compression
 from modyn.cache.tier import TierPlace
 from modyn.dataset.batch import Batch, CachedCounts
 from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.chunks import ReadLimits
 from modyn.dataset.config import DataConfig
+from modyn.dataset.sample_cache import RETRIED, TierInUse
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import UserCodeError
 from tests.support.fake_dataset import FakeTriggerSet, int64_payload
@@ -435,3 +438,42 @@ def bytes_parser_function(data):
     first, second = (batches(data, short_cut=True, cache=cache, epochs=1) for _ in range(2))
     assert content(first) == content(second)
     assert counted(second) == CachedCounts(decoded=60)
+
+
+def opened(folder: Path) -> TierInUse:
+    places: dict[TierName, TierPlace] = {"augmented": TierPlace("augmented", b"augmented".ljust(12), LARGE)}
+    tier = CacheSource("memory", str(folder), places, sampler="coordinated").open_managed()
+    assert tier is not None
+    tier.put(KEYS[:3], [torch.tensor(key) for key in KEYS[:3]], np.zeros(3, np.int64))
+    return tier
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Another process holds the lock of the tier within the block."""
+    with (folder / "augmented" / LOCK).open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def test_a_sample_that_could_not_be_dropped_and_is_filled_anew_stays(tmp_path: Path) -> None:
+    tier, new = opened(tmp_path), np.ones(1, np.int64)
+    with held(tmp_path):
+        tier.drop(KEYS[:3])
+    tier.put(KEYS[:1], [torch.tensor(7)], new)
+    tier.forget_drops(KEYS[1:2])  # filled by another process
+    tier.drop(KEYS[:0])
+    assert tier.holds(KEYS[:3]).tolist() == [True, True, False]
+    assert tier.get(KEYS[:1], new) == [torch.tensor(7)]
+
+
+def test_a_batch_tries_a_bounded_number_of_drops_again(tmp_path: Path) -> None:
+    tier, many = opened(tmp_path), np.arange(10_000, 10_000 + 2 * RETRIED)
+    with held(tmp_path):
+        tier.drop(many)
+        tier.drop(KEYS[:3])
+    held_by_drops = [tier.holds(KEYS[:3]).all()]
+    for _ in range(3):
+        tier.drop(KEYS[:0])
+        held_by_drops.append(tier.holds(KEYS[:3]).all())
+    assert held_by_drops == [True, True, True, False]

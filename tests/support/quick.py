@@ -1,5 +1,7 @@
 """Run the tests that a change can have broken, those nearest to it first, for as long as there is time: `make quick`.
 
+No test starts in the last sixth of the time. One that still runs shortly before its end is cut off, and named.
+
 A test file is as far from a changed file as the shortest chain of imports between them is long. `"modyn.package.module:name"` in a registry counts
 as an import, the conftest.py files above a test do, and the name of another file in a test's text does.
 """
@@ -8,9 +10,12 @@ from __future__ import annotations
 
 import argparse
 import ast
+import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +27,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("modyn", "tests", "benchmark", "examples")
 SHOWN = 20
+CUT_OFF_S = 7.0
+"""Before the end: a test that still runs is cut off, and has so long to stop its services."""
 UPSTREAM = ("@{upstream}", "origin/main", "main")
 _IN_TEXT = re.compile(r"(?:modyn|tests|benchmark|examples)(?:\.\w+)+")
 
@@ -30,35 +37,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code of pytest, 0 if there is nothing to run."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.quick", description=__doc__)
     parser.add_argument("--base", default="", help="commit to compare with; default: where this branch left its upstream or main")
-    parser.add_argument("--seconds", type=float, default=75.0, help="no test starts later than this")
+    parser.add_argument("--seconds", type=float, default=90.0, help="all that it takes")
+    parser.add_argument("--began", type=float, default=time.time(), help="when that began, as `date +%%s` has it")
     options = parser.parse_args(arguments)
-    began, base = time.monotonic(), options.base or default_base(ROOT)
+    end = time.monotonic() + options.began + options.seconds - time.time()
+    base = options.base or default_base(ROOT)
     changed = changed_files(ROOT, base)
     chosen = affected(ROOT, changed)
     print(f"{len(changed)} files differ from {base}; {len(chosen)} test files can be affected", flush=True)
     if not chosen:
         return 0
-    deadline = Deadline(began + options.seconds - time.monotonic(), chosen)
+    deadline = Deadline(end - options.seconds / 6, chosen, end)
     marks = ["-m", "not slow and not exhaustive"]
     code = pytest.main(["-q", "-x", "--no-header", *marks, *(str(ROOT / path) for path in chosen)], plugins=[deadline])
-    if left := deadline.left_out():
-        shown = ", ".join(left[:SHOWN]) + (f" and {len(left) - SHOWN} others" if len(left) > SHOWN else "")
-        print(f"no time for all tests of {len(left)} of {len(chosen)} files: {shown}")
+    deadline.close()
+    print(deadline.summary())
     # All that was collected may be slow, or come too late.
-    return 0 if code in (pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.INTERRUPTED) and not deadline.failed else int(code)
+    may_be = (pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.INTERRUPTED)
+    return 0 if code in may_be and not deadline.failed else int(code)
 
 
 class Deadline:
-    """Collects and starts nothing once the time is over, and keeps the order of the files."""
+    """Collects and starts nothing once the time is over, ends the test that runs too long, and keeps the order of the files."""
 
-    def __init__(self, seconds: float, files: Sequence[str]) -> None:
-        """Args: seconds: from now on; a third of them at most goes into imports of tests."""
+    def __init__(self, last_start: float, files: Sequence[str], end: float) -> None:
+        """Args: last_start: by `time.monotonic`; a third of the time until then goes into imports of tests at most. end: of the process."""
         now = time.monotonic()
-        self._last_import, self._end = now + seconds / 3, now + seconds
+        self._last_import, self._last_start, self._end = now + (last_start - now) / 3, last_start, end
         self._order = {path: number for number, path in enumerate(files)}
         self._left = dict.fromkeys(files)
         self._last: dict[str, str] = {}
-        self.failed = False
+        self._running, self._output = "", os.dup(1)  # pytest takes the first while a test runs
+        self._is_closed = threading.Event()
+        self.cut_off = ""
+        """The test that was."""
+        self.failed: list[str] = []
+        """Tests and files that failed."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_make_collect_report(self, collector: pytest.Collector) -> pytest.CollectReport | None:
@@ -74,19 +88,57 @@ class Deadline:
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.failed |= report.failed
+        if report.failed:
+            self.failed.append(report.nodeid)
         if report.when == "teardown" and report.nodeid in self._last:
             self._left.pop(self._last[report.nodeid], None)
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.failed.append(report.nodeid)
+
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
-        if time.monotonic() > self._end:
+        if time.monotonic() > self._last_start:
             item.session.shouldstop = "the time is over"
             return True
+        is_first, self._running = not self._running, item.nodeid
+        if is_first:
+            signal.signal(signal.SIGUSR2, self._interrupt)  # SIGALRM is that of pytest-timeout
+            threading.Thread(target=self._watch, args=(threading.get_ident(),), daemon=True).start()
         return None
+
+    def _watch(self, main_thread: int) -> None:
+        if not self._is_closed.wait(max(0.0, self._end - CUT_OFF_S - time.monotonic())):
+            signal.pthread_kill(main_thread, signal.SIGUSR2)
+        if not self._is_closed.wait(max(0.0, self._end - time.monotonic())):
+            os.write(self._output, f"{self.summary()}\nkilled, since it did not stop: {self._running}\n".encode())
+            os._exit(pytest.ExitCode.INTERRUPTED)
+
+    def _interrupt(self, *_: object) -> None:
+        if not self._is_closed.is_set():
+            self.cut_off = self._running
+            raise KeyboardInterrupt
+
+    def close(self) -> None:
+        """The tests have ended."""
+        self._is_closed.set()
 
     def left_out(self) -> list[str]:
         """Files of which not every test ran."""
         return list(self._left)
+
+    def summary(self) -> str:
+        """What was not tested, and why, in lines."""
+        left = self.left_out()
+        shown = ", ".join(left[:SHOWN]) + (f" and {len(left) - SHOWN} others" if len(left) > SHOWN else "")
+        files = f"all tests of {len(left)} of {len(self._order)} files: {shown}"
+        lines = [f"cut off, since the time was over: {self.cut_off}"] if self.cut_off else []
+        if self.failed:
+            lines.append(f"failed: {', '.join(dict.fromkeys(self.failed))}")
+            lines += [f"so it stopped before it had run {files}"] if left else []
+        elif left:
+            lines.append(f"no time for {files}")
+        return "\n".join(lines) or f"all tests of {len(self._order)} files ran"
 
 
 def _relative(item: pytest.Item) -> str:

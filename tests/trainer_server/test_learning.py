@@ -12,12 +12,14 @@ from torch import nn
 from torch.optim import SGD
 
 from modyn.config.base import Severity
+from modyn.dataset.batch import Batch
 from modyn.errors import CancelledError, ConfigError, DataError, TrainingError
 from modyn.model_storage.client import ModelHeader
 from modyn.models import MODELS
 from modyn.models.weights import build_model, save_weights
 from modyn.records import RunId
 from modyn.trainer_server.check import check
+from modyn.trainer_server.divergence import _odd_rows
 from modyn.trainer_server.joint_step import JointStep
 from tests.support.plugins import installed
 from tests.support.training import MemoryData, NoModel, RecordedReport, TrainingRoom, features_of, small_pipeline, train_in_memory
@@ -238,6 +240,26 @@ def test_a_divergence_names_the_samples_whose_inputs_are_not_finite(tmp_path: Pa
 def test_a_divergence_names_at_most_ten_samples(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="the inputs of at least 10 samples .*: sample keys 0, 1, 2, 3, 4, 5, 6, 7, 8, 9;"):
         train_in_memory(small_pipeline(), MemoryData(payload=with_nan(*range(30))), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "shared", [torch.tensor(3.0), torch.ones(4), torch.tensor(float("nan"))], ids=["finite", "of another length", "nan"]
+)
+def test_an_input_that_is_not_made_of_rows_is_looked_at_too(shared: torch.Tensor) -> None:
+    data = {"rows": torch.tensor([[1.0, 2.0], [torch.inf, 1.0], [0.0, 0.0]]), "shared": shared}
+    batch = Batch(torch.arange(3), data, torch.zeros(3), torch.ones(3))
+    odd = _odd_rows(batch, uses_weights=True)["inputs"].tolist()
+    assert odd == ([True] * 3 if shared.isnan().any() else [False, True, False])
+
+
+def test_a_divergence_names_the_samples_that_random_transformations_make_nan(tmp_path: Path) -> None:
+    pipeline = small_pipeline()
+    pipeline["data"] = {**pipeline["data"], "random_transformations": ["torch:log"]}
+    with pytest.raises(
+        TrainingError,
+        match=r"at least 10 samples .* hold NaN or infinity after data.random_transformations: sample keys 0, 1, .*correct these",
+    ):
+        train_in_memory(pipeline, MemoryData(), tmp_path)
 
 
 def test_a_divergence_names_labels(tmp_path: Path) -> None:

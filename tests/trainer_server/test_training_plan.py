@@ -75,7 +75,7 @@ def test_all_numbers_agree_with_going_through_the_batches(
 def test_chosen_batches_keep_the_ratio_of_an_epoch_exactly(
     num_keys: int, batch_size: int, share: float, epochs: int, max_samples: int | None, join_single: bool
 ) -> None:
-    """Against going through the batches that are loaded; where BatchNorm needs two, a batch may have one more."""
+    """Against going through the batches that are loaded. BatchNorm needs two in each, also where one sample is chosen of all, or the size is two."""
     chosen, join_single = max(1, round(share * num_keys)), join_single and batch_size > 1
     plan = TrainingPlan(num_keys, batch_size, True, epochs, max_samples, 1, join_single, chosen)
     size = plan.loaded_per_batch
@@ -86,13 +86,12 @@ def test_chosen_batches_keep_the_ratio_of_an_epoch_exactly(
     assert plan.batches_per_epoch == len(sizes)
     assert plan.samples_per_epoch == sum(sizes)
     assert all(0 < size <= count for size, count in zip(sizes, loaded, strict=True))
-    assert max(sizes[:-1], default=0) <= batch_size + (batch_size == 1)
+    assert max(sizes[:-1], default=0) <= batch_size + (batch_size == 1 or (join_single and batch_size == 2))
+    assert sum(sizes) == (max(chosen, min(2, num_keys)) if join_single else chosen)
     if not join_single:
-        assert sum(sizes) == chosen
         ratio = chosen / num_keys
         assert all(abs(size - ratio * count) <= 1 for size, count in zip(sizes[:-1], loaded, strict=False))
     else:
-        assert chosen <= sum(sizes)
         assert all(size >= min(2, count) for size, count in zip(sizes, loaded, strict=True))
     seen, left = list[int](), max_samples
     while (left is None and len(seen) < epochs * len(sizes)) or (left is not None and left > 0):
@@ -106,6 +105,13 @@ def test_chosen_batches_keep_the_ratio_of_an_epoch_exactly(
         assert (plan.num_batches, plan.num_samples) == (len(seen), max_samples)
     else:
         assert max_samples - plan.num_samples in (0, 1)
+
+
+def test_batches_of_two_keep_their_ratio_with_batch_norm() -> None:
+    for num_keys in (*range(2, 40), 379):
+        for chosen in {2, *range(3, num_keys + 1, 7), num_keys, round(0.67 * num_keys)} - {0, 1}:
+            plan = TrainingPlan(num_keys, 2, join_single=True, num_chosen=chosen)
+            assert plan.samples_per_epoch == chosen, (num_keys, chosen)
 
 
 def test_small_sets_keep_their_ratio() -> None:
