@@ -188,10 +188,13 @@ def csv_file(rng: random.Random, defect: str) -> WrongFile:
         cells[0], bad.label = WRONG_LABELS[defect], None
     elif defect in _WRONG_CELLS:
         fields[at], bad.label = _WRONG_CELLS[defect](cells), None
-    header = b"label,time,id,note\n" if rng.random() < 0.5 else b""
+    header = rng.choice([b"", b"", b"label,time,id,note\n", b'"label, read",time,"id",note\n'])
     mark, blank = b"\xef\xbb\xbf" if defect == "byte_order_mark" else b"", b"\n" if defect == "blank_line" else b""
     content = _as_a_whole(rng, defect, placed([",".join(found).encode() for found in fields], rows, mark + header + blank), rows)
-    options = {"label_index": 0, "label_type": "float" if floats else "int", "ignore_first_line": bool(header)}
+    options: dict[str, Any] = (
+        {"label_column": "label, read"} if b'"' in header else {"label_index": 0, "ignore_first_line": bool(header)}
+    )
+    options["label_type"] = "float" if floats else "int"
     if spelling not in ("", "iso"):
         options["timestamp_format"] = spelling
     options["max_bad_rows"] = rng.choice([0, MANY])
