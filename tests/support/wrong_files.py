@@ -107,6 +107,7 @@ WRONG_TIMES: dict[str, Callable[[int], tuple[str, int | None]]] = {
     "dots": lambda t: (moment(t).strftime("%d.%m.%Y %H:%M:%S"), t),
     "no_such_year": lambda _: ("10000-01-01", None),
     "no_such_day": lambda _: ("2013-02-30", None),
+    "no_such_digits": lambda _: ("20130230", None),
     "no_such_hour": lambda _: ("2013-01-31 25:00", None),
     "no_time": lambda _: ("soon", None),
     "empty_time": lambda _: ("", None),
