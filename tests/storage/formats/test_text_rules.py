@@ -13,6 +13,7 @@ import pytest
 
 from modyn.errors import DataError
 from modyn.storage.formats import build_format
+from modyn.storage.formats.base import RowColumn
 from modyn.testing.format_checks import read_file
 
 MARK = b"\xef\xbb\xbf"
@@ -68,8 +69,9 @@ def test_a_mark_before_a_header_in_quotes_moves_no_column(tmp_path: Path, mark: 
     assert [label for _, label in read_file(built, path).samples] == [0, 1]
     by_first = build_format("CsvFileWrapper", {"label_column": first.strip('" '), "encoding": encoding})
     assert [label for _, label in read_file(by_first, path).samples] == [5, 6]
+    assert isinstance(column := built.column("y"), RowColumn)
     with path.open("rb") as file:
-        assert built.column("y").header(str(path), file) == [first.strip('" '), "y", "z"]
+        assert column.header(str(path), file) == [first.strip('" '), "y", "z"]
 
 
 def test_a_header_that_has_other_fields_than_names_is_refused(tmp_path: Path) -> None:
