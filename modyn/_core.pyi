@@ -205,6 +205,9 @@ class CsvIndexer:
     @property
     def position(self) -> int:
         """Bytes of the file that are behind the rows given so far, their line breaks included."""
+    @property
+    def num_columns(self) -> int:
+        """Fields that each row must have: those of the first line if it is skipped, else of most of the first rows; 0: not known."""
 
 @final
 class Column:

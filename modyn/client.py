@@ -265,9 +265,11 @@ class Client(ModelAccess):
 
     def reindex(self, name: str, path: str, progress: Callable[[IngestProgress], None] = lambda _: None) -> int:
         """Take a data file again that was changed after it was indexed: its samples are deleted, and what it holds now is added under new keys.
+        Bad rows, of which `max_bad_rows` allows some, are among the `problems`, and the others are taken.
 
         Args: path: of the file, full or below the dataset's folder. progress: as of `ingest`.
-        Returns: how many samples were deleted. Raises: NotFoundError: it is not indexed.
+        Returns: how many samples were deleted.
+        Raises: NotFoundError: it is not indexed, or is missing. DataError: it cannot be used as it is now; nothing is deleted then.
         """
         num_deleted = self.storage.forget_file(name, path)
         self.ingest(name, progress)

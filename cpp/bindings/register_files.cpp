@@ -225,7 +225,8 @@ void register_files(py::module_& module) {
            py::arg("timestamp_column") = -1, py::arg("skip_first_line") = false, py::arg("utf8") = true, py::arg("max_field_lines") = 1000,
            py::arg("times") = TimeFormat())
       .def("next", &next_rows, py::arg("max_rows"))
-      .def_property_readonly("position", &CsvIndexer::position);
+      .def_property_readonly("position", &CsvIndexer::position)
+      .def_property_readonly("num_columns", &CsvIndexer::num_columns);
   module.def(
       "unpacked_copy",
       [](const py::object& folder, const py::object& path, std::int64_t size, std::int64_t tail) {

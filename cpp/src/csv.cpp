@@ -72,7 +72,7 @@ void CsvIndexer::skip_start() {
     }
     const bool complete = before == '\n' || before == '\r' || filled_ == 0 || window_[0] == '\n' || window_[0] == '\r';
     if (!complete) fail(0, "the row before it was indexed when it had no line break yet, and was continued since; restore the file, or "
-                           "delete its samples and add the data under a new name");
+                           "take what it holds now with `modyn data reindex NAME FILE`");
     return;
   }
   skip_mark();

@@ -21,7 +21,7 @@ std::string message(FileFault fault, const std::string& path, std::int64_t offse
       return "file vanished: " + place + "; restore it, or delete its samples";
     case FileFault::truncated:
       return "file is too short: " + place + ", " + std::to_string(available) + " available; it was cut after it was indexed: restore it, "
-             "or delete its samples";
+             "or take what it holds now with `modyn data reindex NAME FILE`";
     case FileFault::changed:
       return "file changed: " + place + " is not as it was when it was indexed: it was replaced, written again or touched since; "
              "ingest its dataset, which looks at it again";

@@ -18,18 +18,14 @@ constexpr std::int64_t most_seconds = 100'000'000'000;
 constexpr int first_year = 1900;
 constexpr int last_year = 2100;
 
-// Whether a number of seconds has the digits of a day, YYYYMMDD.
-bool looks_like_date(std::int64_t number) {
-  if (number < first_year * 10000 || number > (last_year + 1) * 10000) return false;  // most times end here
-  const auto year = static_cast<int>(number / 10000);
-  return year <= last_year && is_date(year, static_cast<int>(number / 100 % 100), static_cast<int>(number % 100));
-}
+// Whether a number of seconds has eight digits that begin with a year, as a day has, YYYYMMDD: also one that the calendar does not have.
+bool looks_like_date(std::int64_t number) { return number >= first_year * 10000 && number < (last_year + 1) * 10000; }
 
 // Usual spellings, for advice.
 const std::vector<TimeFormat>& usual_formats() {
   static const auto* const formats = [] {
     auto* const made = new std::vector<TimeFormat>();
-    for (const char* const text : {"", "%Y%m%d", "%Y%m%d%H%M%S", "%Y%m%d%H%M", "%Y%m%d%H", "%Y%m", "%Y", "%Y%m%d.0", "%Y%m.0", "%Y.0", "s", "ms", "us", "ns"}) made->emplace_back(text);
+    for (const char* const text : {"", "%Y%m%d", "%Y%m%d%H%M%S", "%Y%m%d%H%M", "%Y%m%d%H", "%Y%m", "%y%m%d", "%Y", "%Y%m%d.0", "%Y%m.0", "%Y.0", "s", "ms", "us", "ns"}) made->emplace_back(text);
     for (const char* const date : {"%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d.%m.%Y", "%Y.%m.%d", "%d-%m-%Y", "%m-%d-%Y", "%d/%m/%y", "%m/%d/%y", "%d.%m.%y", "%d %b %Y",
                                    "%d-%b-%Y", "%d-%b-%y", "%d%b%Y", "%b %d, %Y", "%b %d %Y", "%Y_%m_%d"}) {
       for (const char* const time : {"", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p", " %I:%M%p", ", %I:%M:%S %p", ", %H:%M:%S", " %H:%M:%S %z", ":%H:%M:%S"}) {
@@ -49,6 +45,15 @@ bool is_number(std::string_view text) {
   if (!text.empty() && (text.front() == '+' || text.front() == '-')) text.remove_prefix(1);
   const std::size_t point = std::min(text.find('.'), text.size());
   return all_digits(text.substr(0, point)) && (point == text.size() || all_digits(text.substr(point + 1)));
+}
+
+// Whether a text has the digits of a date, YYYYMMDD, which the calendar does not have.
+bool is_no_day(std::string_view text) {
+  const std::string_view whole = text.substr(0, text.find('.'));
+  int number = 0;
+  if (!is_number(text) || whole.size() != 8 || !all_digits(whole)) return false;
+  std::from_chars(whole.data(), whole.data() + whole.size(), number);
+  return looks_like_date(number) && !is_date(number / 10000, number / 100 % 100, number % 100);
 }
 
 }  // namespace
@@ -231,20 +236,27 @@ bool TimeFormat::read(double number, std::int64_t& seconds) const {
 std::string TimeFormat::problem_of(std::string_view text) const {
   text = trimmed(text);
   const bool digits = is_number(text);
+  const bool no_day = is_no_day(text);
   std::string what = quoted(text);
   if (!what.empty()) what += ' ';
   switch (kind_) {
     case Kind::automatic:
-      what += digits ? "is most likely no time in seconds since 1970" : text.empty() ? "is empty: there is no time" : "is neither a time in seconds since 1970 nor ISO 8601";
+      what += no_day ? "has the digits of a date, YYYYMMDD" : digits ? "is most likely no time in seconds since 1970" : text.empty() ? "is empty: there is no time" : "is neither a time in seconds since 1970 nor ISO 8601";
       break;
     case Kind::unit: what += "is no number of " + text_ + " since 1970 in the years 1 to 9999, as timestamp_format says"; break;
     case Kind::pattern: what += "is not written as timestamp_format '" + text_ + "'"; break;
+  }
+  if (no_day) {
+    what += ", and is no day of the calendar; correct it";
+    // Without it, a column that counts from 0 would have no way in; where dates are declared, it would lead to times of 1970.
+    return what + (kind_ == Kind::automatic ? ", or set the option timestamp_format='s' if the column counts seconds from 0" : "");
   }
   const std::string advice = advice_for(text);
   return what + "; " + (advice.empty() ? "correct it, or set the option timestamp_format to how times are written, such as '%d/%m/%Y %H:%M' or 'ms'" : advice);
 }
 
 std::string TimeFormat::advice_for(std::string_view text) const {
+  if (is_no_day(text)) return {};  // It is a mistake, and no time of 1970.
   const bool digits = is_number(text);
   std::int64_t known = 0;
   const bool is_known = read(text, false, known);

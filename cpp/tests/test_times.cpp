@@ -40,9 +40,12 @@ TEST_CASE("seconds and ISO 8601") {
 }
 
 TEST_CASE("digits that are no seconds") {
-  for (const auto* text : {"20130131", "20130131.0", "1706745600000", "-99999999999", "20130131101500", "99999999999999999999"}) CHECK(parse(text) == none);
+  for (const auto* text : {"20130131", "20130131.0", "20130230", "20130000", "19991301.0", "21001232", "1706745600000", "-99999999999", "20130131101500", "99999999999999999999"}) CHECK(parse(text) == none);
   CHECK(parse("20130131", "", true) == 1359590400);
-  CHECK(parse("20130132") == 20130132);
+  CHECK(parse("18991231") == 18991231);
+  CHECK(parse("21010101") == 21010101);
+  CHECK(parse("20130230", "s") == 20130230);
+  CHECK(parse("20130230", "", true) == none);
   CHECK(parse("20130131", "s") == 20130131);
   CHECK(parse("253402300800", "s") == none);
   CHECK(parse("1706745600999", "ms") == 1706745600);
@@ -50,6 +53,10 @@ TEST_CASE("digits that are no seconds") {
   CHECK(parse("9223372036854775807", "ns") == 9223372036);
   CHECK(problem("20130131") == "'20130131' is most likely no time in seconds since 1970; set the option timestamp_format='%Y%m%d' if it is 2013-01-31 00:00:00, or "
                                "set the option timestamp_format='s' if it is 1970-08-21 23:42:11");
+  CHECK(problem("20130230") == "'20130230' has the digits of a date, YYYYMMDD, and is no day of the calendar; correct it, or set the option timestamp_format='s' if "
+                               "the column counts seconds from 0");
+  CHECK(problem("20240230", "%Y%m%d") == "'20240230' is not written as timestamp_format '%Y%m%d', and is no day of the calendar; correct it");
+  CHECK(modyn::TimeFormat("%Y%m%d").advice_for("20240230.0").empty());
   CHECK(problem("1706745600000").find("timestamp_format='ms' if it is 2024-02-01 00:00:00") != std::string::npos);
   CHECK(problem("1706745600000000").find("timestamp_format='us' if it is 2024-02-01 00:00:00") != std::string::npos);
 }
@@ -98,6 +105,7 @@ TEST_CASE("what is quoted") {
 TEST_CASE("years") {
   CHECK(parse("2013", "%Y") == 1356998400);
   CHECK(parse("2013.0", "%Y.0") == 1356998400);
+  CHECK(problem("240301", "%d/%m/%Y").find("timestamp_format='%y%m%d' if it is 2024-03-01 00:00:00") != std::string::npos);
   CHECK(parse("2013") == 2013);  // of a stream that counts from 0: what all times of a file are, storage compares
   CHECK(problem("2013", "%d/%m/%Y").find("timestamp_format='%Y' if it is 2013-01-01 00:00:00") != std::string::npos);
 }

@@ -18,7 +18,7 @@ _INT64 = range(-(2**63), 2**63)
 _MOST_SECONDS = 10**11
 """More are of the year 5138 and later, and of milliseconds of 1973 and later."""
 _1971, _2101 = 31_536_000, 4_133_980_800
-_YEARS = range(1900, 2101)
+_YEARS, _DAYS = range(1900, 2101), range(1900_00_00, 2101_00_00)
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -70,6 +70,8 @@ def parse_timestamp(value: object) -> int:
     if is_number and (meant := _meant(seconds)):
         seconds_too = f", or '{format_timestamp(seconds)}' for the second" if seconds in _YEARS else ""
         raise ValueError(f"{value!r} is most likely no number of seconds since 1970; write '{meant}'{seconds_too}")
+    if is_number and seconds in _DAYS:
+        raise ValueError(f"{value!r} has the digits of a date, and is no day of the calendar; write a date such as 2014-01-31")
     return seconds
 
 
@@ -90,7 +92,7 @@ def _meant(number: int) -> str:
     if number in _YEARS:
         return f"{number}-01-01"
     with suppress(ValueError):
-        if 1900_00_00 < number < 2101_00_00:
+        if number in _DAYS:
             return str(dt.datetime.strptime(str(number), "%Y%m%d").date())
     in_units = (number // per_second for per_second in (10**3, 10**6, 10**9)) if number >= _MOST_SECONDS else ()
     return next((format_timestamp(seconds) for seconds in in_units if _1971 <= seconds < _2101), "")

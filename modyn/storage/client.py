@@ -147,7 +147,8 @@ class StorageClient(ServiceClient):
     def forget_file(self, name: str, path: str) -> int:
         """Delete the samples of a data file, so that the next `ingest` adds what it holds then, under new keys; return how many were deleted.
 
-        Args: path: full, or below the dataset's folder. Raises: NotFoundError: it is not indexed.
+        Args: path: full, or below the dataset's folder.
+        Raises: NotFoundError: it is not indexed, or is missing. DataError: it cannot be used as it is now; nothing is deleted then.
         """
         request = storage_pb2.DataFile(dataset=name, path=path)
         return int(self._stub.ForgetFile(request, timeout=WHOLE_INDEX_DEADLINE_S).num_deleted)

@@ -102,7 +102,7 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         return storage_pb2.ProblemList(problems=[to_message(problem, storage_pb2.Problem) for problem in problems])
 
     def ForgetFile(self, request: storage_pb2.DataFile, context: Context) -> storage_pb2.DeleteReply:
-        """Delete the samples of a data file, which the next Ingest takes again; NOT_FOUND if it is not indexed."""
+        """Delete the samples of a data file, which the next Ingest takes again; NOT_FOUND if it is not indexed, or missing."""
         return storage_pb2.DeleteReply(num_deleted=self._store.forget_file(request.dataset, request.path))
 
     def RebuildDataset(self, request: storage_pb2.DatasetName, context: Context) -> storage_pb2.Dataset:

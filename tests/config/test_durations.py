@@ -46,7 +46,7 @@ def test_a_date_is_the_same_moment_as_text_and_as_object(moment: dt.datetime) ->
     assert parse_timestamp(whole.isoformat()) == expected
     assert parse_timestamp(whole.replace(tzinfo=dt.UTC).isoformat()) == expected
     if (
-        not 1900_01_01 <= expected <= 2100_12_31 and not 1900 <= expected <= 2100 and expected < 10**11
+        not 1900_00_00 <= expected < 2101_00_00 and not 1900 <= expected <= 2100 and expected < 10**11
     ):  # which are refused, as below
         assert parse_timestamp(f" {expected} ") == expected
 
@@ -97,6 +97,13 @@ def test_digits_that_are_a_date_or_a_finer_unit_are_refused(value: int | str, me
     with pytest.raises(ValueError, match=f"is most likely no number of seconds since 1970; write '{meant}'"):
         parse_timestamp(value)
     assert format_timestamp(parse_timestamp(meant)).startswith(meant)
+
+
+@pytest.mark.parametrize("value", [20130230, "20130000", 1900_00_00])
+def test_digits_of_a_day_that_does_not_exist_are_refused(value: int | str) -> None:
+    with pytest.raises(ValueError, match=f"{value}'? has the digits of a date, and is no day of the calendar"):
+        parse_timestamp(value)
+    assert [parse_timestamp(18_99_99_99), parse_timestamp(2101_00_00)] == [18999999, 21010000]
 
 
 def test_a_year_is_refused_with_both_times_that_it_may_be() -> None:

@@ -158,6 +158,12 @@ def test_a_truncated_file_is_set_aside_and_the_rest_goes_on(stack: RunningStack)
     torn.write_bytes(whole)
     assert "60 samples in 3 files" in stack.modyn("data", "ingest", "torn").stderr
     assert len(stack.modyn("data", "problems", "torn").stdout.splitlines()) == 1
+    torn.unlink()
+    refused = stack.modyn("data", "reindex", "torn", torn.name)
+    assert (refused.returncode, "no sample of it was deleted" in refused.stderr) == (1, True)
+    torn.write_bytes(whole[: len(whole) // 2])
+    assert "20 samples were deleted" in (again := stack.modyn("data", "reindex", "torn", torn.name).stderr)
+    assert "50 samples in 3 files" in again
 
 
 def test_an_empty_dataset(stack: RunningStack) -> None:

@@ -107,6 +107,7 @@ WRONG_TIMES: dict[str, Callable[[int], tuple[str, int | None]]] = {
     "dots": lambda t: (moment(t).strftime("%d.%m.%Y %H:%M:%S"), t),
     "no_such_year": lambda _: ("10000-01-01", None),
     "no_such_day": lambda _: ("2013-02-30", None),
+    "no_such_digits": lambda _: ("20130230", None),
     "no_such_hour": lambda _: ("2013-01-31 25:00", None),
     "no_time": lambda _: ("soon", None),
     "empty_time": lambda _: ("", None),
@@ -188,10 +189,13 @@ def csv_file(rng: random.Random, defect: str) -> WrongFile:
         cells[0], bad.label = WRONG_LABELS[defect], None
     elif defect in _WRONG_CELLS:
         fields[at], bad.label = _WRONG_CELLS[defect](cells), None
-    header = b"label,time,id,note\n" if rng.random() < 0.5 else b""
+    header = rng.choice([b"", b"", b"label,time,id,note\n", b'"label, read",time,"id",note\n'])
     mark, blank = b"\xef\xbb\xbf" if defect == "byte_order_mark" else b"", b"\n" if defect == "blank_line" else b""
     content = _as_a_whole(rng, defect, placed([",".join(found).encode() for found in fields], rows, mark + header + blank), rows)
-    options = {"label_index": 0, "label_type": "float" if floats else "int", "ignore_first_line": bool(header)}
+    options: dict[str, Any] = (
+        {"label_column": "label, read"} if b'"' in header else {"label_index": 0, "ignore_first_line": bool(header)}
+    )
+    options["label_type"] = "float" if floats else "int"
     if spelling not in ("", "iso"):
         options["timestamp_format"] = spelling
     options["max_bad_rows"] = rng.choice([0, MANY])

@@ -63,6 +63,8 @@ class CsvIndexer {
   const CsvOptions& options() const { return options_; }
   // Bytes of the file that are behind the rows given so far, line breaks included.
   std::int64_t position() const { return window_offset_ + static_cast<std::int64_t>(cursor_); }
+  // Fields that each row must have; 0: not known, for example since the file has no whole row.
+  std::size_t num_columns() const { return num_columns_; }
 
  private:
   // A field's bytes in the window, with its quotes.

@@ -141,6 +141,12 @@ class CsvFormat(FileFormat):
             max_field_lines=config.max_field_lines,
             times=self.times,
         )
+        num_columns = indexer.num_columns
+        if columns and num_columns not in (0, len(columns)):  # A label would be taken from another column.
+            raise DataError(
+                f"the first line of {path} names {len(columns)} columns, and has {num_columns} fields as rows are read; correct its "
+                "quotes and separators"
+            )
         bad_rows = BadRows(path, config.max_bad_rows)
         while (rows := indexer.next(self.chunk_rows)) is not None:
             offsets, lengths, labels, timestamps, bad, is_unended = rows
@@ -253,6 +259,8 @@ def read_header(config: CsvConfig, path: str, file: BinaryIO, *, may_be_empty: b
     Args: file: open at its beginning; it is closed. may_be_empty: an empty line names none.
     """
     quote = config.quote
+    if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:  # Behind it, a quote would not stand at the beginning of its field.
+        file.seek(0)
     try:
         with io.TextIOWrapper(file, config.encoding, newline="") as text:
             rows = csv.reader(
@@ -264,7 +272,7 @@ def read_header(config: CsvConfig, path: str, file: BinaryIO, *, may_be_empty: b
             found = next(rows, [])
     except (csv.Error, UnicodeError) as error:
         raise DataError(f"the first line of {path} does not name its columns: {error}; correct it") from error
-    found = [name.removeprefix("\ufeff").strip() for name in found]
+    found = [name.strip() for name in found]
     if not any(found):
         if may_be_empty:
             return []

@@ -365,8 +365,8 @@ def _check_line_ended(path: str, file: BinaryIO, end: int) -> None:
     file.seek(end)
     if before != b"\n" and after and not after.startswith((b"\n", b"\r\n")):
         raise DataError(
-            f"{path}: the line that ended at byte {end} was continued since it was indexed; "
-            f"write whole lines, or end each with a line break"
+            f"{path}: the line that ended at byte {end} was continued since it was indexed; restore the file, or take what it holds now with "
+            f"`modyn data reindex NAME FILE`; a last line that ends with a line break is taken when it is whole"
         )
 
 

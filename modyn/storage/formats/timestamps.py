@@ -28,6 +28,8 @@ from modyn.records import Int64Array
 
 _YEARS = 1900, 2100
 _MONTHS = 1900_01, 2100_12
+_DAYS = 10_01_01, 99_12_31
+"""With years of two digits; those before 2010 are no numbers of six digits."""
 _MAX_REGEX = 1000
 """Characters."""
 _KNOWN = re.compile(r"|name:.+|column:.+|field:[0-9]+:[1-8]|field:[^:.]+(\.[^:.]+)*", re.DOTALL)
@@ -130,11 +132,13 @@ def out_of_range(path: str) -> DataError:
 
 @dataclass(frozen=True, slots=True)
 class TimeRange:
-    """The earliest and the latest of some times, in seconds since 1970, and whether all of them have the digits of months, YYYYMM of 1900 to 2100."""
+    """The earliest and the latest of some times, in seconds since 1970, and whether all of them have the digits of months, YYYYMM of 1900 to 2100,
+    or of days, YYMMDD."""
 
     earliest: int
     latest: int
     are_months: bool
+    are_days: bool
 
     @classmethod
     def of(cls, timestamps: Int64Array | int) -> TimeRange:
@@ -142,27 +146,42 @@ class TimeRange:
 
         >>> TimeRange.of(np.array([201301, 201313])).are_months, TimeRange.of(201301).are_months
         (False, True)
+        >>> TimeRange.of(np.array([240301, 240229])).are_days, TimeRange.of(241301).are_days
+        (True, False)
         """
         times = np.asarray(timestamps)
         earliest, latest = int(times.min()), int(times.max())
-        are_months = earliest >= _MONTHS[0] and latest <= _MONTHS[1]
-        return cls(earliest, latest, are_months and bool(np.isin(times % 100, range(1, 13)).all()))
+
+        def have_digits(bounds: tuple[int, int], **parts: tuple[Int64Array, int]) -> bool:
+            inside = earliest >= bounds[0] and latest <= bounds[1]
+            return inside and all(bool(((part >= 1) & (part <= most)).all()) for part, most in parts.values())
+
+        are_days = have_digits(_DAYS, month=(times // 100 % 100, 12), day=(times % 100, 31))
+        return cls(earliest, latest, have_digits(_MONTHS, month=(times % 100, 12)), are_days)
 
     def joined(self, other: TimeRange | None) -> TimeRange:
         """The range of these times and of others, of which there may be none."""
         if other is None:
             return self
-        return TimeRange(min(self.earliest, other.earliest), max(self.latest, other.latest), self.are_months and other.are_months)
+        return TimeRange(
+            min(self.earliest, other.earliest),
+            max(self.latest, other.latest),
+            self.are_months and other.are_months,
+            self.are_days and other.are_days,
+        )
 
     def why_no_seconds(self, least: int | None) -> str:
         """What the times most likely are in place of seconds, and what to do; empty: nothing speaks against seconds.
 
-        Args: least: earliest other time of the dataset. One between 0 and all that look like years or months shows that it counts seconds from 0.
+        Args: least: earliest other time of the dataset. One between 0 and all that look like years, months or days shows that it counts seconds
+        from 0.
         """
         if self.earliest >= _YEARS[0] and self.latest <= _YEARS[1]:
             what, spelling, first = "years", "%Y", _YEARS[0]
         elif self.are_months:
             what, spelling, first = "months", "%Y%m", _MONTHS[0]
+        elif self.are_days:
+            what, spelling, first = "days", "%y%m%d", _DAYS[0]
         else:
             return ""
         if least is not None and 0 <= least < first:

@@ -11,7 +11,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,41 +35,76 @@ _NONE: Final = np.zeros(0, _ROW)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _Run:
+    """Neighbouring rows. first: number of the first one among all. rows: (n,), in the order in which they came. keys: int64 (n,), of all of them,
+    ascending. places: int64 (n,), which of `rows` has each key; ascending where keys are equal."""
+
+    first: int
+    rows: npt.NDArray[Any]
+    keys: Int64Array
+    places: Int64Array
+
+    @staticmethod
+    def of(first: int, rows: npt.NDArray[Any]) -> _Run:
+        """Sort rows."""
+        order = np.argsort(rows["key"], kind="stable")
+        return _Run(first, rows, rows["key"][order], order)
+
+    def with_next(self, other: _Run) -> _Run:
+        """One run of these rows and of those of the run behind it."""
+        keys = np.concatenate([self.keys, other.keys])
+        order = np.argsort(keys, kind="stable")  # which merges what is sorted
+        places = np.concatenate([self.places, other.places + len(self.rows)])
+        return _Run(self.first, np.concatenate([self.rows, other.rows]), keys[order], places[order])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LateLabels:
     """The labels of one dataset at one moment; immutable, so that readers need no lock.
 
-    rows: (n,), in the order in which they came. order: int64 (n,), that of their keys.
+    runs: of all rows, in the order in which they came; each is more than twice as long as the next one, so that there are few, and a row is merged
+    a few times only.
     """
 
-    rows: npt.NDArray[Any] = field(default_factory=lambda: _NONE)
-    order: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    runs: tuple[_Run, ...] = ()
     log: LogState = LogState(0, (0, 0))  # noqa: RUF009  (immutable)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return self.runs[-1].first + len(self.runs[-1].rows) if self.runs else 0
+
+    def rows(self, first: int, end: int) -> npt.NDArray[Any]:
+        """The rows [first, end), as far as there are any, in the order in which they came: key, label, at."""
+        return np.concatenate([_NONE, *(run.rows[max(first - run.first, 0) : max(end - run.first, 0)] for run in self.runs)])
 
     def filled(self, keys: Int64Array, labels: LabelArray, end: int | None = None) -> LabelArray:
         """The labels of samples, with those that came late. Args: keys, labels: (n,). end: only the first so many of those; None: all."""
-        if not len(self.rows) or not len(missing := np.flatnonzero(~has_label(labels))):
+        if not self.runs or not len(missing := np.flatnonzero(~has_label(labels))):
             return labels
-        by_key = self.rows["key"][self.order]
-        places = np.searchsorted(by_key, keys[missing]).clip(max=len(by_key) - 1)
-        found = self.order[places]
-        known = (by_key[places] == keys[missing]) & (found < (len(self.rows) if end is None else end))
+        end = len(self) if end is None else end
         filled = labels.copy()
-        filled.view(np.int64)[missing[known]] = self.rows["label"][found[known]]
+        for run in self.runs:  # The first label of a sample counts.
+            wanted = keys[missing]
+            at = np.searchsorted(run.keys, wanted).clip(max=len(run.keys) - 1)
+            known = (run.keys[at] == wanted) & (run.places[at] < end - run.first)
+            filled.view(np.int64)[missing[known]] = run.rows["label"][run.places[at[known]]]
+            missing = missing[~known]
         return filled
 
     def fill(self, batches: Iterator[SampleBatch], end: int | None = None) -> Iterator[SampleBatch]:
         """Batches of samples with the labels that came late. Args: end: as of `filled`."""
-        if not len(self.rows):
+        if not self.runs:
             return batches
         return (SampleBatch(batch.keys, batch.timestamps, self.filled(batch.keys, batch.labels, end)) for batch in batches)
 
     def with_rows(self, rows: npt.NDArray[Any], log: LogState) -> LateLabels:
-        """These labels and further ones."""
-        all_rows = np.concatenate([self.rows, rows])
-        return LateLabels(all_rows, np.argsort(all_rows["key"], kind="stable").astype(np.int64), log)
+        """These labels and further ones. On average a row is copied once for each factor of two in the number of all."""
+        runs = [*self.runs]
+        if len(rows):
+            runs.append(_Run.of(len(self), rows))
+        while len(runs) > 1 and len(runs[-2].rows) <= 2 * len(runs[-1].rows):
+            last = runs.pop()
+            runs[-1] = runs[-1].with_next(last)
+        return LateLabels(tuple(runs), log)
 
 
 def read_late_labels(path: Path, before: LateLabels | None = None, num_published: int = 0, may_lag: bool = False) -> LateLabels:

@@ -8,18 +8,21 @@ from pathlib import Path
 
 import numpy as np
 
-from modyn.errors import DataError, InvalidArgumentError, NotFoundError
+from modyn.errors import DataError, InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.records import Int64Array
 from modyn.registry import nearest
 from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, SeenFile
 from modyn.storage.files.local import LocalFiles
-from modyn.storage.formats.base import FormatResume
+from modyn.storage.formats.base import FormatResume, WholeFileFormat
+from modyn.storage.formats.timestamps import TimeRange
 from modyn.storage.index.segment_index import SegmentIndex
+from modyn.storage.ingest.file_indexer import ChangedError, FileJob, index_whole_files, refused_samples
 from modyn.storage.ingest.fingerprints import check_unchanged
 from modyn.storage.ingest.locks import locked
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.problems import ProblemReporter
 from modyn.storage.ingest.segment_writer import SegmentWriter
+from modyn.storage.ingest.time_decision import TimeDecision
 from modyn.storage.model.file_table import UNKNOWN_TAG, FileRow
 from modyn.storage.model.records import FileProblem
 
@@ -67,11 +70,13 @@ def _set_aside(dataset: OpenDataset, row: FileRow, error: DataError) -> bool:
 def forget_file(dataset: OpenDataset, path: str) -> int:
     """Delete the samples of a data file, so that the next ingestion adds what the file holds then, under new keys.
 
+    First the file is indexed without effect: if it is missing, cannot be used as a whole, or holds no sample, nothing is deleted.
     A call that broke off is to be repeated: it deletes first, and lets the file be indexed again last, so that no sample is there twice.
 
     Args: path: of the file, full or relative to the dataset's folder.
     Returns: the number of samples that were deleted.
-    Raises: NotFoundError: no such file is indexed. InvalidArgumentError: the dataset is made of records.
+    Raises: NotFoundError: no such file is indexed, or it is missing. DataError: it cannot be used. InvalidArgumentError: the dataset is made of
+    records. UnavailableError: it is being written, or cannot be read now.
     """
     if dataset.row.config.holds_records:
         raise InvalidArgumentError(
@@ -88,6 +93,7 @@ def forget_file(dataset: OpenDataset, path: str) -> int:
                 f"below {dataset.row.config.base_path}"
             )
         row = dataset.catalogue.file(dataset.row.id, file_id)
+        _check_content(dataset, relative)
         num_before = dataset.num_deleted
         dataset.delete_samples(_keys_of(dataset.snapshot().index, file_id))
         num_deleted = dataset.num_deleted - num_before
@@ -98,6 +104,43 @@ def forget_file(dataset: OpenDataset, path: str) -> int:
         writer.flush()
         dataset.scan_by = 0.0
         return num_deleted
+
+
+def _check_content(dataset: OpenDataset, path: str) -> None:
+    """Index a file as it is now, without effect. Args: path: relative to the dataset's folder. Raises: as `forget_file`."""
+    folder, full_path = dataset.filesystem, dataset.filesystem.full_path(path)
+    if (now := folder.version(SeenFile(path, 0, 0))) is None:
+        raise NotFoundError(
+            f"{full_path} is missing, and no sample of it was deleted: restore it, or mount what it lies on, and repeat; samples of a file that is "
+            "gone for good are deleted by their keys, with `client.delete_samples`"
+        )
+    try:
+        num_samples, times = _found(dataset, SeenFile(path, now.size, now.mtime_ns))
+        TimeDecision(dataset).check(full_path, times)
+        if not num_samples:
+            raise DataError(f"{full_path} holds no sample that can be used now")
+    except ChangedError as error:
+        raise UnavailableError(
+            f"{full_path} changed while it was read, and no sample of it was deleted; repeat once it is written"
+        ) from error
+    except DataError as error:
+        raise DataError(
+            f"no sample was deleted, since the file cannot be used as it is now; correct it and repeat: {error.message}"
+        ) from error
+
+
+def _found(dataset: OpenDataset, seen: SeenFile) -> tuple[int, TimeRange | None]:
+    """How many samples a file holds, and of which times. Raises: DataError, ChangedError: it has none as a whole. UnavailableError."""
+    folder, file_format = dataset.filesystem, dataset.format
+    if not isinstance(file_format, WholeFileFormat):
+        job = FileJob(folder, file_format, seen, limits=dataset.limits, runner=dataset.runner, copies=dataset.unpacked)
+        return sum(map(len, job.samples())), job.times
+    found = index_whole_files(dataset.runner, folder, file_format, [folder.full_path(seen.path)], 0)
+    for error in found.problems.values():
+        raise error
+    for reason in refused_samples(found.labels, found.timestamps).values():
+        raise DataError(f"{folder.full_path(seen.path)}: {reason}")
+    return 1, TimeRange.of(found.timestamps)
 
 
 def _relative(dataset: OpenDataset, path: str) -> str:

@@ -1,4 +1,4 @@
-"""Whether digits are seconds: times that look like years or months are refused, unless the dataset counts seconds from 0."""
+"""Whether digits are seconds: times that look like years, months or days (YYMMDD) are refused, unless the dataset counts seconds from 0."""
 
 from __future__ import annotations
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_OR_AGAIN = "or take what it holds now with `modyn data reindex NAME FILE`"
+
 _FOOTERS = 1024
 """Files whose footers are kept."""
 _COLUMN_ROWS, _COLUMN_BYTES = 16_384, 64 << 20
@@ -70,8 +72,7 @@ class RowGroupFiles(ABC, Generic[T]):
         footer = self._footers.get(key, partial(self._read_footer, path, indexed))
         if of_file[-1] >= footer.first_rows[-1]:
             raise DataError(
-                f"{path} was cut: row {of_file[-1]} of it is indexed, it has {footer.first_rows[-1]} now. Restore the file, or delete "
-                f"its samples and add the data under a new name"
+                f"{path} was cut: row {of_file[-1]} of it is indexed, it has {footer.first_rows[-1]} now. Restore the file, {_OR_AGAIN}"
             )
         groups = np.searchsorted(footer.first_rows, of_file, side="right") - 1
         for first, last in _runs(groups):
@@ -113,7 +114,7 @@ class RowGroupFiles(ABC, Generic[T]):
         found = self._folder.read_error(path, error) if isinstance(error, OSError) else None
         if isinstance(found, UnavailableError):
             return found
-        return DataError(f"cannot read {path} as Parquet: {error}; restore the file as it was when it was indexed")
+        return DataError(f"cannot read {path} as Parquet: {error}; restore the file as it was when it was indexed, {_OR_AGAIN}")
 
 
 class RowGroupReader(RowGroupFiles[pa.Array]):
@@ -145,7 +146,7 @@ class RowGroupReader(RowGroupFiles[pa.Array]):
             at = int(wrong[0])
             raise DataError(
                 f"{self._paths[int(file_ids[at])]}, row {offsets[at]}: the payload has another length than when it was indexed; the file "
-                f"was rewritten: restore it, or delete its samples and add the data under a new name"
+                f"was rewritten: restore it, {_OR_AGAIN}"
             )
         return data, bounds
 
@@ -164,7 +165,7 @@ class RowGroupReader(RowGroupFiles[pa.Array]):
             for name in self._columns:
                 if table.column(name).null_count:
                     raise DataError(
-                        f"{path}: column '{name}' has nulls that were not there when it was indexed; restore the file"
+                        f"{path}: column '{name}' has nulls that were not there when it was indexed; restore the file, {_OR_AGAIN}"
                     )
             return payloads_of(table, self._columns, types)
 

@@ -106,7 +106,7 @@ class DatasetSnapshot:
 
     def labelled(self, first: int, most: int) -> SampleBatch:
         """At most so many of the samples whose labels came late, in the order in which these came, from number `first` on; also deleted ones."""
-        rows = self.late.rows[first : first + most]
+        rows = self.late.rows(first, first + most)
         keys = np.ascontiguousarray(rows["key"])
         found = self.index.samples_by_key(keys)
         assert found is not None, "only samples get labels"

@@ -187,7 +187,7 @@ def test_a_file_that_grows_is_indexed_once(tmp_path: Path, line_break: str) -> N
     with pytest.raises(DataError, match="row 4 at byte"):
         rows_of(format_, path, resume)
     path.write_bytes((content + "c" + line_break).encode())
-    with pytest.raises(DataError, match="was continued since"):
+    with pytest.raises(DataError, match="was continued since.* `modyn data reindex NAME FILE`"):
         rows_of(format_, path, resume)
 
 

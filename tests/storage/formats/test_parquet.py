@@ -179,10 +179,12 @@ def test_a_file_that_was_rewritten_removed_or_cut_is_an_error_that_names_it(tmp_
     one, second = np.zeros(1, np.uint32), np.ones(1, np.int64)
     assert source.gather(one, second, 2)[0].tobytes() == b"bb"
     write(path, x=pa.array([b"a", b"ccc", b"d"]))
-    with pytest.raises(DataError, match="row 1: the payload has another length"):
+    with pytest.raises(DataError, match="row 1: the payload has another length.* `modyn data reindex NAME FILE`"):
         source.gather(one, second, 2)
     write(path, x=pa.array([b"a"]))
-    with pytest.raises(DataError, match="a.parquet was cut: row 1 of it is indexed, it has 1 now"):
+    with pytest.raises(
+        DataError, match="a.parquet was cut: row 1 of it is indexed, it has 1 now.* `modyn data reindex NAME FILE`"
+    ):
         source.gather(one, second, 2)
     write(path, z=pa.array([b"a", b"bb"]))
     with pytest.raises(DataError, match="cannot read .*a.parquet as Parquet"):

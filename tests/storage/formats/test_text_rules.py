@@ -13,6 +13,7 @@ import pytest
 
 from modyn.errors import DataError
 from modyn.storage.formats import build_format
+from modyn.storage.formats.base import RowColumn
 from modyn.testing.format_checks import read_file
 
 MARK = b"\xef\xbb\xbf"
@@ -56,6 +57,30 @@ def labels(path: Path, label: str, *, mark: bytes = b"", label_type: str = "floa
 @pytest.mark.parametrize("name", [*TEXTS, "a.tar", "a.png"])
 def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path, name: str) -> None:
     assert labels(tmp_path / name, "7", mark=MARK, label_type="int") == [7]
+
+
+@pytest.mark.parametrize("mark", [b"", MARK], ids=["plain", "marked"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1"])
+@pytest.mark.parametrize("first", ['"price, EUR"', '"two\nlines"', '" price"', "price"])
+def test_a_mark_before_a_header_in_quotes_moves_no_column(tmp_path: Path, mark: bytes, encoding: str, first: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(mark + f"{first},y,z\n5,0,7\n6,1,8\n".encode())
+    built = build_format("CsvFileWrapper", {"label_column": "y", "encoding": encoding})
+    assert [label for _, label in read_file(built, path).samples] == [0, 1]
+    by_first = build_format("CsvFileWrapper", {"label_column": first.strip('" '), "encoding": encoding})
+    assert [label for _, label in read_file(by_first, path).samples] == [5, 6]
+    assert isinstance(column := built.column("y"), RowColumn)
+    with path.open("rb") as file:
+        assert column.header(str(path), file) == [first.strip('" '), "y", "z"]
+
+
+def test_a_header_that_has_other_fields_than_names_is_refused(tmp_path: Path) -> None:
+    """A second mark is text, behind which a quote is an ordinary character for the rows of a file, and was none for its names."""
+    path = tmp_path / "a.csv"
+    path.write_bytes(MARK * 2 + b'"price, EUR",y,z\n5,0,7\n')
+    built = build_format("CsvFileWrapper", {"label_column": "y", "encoding": "utf-8-sig"})
+    with pytest.raises(DataError, match=r"the first line of .*a\.csv names 3 columns, and has 4 fields as rows are read"):
+        read_file(built, path)
 
 
 @pytest.mark.parametrize("name", [*TEXTS, "a.tar", "a.png", "a.parquet"])

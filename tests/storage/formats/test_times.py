@@ -160,6 +160,16 @@ def test_a_text_of_eight_digits_is_a_date_where_numbers_have_a_type(tmp_path: Pa
         read(tmp_path, "csv", "20130131")
 
 
+@pytest.mark.parametrize("where", list(WRITERS))
+@pytest.mark.parametrize("number", [20130230, 20130000, 19991301, 21001232])
+def test_digits_of_a_day_that_does_not_exist_are_no_time(tmp_path: Path, where: str, number: int) -> None:
+    for spelling in ("", "%Y%m%d"):
+        with pytest.raises(DataError, match=f"'{number}' .*is no day of the calendar; correct it") as caught:
+            read(tmp_path, where, number, spelling)
+        assert "1970" not in caught.value.message, "which it is not"
+    assert read(tmp_path, where, number, "s") == number
+
+
 @pytest.mark.parametrize("where", ["csv", "json", "tar", "parquet"])
 def test_no_digits_are_taken_for_a_date_and_an_hour(tmp_path: Path, where: str) -> None:
     """As `datetime.fromisoformat` takes milliseconds of 2024 for the year 1712."""

@@ -87,12 +87,54 @@ def test_a_corrected_file_is_taken_again(storage: RunningStorage, tmp_path: Path
     assert sorted(labels(storage, "rows").values()) == [1, 2, 3, 4, 5, 9], "it can grow as before"
 
 
+def test_a_file_that_cannot_be_taken_again_loses_no_sample(storage: RunningStorage, tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    path, away = folder / "rows.csv", tmp_path / "away"
+    path.write_text("1,2024-01-01\n2,2024-01-02\n")
+    storage.client.register_dataset(
+        DatasetConfig(
+            name="kept",
+            base_path=folder,
+            file_wrapper="CsvFileWrapper",
+            file_wrapper_config={"label_index": 0},
+            timestamp_source="column:1",
+            watch=False,
+        )
+    )
+    storage.ingest("kept")
+    before = labels(storage, "kept")
+    folder.rename(away)
+    with pytest.raises(
+        NotFoundError, match=f"{path} is missing, and no sample of it was deleted: restore it, or mount what it lies on"
+    ):
+        storage.client.forget_file("kept", str(path))
+    away.rename(folder)
+    for content, reason in (
+        ("1,2024-01-01\nwrong,2024-01-02\n", f"no sample was deleted, since .*; correct it and repeat: .*{path}, line 2"),
+        ("", f"no sample was deleted, since .*{path} holds no sample that can be used now"),
+        ("1,2024\n", "no sample was deleted, since .*the times here, 2024, are most likely years"),
+    ):
+        path.write_text(content)
+        with pytest.raises(DataError, match=reason):
+            storage.client.forget_file("kept", str(path))
+    assert labels(storage, "kept") == before == {0: 1, 1: 2}
+    path.write_text("3,2024-01-01\n")
+    assert storage.client.forget_file("kept", str(path)) == 2
+    storage.ingest("kept")
+    assert labels(storage, "kept") == {2: 3}
+
+
 def test_a_file_of_one_sample_and_its_label_are_taken_again(storage: RunningStorage, tmp_path: Path) -> None:
     for number in range(4):
         write_image(tmp_path / "data", f"{number}", bytes([number]), number, 5000 + number)
     storage.client.register_dataset(image_dataset(tmp_path / "data"))
     storage.ingest("images")
     (path,) = (tmp_path / "data").glob("2.*g")
+    path.with_suffix(".label").write_text("none")
+    with pytest.raises(DataError, match="no sample was deleted"):
+        storage.client.forget_file("images", str(path))
+    assert labels(storage, "images") == {number: number for number in range(4)}
     write_image(tmp_path / "data", "2", b"\x22", 22, 6000)
     assert storage.client.forget_file("images", str(path)) == 1
     storage.ingest("images")

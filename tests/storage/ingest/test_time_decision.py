@@ -1,4 +1,4 @@
-"""Years and months in place of seconds are refused, unless the dataset counts seconds from 0."""
+"""Years, months and days in place of seconds are refused, unless the dataset counts seconds from 0."""
 
 from __future__ import annotations
 
@@ -49,8 +49,9 @@ class Dated:
     [
         ([1987, 2013], "1987 to 2013, are most likely years", "%Y", YEAR_2013),
         ([201301, 201312], "most likely months", "%Y%m", MONTH_2013_12),
+        ([240229, 131201], "most likely days", "%y%m%d", MONTH_2013_12),
     ],
-    ids=["years", "months"],
+    ids=["years", "months", "days"],
 )
 def test_digits_of_a_calendar_are_refused_with_the_format_that_reads_them(
     module_storage: RunningStorage, tmp_path: Path, digits: list[int], what: str, spelling: str, expected: int
@@ -58,7 +59,7 @@ def test_digits_of_a_calendar_are_refused_with_the_format_that_reads_them(
     dated = Dated(module_storage, tmp_path / f"refused-{digits[0]}")
     assert dated.times(a=digits, b=digits[:1]) == []
     assert len(reasons := dated.reasons()) == 2
-    assert all(re.search(rf"/[ab]\.csv: the times here, {digits[0]}", reason) for reason in reasons)
+    assert all(re.search(rf"/[ab]\.csv: the times here, ({digits[0]}|{min(digits)} to)", reason) for reason in reasons)
     assert any(what in reason for reason in reasons)
     assert all(f"set the option timestamp_format='{spelling}'" in reason for reason in reasons)
     assert Dated(module_storage, tmp_path / f"read-{digits[0]}", timestamp_format=spelling).times(a=digits)[1] == expected
@@ -69,7 +70,7 @@ def test_seconds_that_are_counted_from_0_pass_through_years_and_months(module_st
     dated = Dated(module_storage, tmp_path / "counted")
     files = {f"f{number:02}": list(range(100 * number, 100 * number + 100)) for number in range(23)}
     assert dated.times(**files) == list(range(2300))
-    assert dated.times(later=[201301, 201302], one=[1950]) == [*range(2300), 201301, 201302, 1950]
+    assert dated.times(later=[201301, 201302], one=[1950], day=[240301]) == [*range(2300), 201301, 201302, 1950, 240301]
     assert dated.reasons() == []
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from modyn.config.dataset import DatasetConfig
 from modyn.config.system import SystemConfig
@@ -197,6 +199,27 @@ def test_who_has_received_more_labels_than_there_are_is_told(storage: RunningSto
             pushed(client, "int", 2, 1)
 
 
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 40), max_size=12), max_size=12), st.integers(0, 150))
+def test_labels_are_found_however_they_came(parts: list[list[int]], end: int) -> None:
+    """In any parts, and keys more than once: of several labels of a sample the first counts, if it is one of the first `end`."""
+    labels, came = LateLabels(), list[tuple[int, int]]()
+    for part in parts:
+        rows = np.zeros(len(part), labels.rows(0, 0).dtype)
+        rows["key"], rows["label"] = part, np.arange(len(part)) + len(came)
+        came += zip(part, rows["label"].tolist(), strict=True)
+        labels = labels.with_rows(rows, labels.log)
+        sizes = [len(run.rows) for run in labels.runs]
+        assert sum(sizes) == len(came)
+        assert all(before > 2 * after for before, after in pairwise(sizes)), "of few runs each is short enough"
+    assert labels.rows(end // 2, end)[["key", "label"]].tolist() == came[end // 2 : end]
+    expected = dict(reversed(came[:end]))
+    known = np.where(np.arange(42) == 7, 99, NO_LABEL)
+    filled = labels.filled(np.arange(42), known, end)
+    assert filled.tolist() == [99 if key == 7 else expected.get(key, NO_LABEL) for key in range(42)]
+    assert known[8] == NO_LABEL, "it is copied"
+
+
 def test_labels_are_read_on_and_damage_is_found(tmp_path: Path) -> None:
     path, labels = tmp_path / LATE_LABELS, LateLabels()
     assert len(read_late_labels(path)) == 0
@@ -208,7 +231,7 @@ def test_labels_are_read_on_and_damage_is_found(tmp_path: Path) -> None:
         for found in (labels, seen, read_late_labels(path)):
             filled = found.filled(np.arange(61), np.full(61, NO_LABEL))
             assert filled.tolist() == [expected.get(key, NO_LABEL) for key in range(61)]
-            assert found.rows["key"].tolist() == list(expected)
+            assert found.rows(0, 60)["key"].tolist() == list(expected)
     # What a process left behind the rows that count is overwritten.
     with path.open("ab") as file:
         file.write(b"left behind" * 30)
