@@ -195,8 +195,9 @@ def run_service(
         lock = hold_lock(folder / "lock", f"another {name} service works on {folder} already; `modyn down` stops it")
         prepare_run_dir(config.run_dir)
         limits_of = {"max_threads": settings.max_threads, "max_followers": settings.max_followers}
-        server = start_server(name, config.endpoint(name), build(context), **limits_of)
-        _serve_metrics(context)
+        servicers = build(context)
+        _serve_metrics(context)  # who finds the service healthy, finds its metrics, too
+        server = start_server(name, config.endpoint(name), servicers, **limits_of)
     except (ModynError, OSError) as error:
         _report_no_start(context, error)
         context.shut_down()

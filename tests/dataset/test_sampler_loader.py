@@ -41,7 +41,7 @@ from modyn.dataset.reader import BATCHES_AHEAD
 from modyn.dataset.sampler_loader import PIECE, PROBED, SamplerLoader, trigger_set_keys
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import NotFoundError
-from modyn.testing.waiting import PATIENCE_S, at_rest
+from modyn.testing.waiting import PATIENCE_S, at_rest, eventually
 from tests.dataset.test_sample_cache import ROWS_OF_BATCHES
 from tests.support.fake_dataset import FakeTriggerSet, StuckPayloadClient
 from tests.support.sampled_jobs import DATA, KEYS, NUM_KEYS, Job
@@ -55,9 +55,12 @@ BOTH_WAYS = pytest.mark.parametrize("short_cut", [False, True])
 
 @contextmanager
 def no_thread_is_left() -> Iterator[None]:
+    """Threads of queues end a moment after these are closed."""
     before = set(threading.enumerate())
     yield
-    assert not [thread.name for thread in set(threading.enumerate()) - before]
+    eventually(
+        lambda: set(threading.enumerate()) <= before, lambda: [thread.name for thread in set(threading.enumerate()) - before]
+    )
 
 
 def source(folder: Path, sampler: SamplerName = "coordinated", **budgets: int) -> CacheSource:
