@@ -44,7 +44,7 @@ from modyn.trainer_server.train import configure_torch
 from modyn.trainer_server.training_rate import pytorch_threads, training_rate
 
 SECONDS: Final = 60.0
-"""That measuring takes at most, but for the piece of work that is under way then."""
+"""That measuring takes, about: where processes take long to start, or samples to decode, it takes longer."""
 SHARES: Final = {"storage": 2.0, "sizes": 2.0, "decoding": 4.0, "augmenting": 2.0, "stores": 2.0, "training": 3.0}
 """How those are divided: starting the processes that decode takes some of theirs."""
 MOST_KEYS: Final = 1_000_000

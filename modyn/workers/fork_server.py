@@ -67,7 +67,7 @@ def start_worker(process: ForkServerProcess, preload: Sequence[str], idle_s: flo
 
     Raises: OSError, EOFError: it cannot be started; those of SERVER_DIED: two fork servers have died of it.
     """
-    with PROCESS_TABLE:
+    with PROCESS_TABLE, _variables():  # also for a fork server that `start` itself starts, since the one before has just died
         _ensure_running(preload, idle_s)
         try:
             process.start()

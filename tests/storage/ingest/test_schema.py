@@ -6,8 +6,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,25 +20,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modyn.config.dataset import DatasetConfig
-from modyn.config.system import SystemConfig
 from modyn.errors import DataError, InvalidArgumentError
 from modyn.storage.client import DatasetInfo, SchemaColumn
-from modyn.testing.databases import LentDatabases
 from modyn.testing.waiting import eventually
-from tests.support.running_storage import RunningStorage, start_storage
+from tests.support.running_storage import RunningStorage
 
 NUMBERS = {"payload_columns": ["age", "income"], "label_column": "label"}
 
 
-@pytest.fixture(scope="module")
-def storage(lent_databases: LentDatabases) -> Iterator[RunningStorage]:
-    with (
-        lent_databases.lend() as url,
-        tempfile.TemporaryDirectory(prefix="modyn-st-") as folder,
-        ExitStack() as stack,
-    ):
-        sections = {"state_dir": folder, "database_url": url, "storage": {"settle_s": 0.0, "poll_interval_s": 0.05}}
-        yield start_storage(SystemConfig.model_validate(sections), stack)
+@pytest.fixture
+def storage(module_storage: RunningStorage) -> RunningStorage:
+    return module_storage
 
 
 def register(
