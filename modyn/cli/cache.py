@@ -51,7 +51,7 @@ def profile(
     with connect() as client:
         keep_private()
         look_here_last()  # Trainings look in the folder of the services.
-        say(f"measuring for about {seconds:g} s; starting the processes that decode may add to it")
+        say(f"measuring for about {seconds:g} s")
         measured = client.profile_cache(file, seconds=seconds, workers=workers, progress=_show)
         path = profile_path(client.config.state_dir, measured.dataset, measured.data_digest)
     if json:

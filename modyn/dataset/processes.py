@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Generator, Iterable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
@@ -53,8 +54,7 @@ def batches_of_processes(
     batches are in page-locked memory.
     Raises: UserCodeError: a process has exceeded a limit. The errors that the dataset gives.
     """
-    context = get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
+    context = _context()
     reasons, sender = context.Pipe(duplex=False)
     loader: DataLoader[Batch | ModynError] = DataLoader(
         make_dataset(ProcessLimits(active_limits(), sender)),
@@ -81,6 +81,19 @@ def batches_of_processes(
                 batches._shutdown_workers()
             reasons.close()
             sender.close()
+
+
+def start_fork_server() -> None:
+    """Start the process that those of `batches_of_processes` are forked from, unless it runs, and wait until it has imported what they need."""
+    first = _context().Process(target=_start_worker, args=(0,))
+    first.start()
+    first.join()
+
+
+def _context() -> ForkServerContext:
+    context = get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    return context
 
 
 def _next(batches: Any, reasons: Connection[Any, Any]) -> Batch | ModynError | None:

@@ -11,16 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import reduce
-from itertools import cycle
 from time import perf_counter
 from typing import Any, Final
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, default_collate
 
-from modyn.cache.measuring import Budget, Clock, MeasuredPart, measure_processes, measure_together
+from modyn.cache.measuring import Budget, Clock, MeasuredPart, measure_together
 from modyn.cache.profile import CacheProfile
 from modyn.cache.tier import StoreName
 from modyn.dataset.bad_samples import BadSamples
@@ -30,13 +27,13 @@ from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import PayloadReader, PayloadSource
 from modyn.dataset.decode import BatchPipeline, as_tensor
 from modyn.dataset.pipeline_cache import machine_memory_bytes
-from modyn.dataset.preparation_clock import NO_TIMES, PreparationClock, PreparationTimes, ReadClock
-from modyn.dataset.processes import ProcessLimits, batches_of_processes
-from modyn.errors import DataError, InvalidArgumentError, ModynError, UserCodeError
-from modyn.models.calls import Data
+from modyn.dataset.preparation_clock import ReadClock
+from modyn.dataset.processes import start_fork_server
+from modyn.errors import DataError, InvalidArgumentError, UserCodeError
 from modyn.records import Int64Array
 from modyn.storage.client import DatasetInfo
 from modyn.storage.payloads import PayloadClient, Payloads
+from modyn.trainer_server.preparation_rate import decode_samples, preparation_rate
 from modyn.trainer_server.profile_notes import describe_machine, profile_notes, too_little
 from modyn.trainer_server.profiled_pipeline import ProfiledPipeline
 from modyn.trainer_server.store_rates import FormSizes, ReadingWorkers, most_stored_bytes, store_rates
@@ -44,9 +41,9 @@ from modyn.trainer_server.train import configure_torch
 from modyn.trainer_server.training_rate import pytorch_threads, training_rate
 
 SECONDS: Final = 60.0
-"""That measuring takes, about: where processes take long to start, or samples to decode, it takes longer."""
+"""That measuring takes, about: where samples take long to decode, it takes longer."""
 SHARES: Final = {"storage": 2.0, "sizes": 2.0, "decoding": 4.0, "augmenting": 2.0, "stores": 2.0, "training": 3.0}
-"""How those are divided: starting the processes that decode takes some of theirs."""
+"""How those are divided, but for what starting processes takes before them."""
 MOST_KEYS: Final = 1_000_000
 """Samples that are read at most."""
 KEPT_BYTES: Final = 16 << 20
@@ -87,20 +84,22 @@ def measure_profile(
         )
     configure_torch(training, deterministic=False)
     num_workers = num_workers or training.dataloader_workers
+    workers = ReadingWorkers(num_workers, num_workers > 1 and data.runs_per_sample)
     budget = Budget(seconds, SHARES, clock, progress)
+    if workers.are_processes:
+        start_fork_server()
     with pytorch_threads(torch_threads):
         with closing(source.open_payloads()) as payloads:
             read = read_storage(payloads, info, training.batch_size, num_workers, budget.begin("storage"), clock)
             bad_samples = BadSamples(data, payloads)
             prepared = prepare(pipeline, read.kept, bad_samples, budget.begin("sizes"), clock)
         pieces = prepared.pieces
-        decoding, times = preparation_rate(data, pieces, num_workers, budget.begin("decoding"), clock)
+        decoding, times = preparation_rate(data, pieces, workers, budget.begin("decoding"), clock)
         augmenting, _ = preparation_rate(
-            data, pieces[-DECODED_PIECES:], num_workers, budget.begin("augmenting"), clock, from_decoded=True
+            data, pieces[-DECODED_PIECES:], workers, budget.begin("augmenting"), clock, from_decoded=True
         )
         seconds_left = budget.begin("stores")
         values = stored_values(data, prepared, seconds_left / 4, clock)
-        workers = ReadingWorkers(num_workers, data.runs_per_sample)
         rates, left_out = store_rates(stores or {}, values, training.batch_size, workers, seconds_left * 3 / 4, clock)
         trained = training_rate(pipeline, prepared.batch, budget.begin("training"), clock)
     notes = [*profile_notes(pipeline, read.whole_dataset, payloads, trained.batch_size), *prepared.notes(), *left_out]
@@ -283,85 +282,3 @@ def stored_values(data: DataConfig, prepared: PreparedSamples, seconds: float, c
             values += decode_samples(functions, data, piece)
             left -= prepared.decoded.mean_bytes * len(piece)
     return values
-
-
-def decode_samples(functions: BatchPipeline, data: DataConfig, payloads: Payloads) -> list[Any]:
-    """The samples one by one, after all that is deterministic."""
-    if data.bytes_parser_function is not None:
-        return functions.decode(map(payloads.payload, range(len(payloads))), payloads.keys)
-    return functions.decode(rows_of(functions.decode_batch(payloads)), payloads.keys)
-
-
-def rows_of(batch: Data) -> list[Any]:
-    """The samples of a batch, one by one.
-
-    >>> rows_of({"x": torch.tensor([1, 2])})
-    [{'x': tensor(1)}, {'x': tensor(2)}]
-    """
-    if isinstance(batch, torch.Tensor):
-        return list(batch)
-    if isinstance(batch, tuple):
-        return list(zip(*batch, strict=True))
-    return [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
-
-
-def preparation_rate(
-    data: DataConfig,
-    pieces: Sequence[Payloads],
-    num_workers: int,
-    seconds: float,
-    clock: Clock,
-    *,
-    from_decoded: bool = False,
-) -> tuple[float, PreparationTimes]:
-    """Samples/s of which workers make batches, again and again: processes or threads, as in trainings (`BatchLoader`); and what that took.
-
-    Args: from_decoded: samples are decoded once before, and only augmented; that is not timed.
-    Raises: UserCodeError, DataError: from the user's functions.
-    """
-    times: list[PreparationTimes] = []
-
-    def amount(batch: Batch) -> float:
-        times.append(batch.times)  # One operation under the interpreter's lock: several threads come here.
-        return len(batch)
-
-    if num_workers > 1 and data.runs_per_sample:
-
-        def make(limits: ProcessLimits) -> _PreparedInProcess:
-            return _PreparedInProcess(data, pieces, from_decoded, limits)
-
-        with closing(batches_of_processes(make, num_workers, pin_memory=False)) as batches:
-            rate = measure_processes(batches, amount, num_workers, seconds, clock)
-        return rate, reduce(PreparationTimes.plus, times, NO_TIMES)
-    functions = BatchPipeline(data, training=True)
-    num_threads = 1 if data.may_draw else num_workers
-    workers = [map(amount, prepared_again(functions, data, pieces, from_decoded)) for _ in range(num_threads)]
-    return measure_together(workers, seconds, clock), reduce(PreparationTimes.plus, times, NO_TIMES)
-
-
-def prepared_again(functions: BatchPipeline, data: DataConfig, pieces: Sequence[Payloads], from_decoded: bool) -> Iterator[Batch]:
-    """Batches of the pieces in turn, without end."""
-    decoded = [decode_samples(functions, data, piece) if from_decoded else [] for piece in pieces]
-    for piece, samples in cycle(zip(pieces, decoded, strict=True)):
-        preparing = PreparationClock()
-        if from_decoded:
-            made, labels = default_collate(functions.augment(samples, piece.keys)), as_tensor(piece.labels)
-        else:
-            made, labels = functions.run(piece, clock=preparing)
-        yield Batch(as_tensor(piece.keys), made, labels, torch.ones(len(piece)), times=preparing.times)
-
-
-class _PreparedInProcess(IterableDataset[Batch | ModynError]):
-    """`prepared_again` in a worker process."""
-
-    def __init__(self, data: DataConfig, pieces: Sequence[Payloads], from_decoded: bool, limits: ProcessLimits) -> None:
-        super().__init__()
-        self._data, self._pieces, self._from_decoded = data, pieces, from_decoded
-        self._limits = limits
-
-    def __iter__(self) -> Iterator[Batch | ModynError]:
-        try:
-            self._limits.impose()
-            yield from prepared_again(BatchPipeline(self._data, training=True), self._data, self._pieces, self._from_decoded)
-        except ModynError as error:
-            yield error

@@ -34,7 +34,7 @@ STORED_BYTES: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class ReadingWorkers:
-    """What reads in a training: so many threads, or processes."""
+    """What reads, and decodes, in a training: threads or processes, as many as `num`."""
 
     num: int
     are_processes: bool
@@ -150,7 +150,7 @@ def _reading(
     clock: Clock,
 ) -> float:
     """Values/s that all workers read together."""
-    if workers.are_processes and workers.num > 1:
+    if workers.are_processes:
 
         def make(limits: ProcessLimits) -> _ReadInProcess:
             return _ReadInProcess(source, place, num_values, batch_size, limits)

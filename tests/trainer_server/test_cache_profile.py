@@ -27,14 +27,13 @@ from modyn.testing.stack import NUM_FEATURES, TINY_PARSER, tiny_pipeline, tiny_t
 from modyn.trainer_server.cache_planning import forecast_notes
 from modyn.trainer_server.cache_profile import (
     SHARES,
-    decode_samples,
     measure_profile,
-    preparation_rate,
     prepare,
     read_storage,
-    rows_of,
 )
+from modyn.trainer_server.preparation_rate import decode_samples, preparation_rate, rows_of
 from modyn.trainer_server.profiled_pipeline import ProfiledPipeline, load_profiled
+from modyn.trainer_server.store_rates import ReadingWorkers
 from tests.support.fake_dataset import FakeLocalPayloads
 
 pytestmark = pytest.mark.usefixtures("preloaded_fakes")
@@ -254,13 +253,24 @@ def _payloads(samples: list[bytes]) -> Payloads:
 @pytest.mark.parametrize("from_decoded", [False, True])
 def test_processes_decode_where_python_runs_for_each_sample(from_decoded: bool) -> None:
     data, pieces = pipeline().data, [_payloads(numbers(8))]
-    rate, times = preparation_rate(data, pieces, 2, 0, StepClock(), from_decoded=from_decoded)
+    rate, times = preparation_rate(
+        data, pieces, ReadingWorkers(2, data.runs_per_sample), 0, StepClock(), from_decoded=from_decoded
+    )
     assert rate > 0
     assert (times.num_decoded > 0) == (times.decode_s > 0) == (not from_decoded)
     assert times.num_augmented == times.num_decoded
     wrong = replace_parser(data, "raise ValueError('no')")
     with pytest.raises(UserCodeError, match="ValueError: no"):
-        preparation_rate(wrong, pieces, 2, 0, StepClock(), from_decoded=from_decoded)
+        preparation_rate(wrong, pieces, ReadingWorkers(2, data.runs_per_sample), 0, StepClock(), from_decoded=from_decoded)
+
+
+def test_processes_import_nothing_of_trainings() -> None:
+    """Else each would take a part of the time that it measures."""
+    there = replace_parser(
+        pipeline().data, "import sys\n    raise ValueError('modyn.trainer_server.training_rate' in sys.modules)"
+    )
+    with pytest.raises(UserCodeError, match="ValueError: False"):
+        preparation_rate(there, [_payloads(numbers(8))], ReadingWorkers(2, True), 0, StepClock())
 
 
 def replace_parser(data: Any, body: str) -> Any:
