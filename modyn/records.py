@@ -193,7 +193,7 @@ class SampleBatch:
         return position
 
     def position_with(self, num_labelled: int) -> int:
-        """The first position of this batch before which so many labels have come; above its length: there is none in it."""
+        """The first position of this batch before which `num_labelled` labels have come; above its length: there is none in it."""
         return num_labelled
 
     def slice(self, start: int, stop: int) -> SampleBatch:

@@ -14,7 +14,7 @@ REMEMBERED: Final = 16
 EXPECTED: Final = 2
 """Calls that each kind is taken to have made before its first one, at the cost that the load of the machine lets expect."""
 MARGIN: Final = 4.0
-"""A call is slow from so many times what calls of its kind usually cost."""
+"""A call is slow if it costs this many times what calls of its kind usually cost."""
 MOST_FACTOR: Final = 16.0
 """Times what a call may cost on an idle machine: from there on it is slow whatever others cost."""
 MOST_PATIENCE: Final = 8.0

@@ -72,7 +72,7 @@ class Budget:
 def measure_rate(pieces: Iterator[float], seconds: float, clock: Clock = perf_counter, least: int = 1, enough: int = 1) -> float:
     """How much a second the work of `pieces` does: taking one does a piece of work, and what is taken is its amount.
 
-    The first piece warms up and does not count. Of the others at least `least` count, where there are so many, and `enough` if they take no more
+    The first piece warms up and does not count. Of the others at least `least` count, if there are enough, and `enough` if they take no more
     than a second; no further one begins that, as long as the one before, would end after `seconds`. A single piece counts; of none the rate is 0.
 
     >>> times = iter([0.0, 5.0, 6.0, 7.0])

@@ -36,7 +36,7 @@ class BatchCache(SampleCache):
         is_served = among(batch.evicted, self._hits)
         self._served_out = batch.evicted[is_served]
         if tier is not None:
-            tier.forget_drops(self._hits)  # Whatever was dropped in vain, another process has filled it anew.
+            tier.forget_drops(self._hits)  # A sample that could not be dropped was filled again by another process.
             tier.drop(batch.evicted[~is_served])
             self._num_evicted = len(batch.evicted)
 

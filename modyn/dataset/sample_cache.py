@@ -28,7 +28,7 @@ from modyn.storage.model.samples import Payloads, UInt8Array
 FULL_S: Final = 1.0
 """Seconds for which a tier that has not kept half of what it was given is given nothing: encoding what does not fit costs time."""
 RETRIED: Final = 1024
-"""Samples that could not be dropped, of which so many are tried again with a later drop."""
+"""The number of samples that could not be dropped and are tried again with a later drop."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

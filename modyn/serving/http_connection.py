@@ -114,7 +114,7 @@ class Connection(HttpToolsProtocol):
         if not self.parser.should_upgrade():
             self._check_head()
             super().on_headers_complete()
-            self.headers = []  # Not of `scope`: what comes behind the body of chunks is no header of the request.
+            self.headers = []  # Not of `scope`: what follows the body of chunks is no header of the request.
 
     def on_message_complete(self) -> None:
         """Note that nothing is missing."""
@@ -214,7 +214,7 @@ class JoinedWrites:
         if self._held:
             if (
                 not self._transport.is_closing()
-            ):  # Uvicorn does not tell an answer to a request with others behind it that the client has gone.
+            ):  # Where other requests follow, Uvicorn does not report to an answer that the client has gone.
                 self._transport.writelines((self._held, data))
             self._held = b""
         else:

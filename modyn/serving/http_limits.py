@@ -12,7 +12,7 @@ from modyn.errors import CancelledError, InvalidArgumentError, OverloadedError
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 _TRIM_BYTES: Final = 8 * 2**20
-"""So many bytes of bodies that have gone are worth a look for memory that can be given back."""
+"""After this number of bytes of ended bodies, memory that is free is given back to the system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class RequestBodies:
         self._peak = max(self._peak, self.unfinished_bytes)
 
     def release(self, size: int) -> None:
-        """Count so many bytes less."""
+        """Subtract `size` bytes from the count."""
         self.unfinished_bytes -= size
 
     def took_much(self) -> bool:

@@ -89,7 +89,7 @@ def load_tensors(text: bytes, part_bytes: int = PART_BYTES) -> Any:
     view, done, at = memoryview(text), 0, text.find(_NAME)
     kept, taken = list[bytes | memoryview](), dict[str, ListInParts]()
     while at >= 0:
-        # A quote behind a backslash is a part of a text; any other one before `data` begins it, or this is no JSON.
+        # A quote after a backslash is a part of a text; any other one before `data` begins it, or this is no JSON.
         if (begin := _LIST.match(text, at)) is not None and text[at - 1 : at] != b"\\":
             start = begin.end()
             found = _texts(text, start, part_bytes) if text[start : start + 1] == b'"' else _numbers(text, start, part_bytes)
@@ -121,7 +121,7 @@ def _numbers(text: bytes, start: int, part_bytes: int) -> tuple[ListInParts, int
 
     Rule: a comma ends a part; brackets that are open there end this part and begin the next one. What brackets and commas say of the shape is kept.
     """
-    # Numbers have no quotes, nor braces: a name or a brace is behind the list, and its last bracket right before it.
+    # Numbers have no quotes, nor braces: a name or a brace comes after the list, and its last bracket right before it.
     stop = len(text) if (quote := text.find(b'"', start)) < 0 else quote
     stop = stop if (brace := text.find(b"}", start, stop)) < 0 else brace
     end = text.rfind(b"]", start, stop)
@@ -138,7 +138,7 @@ def _numbers(text: bytes, start: int, part_bytes: int) -> tuple[ListInParts, int
                 values = list(chain.from_iterable(values))
         except (orjson.JSONDecodeError, TypeError):
             return None
-        if not values or depth < 1:  # a comma without a value, or behind the list
+        if not values or depth < 1:  # a comma without a value, or after the list
             return None
         parts.append(values)
         start = end if comma < 0 else comma + 1

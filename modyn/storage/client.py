@@ -239,8 +239,8 @@ class StorageClient(ServiceClient):
         """Samples of [start, end) in the order (timestamp, key).
 
         Args: interval: of timestamps, in seconds. batch_size: most samples of a batch, 1 to 1,000,000. after: only samples behind this
-        (timestamp, key). end_key: only samples with smaller keys, that is, those that the dataset held when this was its next key. end_label: of
-        the labels that came late only the first so many (`num_labels` of the dataset then).
+        (timestamp, key). end_key: only samples with smaller keys, that is, those that the dataset held when this was its next key. end_label:
+        of the labels that came late only the first `end_label` (`num_labels` of the dataset then).
 
         A stream that breaks is opened again behind the last sample received, for at most `retry_s` without progress.
         """

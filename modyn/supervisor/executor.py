@@ -235,7 +235,7 @@ class RunExecutor:
         return self._online.pending.num_pending if self._online and self._trained.models else self._cursor.num_pending
 
     def _receive(self, samples: SampleBatch) -> None:
-        """Go on behind the next samples, or labels that come between two of them."""
+        """Go on after the next samples, or labels that come between two of them."""
         if len(samples) or len(samples.labelled):
             self._decisions.observe(samples)
             if self._online is not None:

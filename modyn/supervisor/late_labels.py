@@ -19,7 +19,7 @@ class LateLabelQueue:
         self._waiting = LateLabelBatch(0, SampleBatch.empty())
 
     def add(self, batch: LateLabelBatch) -> None:
-        """Take the labels behind those that were taken before."""
+        """Take the labels after those that were taken before."""
         waiting = self._waiting
         if not len(waiting.samples):
             self._waiting = batch

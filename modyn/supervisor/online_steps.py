@@ -94,7 +94,7 @@ class OnlineSteps:
     def due(self, cursor: Cursor, read: Callable[[int, int], SampleBatch]) -> TriggeredSamples:
         """The samples that a stretch takes which begins where the run stands, at least one; the others wait for the next one.
 
-        Args: cursor: of the run. read: returns samples with labels from a number on, so many or fewer.
+        Args: cursor: of the run. read: returns samples with labels from a number on, at most as many as asked for.
         """
         if self._max_samples is None:
             kept = ("num_pending", "first_pending", "last_pending")

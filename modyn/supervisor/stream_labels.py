@@ -47,7 +47,7 @@ class StreamLabels:
         self, cursor: Cursor, storage: StorageClient, source: StreamSource, retrier: Retrier
     ) -> tuple[SampleBatch, int] | None:
         """The labels that an attempt before has brought to the selector and may have decided with, but that the cursor does not count, and the number
-        of the first label of storage behind them; None: there are none.
+        of the first label of storage after them; None: there are none.
 
         Args: cursor: where the run stands, which has received all samples that the selector holds.
         """

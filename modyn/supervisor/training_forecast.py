@@ -40,7 +40,7 @@ class SelectionSize:
     part: float = 1.0
 
     def of(self, positions: Sequence[int], position: int) -> int:
-        """Samples of the trigger set of a trigger behind `position` samples with labels. Args: positions: of the triggers before it."""
+        """Samples of the trigger set of a trigger after `position` samples with labels. Args: positions: of the triggers before it."""
         first = 0 if self.tail_triggers is None else len(positions) - 1 - self.tail_triggers
         start = positions[first] if self.tail_triggers is not None and first >= 0 else 0
         size = round((position - start) * self.part)

@@ -202,7 +202,7 @@ def check_batch_size(pipeline: Mapping[str, Any]) -> list[Problem]:
 
 
 def _without_batch(pipeline: Mapping[str, Any], num_samples: int, *, presampled: bool = False) -> Iterator[tuple[str, str]]:
-    """What is left of so many samples of a trigger, and why no batch is trained on; nothing: one is, or the sections are not valid.
+    """What is left of `num_samples` samples of a trigger, and why no batch is trained on; nothing: one is, or the sections are not valid.
 
     Where batches are chosen by downsampling (batch-then-sample), there is one out of any number of samples. Args: presampled: they are what
     presampling leaves.

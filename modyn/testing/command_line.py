@@ -19,7 +19,7 @@ from modyn.workers.process_state import ProcessState
 def run_command(arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """Run `modyn` as its program does, in this process, without a terminal.
 
-    Args: arguments: what stands behind `modyn`. folder: the working folder. environment: all variables.
+    Args: arguments: what follows `modyn`. folder: the working folder. environment: all variables.
     Raises: what no command may raise; a process would print its traceback.
     """
     from modyn.cli.main import main

@@ -35,7 +35,7 @@ class HeldDataset:
     """By key, in the order in which they came, the labels that came after their samples."""
 
     def batch(self, keys: Int64Array, end_label: int | None = None) -> SampleBatch:
-        """Labels and times of `keys`, int64 (n,). Args: end_label: of the labels that came late only the first so many; None: all."""
+        """Labels and times of `keys`, int64 (n,). Args: end_label: only the first `end_label` of the labels that came late; None: all."""
         late = dict(islice(self.late.items(), end_label))
         chosen = [late.get(int(key), self.labels[key]) for key in keys]
         labels: LabelArray = np.asarray(chosen, np.float64) if self.float_labels else np.asarray(chosen, np.int64)

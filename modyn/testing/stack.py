@@ -66,7 +66,7 @@ class RunningStack:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command of `modyn` to its end, without a terminal; its exit code is not checked.
 
-        Args: arguments: as a user types them behind `modyn`. process: run it in a process of its own, as a user does; that takes
+        Args: arguments: as a user types them after `modyn`. process: run it in a process of its own, as a user does; that takes
         half a second longer. cwd: None: `folder`. environment: variables beside those of `clean_environment`.
         """
         texts, folder, variables = list(map(str, arguments)), cwd or self.folder, clean_environment(environment)

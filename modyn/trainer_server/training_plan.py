@@ -51,7 +51,7 @@ class TrainingPlan:
         return even if fits else self.batch_size * self.num_keys // self.num_chosen
 
     def _rounded(self, num_loaded: int) -> int:
-        """The share of so many candidates that is chosen, rounded."""
+        """How many of `num_loaded` candidates are chosen: their share, rounded."""
         chosen, num_keys = self.num_chosen or 0, max(1, self.num_keys)
         return (2 * num_loaded * chosen + num_keys) // (2 * num_keys)
 
@@ -74,8 +74,8 @@ class TrainingPlan:
         return loaded, np.cumsum(sizes)
 
     def chosen_of(self, index: int, num_candidates: int) -> int:
-        """Samples that batch `index` of a pass has, out of so many that were loaded for it, fewer than planned where some were deleted: its share,
-        rounded, but at least one, or two where a single one would be part of another batch.
+        """Samples that batch `index` of a pass has, out of `num_candidates` that were loaded for it, fewer than planned where some were
+        deleted: its share, rounded, but at least one, or two where a single one would be part of another batch.
 
         >>> plan = TrainingPlan(1000, 64, num_chosen=500)
         >>> [plan.chosen_of(i, 125) for i in range(4)], plan.chosen_of(0, 50), plan.chosen_of(0, 1)
@@ -144,7 +144,7 @@ class TrainingPlan:
         return passes * self.batches_per_epoch + self._batches_of(rest)
 
     def _batches_of(self, num_samples: int) -> int:
-        """Batches that the first so many samples of a pass make."""
+        """Batches that the first `num_samples` samples of a pass make."""
         if self.num_chosen is not None:
             ends = self._choices[1][: np.searchsorted(self._choices[1], num_samples) + 1] if num_samples else self._choices[1][:0]
             joins = self.join_single and len(ends) > 1 and num_samples - ends[-2] == 1

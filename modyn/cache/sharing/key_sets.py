@@ -61,7 +61,7 @@ def unpack(key_set: KeySetId, packed: bytes) -> Int64Array:
 
 
 def _decompress(packed: bytes, most_bytes: int) -> bytes:
-    """At most so many bytes: who can write to the cache may not fill this job's memory. Raises: ValueError: there are more, or others."""
+    """Unpack at most `most_bytes` bytes: who can write to the cache may not fill this job's memory. Raises: ValueError: there are more, or others."""
     reader = zlib.decompressobj()
     try:
         content = reader.decompress(packed, most_bytes + 1)

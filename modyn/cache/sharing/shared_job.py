@@ -39,7 +39,7 @@ class _Unmade:
     decision: int = -1
 
     def stamps_of(self, ranks: Int64Array) -> Int64Array:
-        """The stamps of the values of samples, 0 of those without: a state that is begun anew draws another incarnation, far from all before."""
+        """The stamps of the values of samples, 0 of those without: a state that begins again draws another incarnation, far from all before."""
         stamps = dict(zip(self.ranks.tolist(), (self.incarnation + self.numbers).tolist(), strict=True))
         return np.array([stamps.get(rank, 0) for rank in ranks.tolist()], np.int64)
 

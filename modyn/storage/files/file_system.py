@@ -51,7 +51,7 @@ class NameEndings:
     samples: str
     companions: str = ""
     packed: bool = False
-    """Files of samples may be compressed: then their names end with .gz, .zst or .bz2 behind `samples`. They have no companions."""
+    """Files of samples may be compressed: then their names end with .gz, .zst or .bz2 after `samples`. They have no companions."""
 
     def __post_init__(self) -> None:
         for ending in (self.samples, self.companions):

@@ -202,7 +202,7 @@ def check_copy(path: Path) -> None:
         raise UnavailableError(f"the unpacked copy in {path} cannot be read: {error}") from error
     if found != wanted:
         raise CorruptStateError(
-            f"the unpacked copy in {path} is damaged: its checksum is another; `modyn data ingest` makes it anew"
+            f"the unpacked copy in {path} is damaged: its checksum is another; `modyn data ingest` makes it again"
         )
 
 

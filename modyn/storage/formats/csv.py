@@ -45,9 +45,9 @@ class CsvConfig(RowsConfig):
     encoding: str = "utf-8"
     """Encoding of the file and of the payloads, in which ASCII characters are single bytes, and no part of other characters."""
     max_field_lines: int = Field(1000, ge=1)
-    """A field in quotes with more lines has lost its closing quote: its row cannot be used, and the next one begins behind its first line."""
+    """A field in quotes with more lines has lost its closing quote: its row cannot be used, and the next one begins after its first line."""
     file_extension: str = ".csv"
-    """Ending of the names of files with samples; compressed ones have .gz, .zst or .bz2 behind it."""
+    """Ending of the names of files with samples; compressed ones have .gz, .zst or .bz2 after it."""
 
     @field_validator("columns")
     @classmethod
@@ -259,7 +259,7 @@ def read_header(config: CsvConfig, path: str, file: BinaryIO, *, may_be_empty: b
     Args: file: open at its beginning; it is closed. may_be_empty: an empty line names none.
     """
     quote = config.quote
-    if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:  # Behind it, a quote would not stand at the beginning of its field.
+    if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:  # After it, a quote would not stand at the beginning of its field.
         file.seek(0)
     try:
         with io.TextIOWrapper(file, config.encoding, newline="") as text:

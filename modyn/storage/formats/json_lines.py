@@ -52,7 +52,7 @@ class JsonLinesConfig(RowsConfig):
     label_field: str = Field(min_length=1)
     """Field of the label; a field of an inner object is written with dots: `meta.label`."""
     file_extension: str = ".jsonl"
-    """Ending of the names of files with samples; compressed ones have .gz, .zst or .bz2 behind it."""
+    """Ending of the names of files with samples; compressed ones have .gz, .zst or .bz2 after it."""
     required_fields: list[str] | None = None
     """Fields, without those of inner objects, that each file must have in some line. By default those that each of the first 1,000 lines of the first
     file has."""

@@ -11,7 +11,7 @@ from modyn.storage.formats.base import OpenedFile
 _READ_AHEAD = 1 << 16
 """Bytes of the end of a file that are read at first, as Arrow does."""
 _SIGNATURE_BYTES = 28
-"""Behind metadata that are not encrypted in a file of which columns are."""
+"""The end of a footer whose metadata are not encrypted, though columns are."""
 
 
 def read_footer(file: OpenedFile) -> pq.FileMetaData | None:

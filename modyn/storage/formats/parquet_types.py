@@ -16,7 +16,7 @@ from modyn.storage.model.schema import DatasetSchema, SchemaColumn
 
 _NAMES: Final = {pa.float16(): "float16", pa.float32(): "float32", pa.float64(): "float64"}
 _MANTISSA_BITS: Final = {16: 11, 32: 24, 64: 53}
-"""By the width of a fraction: whole numbers of so many bits are all exact in it."""
+"""By the width of a fraction: whole numbers of this many bits are exact in it."""
 
 
 def is_bytes(kind: pa.DataType) -> bool:

@@ -161,9 +161,9 @@ def check_records(path: str, num_bytes: int) -> None:
 
 
 def refuse_later_batch(path: Path, file: BinaryIO, end: int, next_key: int) -> None:
-    """Raise CorruptStateError if a batch stands behind the end that was found: it was written when all before it was durable, which is damaged.
+    """Raise CorruptStateError if a batch follows the end that was found: it was written when all before it was durable, which is damaged.
 
-    Args: end: bytes of the file that were found whole. next_key: of the record behind them.
+    Args: end: bytes of the file that were found whole. next_key: of the record after them.
     """
     position, rest = end + 1, b""
     file.seek(position)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from modyn.errors import DataError
 
 HEAD_BYTES = 1 << 12
-"""So many first bytes are looked at."""
+"""The number of first bytes that are looked at."""
 UTF8_MARK = b"\xef\xbb\xbf"
 """The byte order mark of UTF-8: no part of the text."""
 

@@ -1,7 +1,7 @@
 """Labels that came after their samples: in memory, and on disk a log of rows in the order in which they came.
 
 Layout: a `LogHead` (number of rows, CRC-32 of all of them), then rows of 24 bytes: key of the sample, label (int64, or the bits of a float64), and
-when it came in seconds since 1970. Rows count once the head counts them, and the head changes when they are on the disk: bytes behind those that
+when it came in seconds since 1970. Rows count once the head counts them, and the head changes when they are on the disk: bytes after those that
 count were never acknowledged, and are overwritten. Segments never change; a sample that has no label there has the one of this log, if there is one.
 """
 
@@ -51,7 +51,7 @@ class _Run:
         return _Run(first, rows, rows["key"][order], order)
 
     def with_next(self, other: _Run) -> _Run:
-        """One run of these rows and of those of the run behind it."""
+        """One run of these rows and of those of the run after it."""
         keys = np.concatenate([self.keys, other.keys])
         order = np.argsort(keys, kind="stable")  # which merges what is sorted
         places = np.concatenate([self.places, other.places + len(self.rows)])
@@ -77,7 +77,7 @@ class LateLabels:
         return np.concatenate([_NONE, *(run.rows[max(first - run.first, 0) : max(end - run.first, 0)] for run in self.runs)])
 
     def filled(self, keys: Int64Array, labels: LabelArray, end: int | None = None) -> LabelArray:
-        """The labels of samples, with those that came late. Args: keys, labels: (n,). end: only the first so many of those; None: all."""
+        """The labels of samples, with those that came late. Args: keys, labels: (n,). end: only the first `end` of those; None: all."""
         if not self.runs or not len(missing := np.flatnonzero(~has_label(labels))):
             return labels
         end = len(self) if end is None else end
@@ -110,7 +110,7 @@ class LateLabels:
 def read_late_labels(path: Path, before: LateLabels | None = None, num_published: int = 0, may_lag: bool = False) -> LateLabels:
     """Read the labels that count; a missing file means that none came late.
 
-    Args: before: what was read earlier, behind which reading goes on. num_published, may_lag: as of `Tombstones.open`.
+    Args: before: what was read earlier, after which reading goes on. num_published, may_lag: as of `Tombstones.open`.
     Raises: CorruptStateError: the file is damaged, was cut, or has fewer labels than were published: it is missing or older. UnavailableError: it
     cannot be read, or has fewer and `may_lag`.
     """
@@ -130,7 +130,7 @@ def read_late_labels(path: Path, before: LateLabels | None = None, num_published
         reason = f"{state}, but {num_published:,} or more came late"
         if may_lag:
             raise UnavailableError(
-                f"{path} is read here behind storage's, or is damaged: {reason}; try another payload server, or `modyn data scrub`"
+                f"{path} is older here than storage's, or is damaged: {reason}; try another payload server, or `modyn data scrub`"
             )
         raise _KIND.corrupt(path, reason)
     return found

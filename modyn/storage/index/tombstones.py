@@ -68,7 +68,7 @@ class Tombstones:
             reason = f"{state}, but {num_published:,} or more were deleted"
             if may_lag:
                 raise UnavailableError(
-                    f"{path} is read here behind storage's, or is damaged: {reason}; another payload server may have it, and `modyn data scrub` "
+                    f"{path} is older here than storage's, or is damaged: {reason}; another payload server may have it, and `modyn data scrub` "
                     "finds whether it is damaged"
                 )
             raise _KIND.corrupt(path, reason)

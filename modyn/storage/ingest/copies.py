@@ -39,7 +39,7 @@ class CopyKeeper:
         return True
 
     def keep_needed(self, *, mend: bool) -> None:
-        """Remove copies that no file needs any more; with `mend`, make those anew that are missing, or known to be damaged."""
+        """Remove copies that no file needs any more; with `mend`, make those again that are missing, or known to be damaged."""
         dataset, needed = self._dataset, set[str]()
         is_due = mend or dataset.has_outdated_copies or any(map(dataset.format.is_packed, self._new))
         self._new.clear()

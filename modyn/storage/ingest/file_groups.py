@@ -97,7 +97,7 @@ def _find_one(job: FileJob, held_samples: int, found: Iterator[IndexedSamples] |
 
 def ahead(items: Iterator[Item]) -> Iterator[Item]:
     """Yield the same items; while one is used, another thread makes the next."""
-    # The end of the block waits for the item that is being made: after it, no thread uses `items` and the file behind it.
+    # The end of the block waits for the item that is being made: after it, no thread uses `items` and its file.
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
         upcoming = pool.submit(next, items, None)
         while (item := upcoming.result()) is not None:

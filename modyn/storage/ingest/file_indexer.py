@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 COPIES_AT_ONCE = 512
 """Most objects of one sample that are copied and indexed with one call."""
 _ADVISED = 20
-"""So many samples of a chunk that lie in the future are looked at for what else their times may be."""
+"""The number of samples of a chunk in the future whose times are tried in other units."""
 
 
 class ChangedError(Exception):

@@ -241,7 +241,7 @@ def format_failed(file_format: FileFormat, path: str, kind: str) -> FailedAloneE
 
 def _problem(file_format: FileFormat, path: str, ended: EndedError, num_samples: int) -> DataError:
     """The error of a file in which the process has ended."""
-    where = f" behind its first {num_samples:,} samples" if num_samples else ""
+    where = f" after its first {num_samples:,} samples" if num_samples else ""
     what = f"{path} cannot be indexed: the process in which {type(file_format).__name__} read it {ended.how}{where}"
     if not ended.by_request:
         kind = UnusableNowError if ended.by_machine else FailedAloneError
@@ -380,7 +380,7 @@ def _schema_in(file_format: FileFormat, path: str) -> Iterator[DatasetSchema]:
 
 
 def _with_end_marked(found: Iterator[_Packed | IndexedFiles | DatasetSchema]) -> Iterator[_Indexed]:
-    """The same, the last one marked; an error of ours is one, too, behind what was found before it: a reader may need no more than that."""
+    """The same, the last one marked; an error of ours is one, too, after what was found before it: a reader may need no more than that."""
     now = None
     try:
         for following in found:

@@ -240,7 +240,7 @@ class _Ingestion:
             try:
                 while True:
                     while len(running) < (2 * self._num_threads if self._schema.is_expected else 1) and (group := queue.take()):
-                        # Others are read meanwhile by the schema that the first one is about to decide, if that can be told.
+                        # Others are read meanwhile by the schema that the first one is about to decide, if that is known.
                         if self._schema.is_open and not running and not self._schema.expect(group[0]):
                             queue.put_back([group[1:]])
                             group = group[:1]

@@ -153,7 +153,7 @@ class ProblemReporter:
 
 
 def _ending(name: str) -> str:
-    """The ending of a file's name, with that of a compressed file behind it.
+    """The ending of a file's name, followed by that of a compressed file.
 
     >>> _ending("a.b/x.y.csv.gz"), _ending("README")
     ('.csv.gz', 'without an ending')

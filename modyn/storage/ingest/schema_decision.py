@@ -40,7 +40,7 @@ class SchemaDecision:
         return not self.is_open or self._format.schema is not None
 
     def expect(self, job: FileJob) -> bool:
-        """Let the format read files by the schema that a file will decide if it is indexed; return whether that can be told by its beginning.
+        """Let the format read files by the schema that a file will decide if it is indexed; return whether its beginning shows that.
 
         Only of the first file: once one was refused after all, others may be, and each time what is read meanwhile would be read in vain.
         """

@@ -118,7 +118,7 @@ class LateLabelBatch:
 
     @property
     def end(self) -> int:
-        """The number behind the last."""
+        """The number after the last."""
         return self.first + len(self.samples)
 
 

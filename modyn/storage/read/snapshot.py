@@ -105,7 +105,7 @@ class DatasetSnapshot:
         return SampleBatch(keys, found.timestamps, self.late.filled(keys, found.labels))
 
     def labelled(self, first: int, most: int) -> SampleBatch:
-        """At most so many of the samples whose labels came late, in the order in which these came, from number `first` on; also deleted ones."""
+        """At most `most` of the samples whose labels came late, in the order in which these came, from number `first` on; also deleted ones."""
         rows = self.late.rows(first, first + most)
         keys = np.ascontiguousarray(rows["key"])
         found = self.index.samples_by_key(keys)

@@ -41,7 +41,7 @@ class DataAmountTrigger(Trigger):
         self._pending = 0
 
     def next_check(self, batch: SampleBatch, start: int) -> int | None:
-        """The position behind every `num_samples`-th label, counted over all batches."""
+        """The position after every `num_samples`-th label, counted over all batches."""
         counted = batch.num_labelled(start) if start >= 0 else 0
         at = max(batch.position_with(counted + self._num_samples - self._pending), start + 1, 0)
         return at if at <= len(batch) else None

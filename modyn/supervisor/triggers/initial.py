@@ -37,7 +37,7 @@ class InitialTrigger(Trigger):
         self._fired = False
 
     def next_check(self, batch: SampleBatch, start: int) -> int | None:
-        """The position behind the last of the first `num_samples` whose labels come."""
+        """The position after the last of the first `num_samples` whose labels come."""
         counted = batch.num_labelled(start) if start >= 0 else 0
         at = max(batch.position_with(counted + self._missing), start + 1, 0)
         return None if self._fired or at > len(batch) else at

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from modyn.records import Int64Array, SampleBatch, has_label
 
 ReadSamples = Callable[[int, int], SampleBatch]
-"""Returns samples of the stream from a position on, so many or fewer."""
+"""Returns samples of the stream from a position on, at most as many as asked for."""
 _CHUNK: Final = 65_536
 """Samples of the stream that are looked at together after a restart."""
 
@@ -44,7 +44,7 @@ class LateBatch(SampleBatch):
         return int(self.counts[position])
 
     def position_with(self, num_labelled: int) -> int:
-        """The first position of this batch before which so many labels have come; above its length: there is none in it."""
+        """The first position of this batch before which `num_labelled` labels have come; above its length: there is none in it."""
         return int(np.searchsorted(self.counts, num_labelled))
 
     def slice(self, start: int, stop: int) -> LateBatch:
@@ -87,7 +87,7 @@ class LabelClock:
         return min((start for _, start, _ in self._waiting), default=None)
 
     def restore(self, first_waiting: int | None, position: int, newest: int | None) -> None:
-        """Go on behind the first `position` samples of the stream, of which those before `first_waiting` do not wait. Args: newest: their clock."""
+        """Go on after the first `position` samples of the stream, of which those before `first_waiting` do not wait. Args: newest: their clock."""
         self._newest = newest
         if first_waiting is None or newest is None:
             return
@@ -99,7 +99,7 @@ class LabelClock:
             first_waiting += len(samples)
 
     def hold(self, position: int, samples: SampleBatch, newest: int) -> None:
-        """Go on behind samples that wait, the last of which stands before `position`. Args: newest: the clock."""
+        """Go on after samples that wait, the last of which stands before `position`. Args: newest: the clock."""
         self._newest = newest
         has = np.flatnonzero(has_label(samples.labels))
         self._hold(_taken(samples, has), position - len(samples) + has)

@@ -71,7 +71,7 @@ class WindowDistances:
         self._index.observe(samples)
 
     def triggered(self) -> None:
-        """Begin the current window anew, unless it may overlap."""
+        """Begin the current window again, unless it may overlap."""
         self._last = TriggerPoint(self._index.position, self._index.newest)
 
     def renew_reference(self) -> None:

@@ -157,7 +157,7 @@ def test_a_copy_that_is_missing_is_made_anew_and_damage_is_found(storage: Runnin
     (copy,) = folder.copies.rglob("a.csv.gz")
     copy.write_bytes(folder.rows(1, 3))
     (problem,) = storage.store.scrub("missing")
-    assert "is damaged: its checksum is another; `modyn data ingest` makes it anew" in problem.reason
+    assert "is damaged: its checksum is another; `modyn data ingest` makes it again" in problem.reason
     shutil.rmtree(copy.parent)
     with pytest.raises(DataError):
         folder.payloads()

@@ -174,7 +174,7 @@ def test_a_replica_that_sees_deletions_later_than_the_index_leaves_its_answer_to
     newest = deletions.read_bytes()
     deletions.write_bytes(older)
     replica = PublishedDatasets(PublishedNames.of(quick_config), RecordReaders(1), "replica-1")
-    with pytest.raises(UnavailableError, match="deletions is read here behind storage's, .*but 3 or more were deleted"):
+    with pytest.raises(UnavailableError, match="deletions is older here than storage's, .*but 3 or more were deleted"):
         replica.snapshot("images")
     deletions.write_bytes(newest)
     assert replica.snapshot("images").missing(np.arange(5)).tolist() == [False, False, False, True, True]
