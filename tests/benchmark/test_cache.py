@@ -45,7 +45,7 @@ def test_hits_are_counted_by_their_position() -> None:
 
 @pytest.mark.slow
 def test_a_broken_redis_is_measured() -> None:
-    small = ["--samples", "400", "--rounds", "1", "--ways", "local", "shared", "--faults", "none", "killed"]
+    small = ["--samples", "200", "--rounds", "1", "--workers", "1", "--ways", "local", "shared", "--faults", "none", "killed"]
     lines = measured("benchmark.cache", "faults", *small).splitlines()
     rows = [line.removeprefix("| ").split(" | ")[:2] for line in lines if line.startswith("|")]
     assert rows == [["local", "none"], ["local", "killed"], ["shared", "none"], ["shared", "killed"]]

@@ -133,13 +133,13 @@ def test_an_unknown_side_is_refused() -> None:
             r"jobs: [\d.]+, [\d.]+ times the best of the others",
         ),
         ("makespan", "--samples 100 --epochs 1 --trainings 3 --gap 1 --sides plain ours --seconds 5", r"makespan: [\d.]+"),
-        ("overhead", "--samples 100 --rounds 1", r"overhead: [\d.]+, [\d.]+ bytes a sample"),
+        ("overhead", "--samples 100 --rounds 1 --workers 1", r"overhead: [\d.]+, [\d.]+ bytes a sample"),
         (
             "predict",
             "--samples 150 --splits 2 --sizes 0.5 1.0 --epochs 1 --rounds 1 --seconds 5",
             r"predict: -?[\d.]+, [\d.]+",
         ),
-        ("single", "--samples 150 --epochs 2 --rounds 1 --records 20000", r"single: [\d.]+ times no cache, .*"),
+        ("single", "--samples 150 --epochs 2 --rounds 1 --workers 1 --records 20000", r"single: [\d.]+ times no cache, .*"),
     ],
 )
 def test_figures_are_measured(figure: str, arguments: str, last_line: str) -> None:
