@@ -202,7 +202,7 @@ def fill(base: Path, num_files: int) -> None:
         folder.mkdir(parents=True)
         descriptor = os.open(folder, os.O_RDONLY)
         for i in range(min(1000, num_files - first)):
-            os.close(os.open(f"{i}.png", os.O_WRONLY | os.O_CREAT, 0o644, dir_fd=descriptor))
+            os.mknod(f"{i}.png", dir_fd=descriptor)
         os.close(descriptor)
 
 
@@ -240,7 +240,7 @@ def test_other_threads_run_while_unchanged_files_are_looked_at(tmp_path: Path, n
     shutil.rmtree(tmp_path / "many")
 
 
-@pytest.mark.parametrize("num_files", [20_000, pytest.param(1_000_000, marks=[pytest.mark.exhaustive, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("num_files", [5_000, pytest.param(1_000_000, marks=[pytest.mark.exhaustive, pytest.mark.timeout(900)])])
 def test_a_look_at_unchanged_files_makes_nothing_for_each_of_them(tmp_path: Path, num_files: int) -> None:
     """Neither a line of Python nor an object: what holds the interpreter's lock does not grow with the files. C++ takes some bytes for each."""
     fill(tmp_path / "few", 100)
