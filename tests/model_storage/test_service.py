@@ -387,7 +387,7 @@ def process(system_config: SystemConfig, tmp_path: Path) -> Iterator[ServiceProc
         yield process
 
 
-@pytest.mark.parametrize("strikes", [4, pytest.param(12, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("strikes", [3, pytest.param(12, marks=pytest.mark.exhaustive)])
 def test_killed_at_random_moments_a_put_is_whole_or_not_there(
     process: ServiceProcess, system_config: SystemConfig, tmp_path: Path, strikes: int
 ) -> None:
@@ -452,10 +452,12 @@ def test_process_serves_metrics_and_ends_cleanly_without_torch(
     url = (system_config.service_dir("model_storage") / "metrics_url").read_text().strip()
     with urllib.request.urlopen(url, timeout=5) as reply:
         assert b'modyn_models_stored_total{strategy="SafetensorsFullModel"} 1.0' in reply.read()
-    assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
+    mapped = Path(f"/proc/{process.pid}/maps").read_text()
+    assert not [name for name in ("libtorch", "pandas/_libs") if name in mapped]
     assert process.end() == 0
 
 
+@pytest.mark.slow
 def test_the_service_imports_nothing_heavy() -> None:
     check = (
         "import sys; import modyn.rpc.__main__, modyn.model_storage.service; from modyn.model_storage.formats import MODEL_FORMATS; "

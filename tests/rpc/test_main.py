@@ -11,11 +11,15 @@ import pytest
 from modyn.rpc.__main__ import main
 
 
-@pytest.mark.parametrize("service", ["storage", "selector", "model_storage", "trainer_server", "evaluator", "supervisor"])
-def test_each_service_is_started_by_its_name(service: str) -> None:
-    command = [sys.executable, "-m", "modyn.rpc", service, "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.startswith("usage: python -m modyn.rpc ")
+def test_each_service_is_started_by_its_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, "-m", "modyn.rpc", "storage", "--help"]
+    usage = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert usage.startswith("usage: python -m modyn.rpc ")
+    for service in ("storage", "selector", "model_storage", "trainer_server", "evaluator", "supervisor"):
+        monkeypatch.setattr(sys, "argv", ["modyn.rpc", service, "--help"])
+        with pytest.raises(SystemExit, match="0"):
+            main()
+        assert capsys.readouterr().out == usage
 
 
 def test_a_wrong_configuration_is_told_before_anything_is_imported(

@@ -22,6 +22,7 @@ from modyn.storage.flight.server import PayloadServer
 from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.storage.read.snapshot import DatasetSnapshot
+from modyn.storage.replica import main as run_replica
 from modyn.testing.waiting import PATIENCE_S
 from tests.support.processes import ServiceProcess, write_config
 from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
@@ -162,22 +163,20 @@ def test_the_process_is_a_service_like_the_others(
         assert process.end() == 0
 
 
-def run_replica(config: SystemConfig, folder: Path, number: int) -> subprocess.CompletedProcess[str]:
-    """To its end."""
-    file = write_config(config, folder)
-    command = [sys.executable, "-m", "modyn.storage.replica", "--number", str(number), "--config", str(file)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-
-
-def test_a_replica_that_is_not_configured_does_not_start(quick_config: SystemConfig, tmp_path: Path) -> None:
-    for number, reason in ((2, "there is no replica 2 of 1"), (0, "there is no replica 0 of 1")):
-        done = run_replica(with_replicas(quick_config, 1), tmp_path, number)
-        assert done.returncode == 1
-        assert reason in done.stderr
+def test_a_replica_that_is_not_configured_does_not_start(
+    quick_config: SystemConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_config(with_replicas(quick_config, 1), tmp_path)
+    for number, reason in (("2", "there is no replica 2 of 1"), ("0", "there is no replica 0 of 1")):
+        monkeypatch.setattr(sys, "argv", ["replica", "--number", number, "--config", str(file)])
+        assert run_replica() == 1
+        assert reason in capsys.readouterr().err
 
 
 def test_a_replica_off_loopback_wants_tls_and_token(make_config: Callable[..., SystemConfig], tmp_path: Path) -> None:
-    done = run_replica(make_config(storage={"replicas": 1, "replica_addresses": ["0.0.0.0:0"]}), tmp_path, 1)
+    file = write_config(make_config(storage={"replicas": 1, "replica_addresses": ["0.0.0.0:0"]}), tmp_path)
+    command = [sys.executable, "-m", "modyn.storage.replica", "--number", "1", "--config", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 1
     assert "token" in done.stderr
 

@@ -27,7 +27,8 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     started: list[BoundedProcess] = []
 
     def run(silence_s: float = 60.0, idle_s: float = 60.0, module: str = "bounded_tasks") -> BoundedProcess:
-        process = BoundedProcess(f"{module}:answer", Bounds(MEMORY, silence_s, idle_s), "test", (), 60.0)
+        bounds = Bounds(MEMORY, silence_s, idle_s)
+        process = BoundedProcess(f"{module}:answer", bounds, "test", ("modyn.workers.bounded_process",), 60.0)
         started.append(process)
         return process
 

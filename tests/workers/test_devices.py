@@ -36,8 +36,9 @@ def test_a_driver_that_fails_is_an_error_that_may_pass(monkeypatch: pytest.Monke
     devices.gpu_bytes.cache_clear()
     with pytest.raises(UnavailableError, match=r"count the GPUs of this machine: RuntimeError: Unexpected error .*`nvidia-smi`"):
         devices.gpu_bytes()
-    (tmp_path / "torch.py").unlink()
-    assert len(devices.gpu_bytes()) == devices.num_gpus()
+    (tmp_path / "torch.py").write_text("class cuda:\n    is_available = staticmethod(lambda: False)")
+    assert devices.gpu_bytes() == ()  # It is asked again.
+    devices.gpu_bytes.cache_clear()
 
 
 def test_a_process_without_torch_gets_the_same_answer_and_stays_without_it() -> None:

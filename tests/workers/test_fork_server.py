@@ -8,6 +8,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from modyn.testing.waiting import PATIENCE_S
 
 HERE = Path(__file__).parent
@@ -104,8 +106,8 @@ def test_a_module_in_the_folder_of_the_service_stands_for_no_other(tmp_path: Pat
 
         if __name__ == "__main__":
             pool = WorkerPool(1, rules=SessionRules(), preload=("colorsys",), server_idle_s=0.0)
-            job = pool.submit(JobSpec("worker_tasks:settings", None, "a", Path({log!r}), None))
-            print("PYTHONSAFEPATH" in job.result(60)["environment"])
+            job = pool.submit(JobSpec("worker_tasks:environment", None, "a", Path({log!r}), None))
+            print("PYTHONSAFEPATH" in job.result(60))
             pool.close()
     """
     path = tmp_path / "service.py"
@@ -116,8 +118,68 @@ def test_a_module_in_the_folder_of_the_service_stands_for_no_other(tmp_path: Pat
     assert [found.name for found in (tmp_path / "here").iterdir()] == ["colorsys.py"]
 
 
+def test_its_end_is_the_death_of_its_workers(tmp_path: Path) -> None:
+    """And the next worker is forked from another one."""
+    program = """
+        import os, signal, sys
+        sys.path.insert(0, {here!r})
+        from pathlib import Path
+        from modyn.errors import WorkerDiedError
+        from modyn.testing.waiting import eventually
+        from modyn.workers import JobSpec, SessionRules, WorkerPool
+
+        def submit(task, request=None, **callbacks):
+            return pool.submit(JobSpec("worker_tasks:" + task, request, task, Path({log!r}), None), **callbacks)
+
+        if __name__ == "__main__":
+            pool = WorkerPool(1, rules=SessionRules(), preload=())
+            told = []
+            job = submit("until_stopped", on_message=told.append)
+            eventually(lambda: told)
+            os.kill(int(Path("/proc", str(told[0]), "stat").read_text().rsplit(")", 1)[1].split()[1]), signal.SIGKILL)
+            try:
+                job.result(60)
+            except WorkerDiedError as error:
+                print("ended by the end of the process that it was forked from" in str(error))
+            print(submit("count", 3).result(60))
+            pool.close()
+    """
+    path = tmp_path / "service.py"
+    path.write_text(textwrap.dedent(program).format(here=str(HERE), log=str(tmp_path / "log")))
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert done.stdout == "True\n3\n", done.stderr
+
+
 def test_processes_that_are_not_workers_keep_it(tmp_path: Path) -> None:
-    """Those that make the batches of a training or a measurement, in a process that had workers before."""
+    program = """
+        import time
+        from multiprocessing import get_context
+        from modyn.testing.waiting import eventually
+        from modyn.workers import fork_server
+
+        def running():
+            return fork_server.forkserver._forkserver._forkserver_pid
+
+        if __name__ == "__main__":
+            with fork_server.kept_running():
+                child = get_context("forkserver").Process(target=time.sleep, args=(1.0,))
+                child.start()
+                server = running()
+                fork_server.warm_up([], 0.05)
+                child.join()
+                print(child.exitcode, server == running())
+            eventually(lambda: running() is None)
+    """
+    path = tmp_path / "service.py"
+    path.write_text(textwrap.dedent(program))
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.stdout == "0 True\n", done.stderr
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_processes_of_batches_keep_it(tmp_path: Path) -> None:
+    """Those of a training or a measurement, in a process that had workers before."""
     program = """
         import time
         from torch.utils.data import Dataset

@@ -13,8 +13,8 @@ import pytest
 from modyn.errors import CancelledError, DataError, TrainingError, UnavailableError, UserCodeError, WorkerDiedError
 from modyn.log_files import LogLimits
 from modyn.testing.waiting import PATIENCE_S, eventually
-from modyn.trainer_server.service import PRELOAD
 from modyn.workers import Job, JobSpec, SessionRules, WorkerLimits, WorkerPool
+from tests.support.preloaded import PRELOADED
 
 HERE = Path(__file__).parent
 FOR_LONG = SessionRules(idle_s=600.0)
@@ -33,7 +33,7 @@ def make_pool() -> Iterator[Make]:
     pools: list[WorkerPool] = []
 
     def make(max_workers: int = 1, **options: Any) -> WorkerPool:
-        pools.append(WorkerPool(max_workers, preload=PRELOAD, **{"rules": FOR_LONG, **options}))
+        pools.append(WorkerPool(max_workers, preload=PRELOADED, **{"rules": FOR_LONG, **options}))
         return pools[-1]
 
     yield make

@@ -30,8 +30,8 @@ from modyn.errors import (
     WorkerDiedError,
 )
 from modyn.testing.waiting import PATIENCE_S, eventually
-from modyn.trainer_server.service import PRELOAD
 from modyn.workers import Job, JobSpec, JobState, SessionRules, WorkerPool
+from tests.support.preloaded import PRELOADED
 
 HERE = Path(__file__).parent
 
@@ -43,7 +43,7 @@ def tasks_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def pool() -> Iterator[WorkerPool]:
-    with_two = WorkerPool(2, preload=PRELOAD)
+    with_two = WorkerPool(2, preload=PRELOADED)
     yield with_two
     with_two.close(1.0)
 
@@ -85,7 +85,7 @@ def test_a_result_comes_after_all_messages_in_order(submit: Submit, tmp_path: Pa
 
 
 def test_a_worker_is_warm_and_has_the_configured_threads(tmp_path: Path) -> None:
-    pool = WorkerPool(1, rules=SessionRules(num_threads=2), preload=PRELOAD)
+    pool = WorkerPool(1, rules=SessionRules(num_threads=2), preload=PRELOADED)
     pool.warm_up()
     first, second = (
         pool.submit(JobSpec("worker_tasks:process_state", None, name=name, log_path=tmp_path / name)).result(PATIENCE_S)
@@ -94,6 +94,7 @@ def test_a_worker_is_warm_and_has_the_configured_threads(tmp_path: Path) -> None
     pool.close()
     assert first["torch"]
     assert first["threads"] == 2
+    assert first["threads_of_fork_server"] == 1, "a fork carries no other thread along"
     assert (first["name"], second["name"]) == ("a", "b")
     assert first["fork_server"] == second["fork_server"] != os.getpid()
 
@@ -113,7 +114,7 @@ def test_another_error_becomes_a_training_error_and_its_traceback_is_in_the_log(
 
 
 def test_the_class_of_other_errors_can_be_chosen(tmp_path: Path) -> None:
-    pool = WorkerPool(1, failure=UnavailableError, preload=PRELOAD)
+    pool = WorkerPool(1, failure=UnavailableError, preload=PRELOADED)
     with pytest.raises(UnavailableError, match="ZeroDivisionError"):
         pool.submit(JobSpec("worker_tasks:foreign_error", None, name="job", log_path=tmp_path / "log")).result(PATIENCE_S)
     pool.close()
@@ -142,16 +143,6 @@ def test_a_worker_that_ends_without_a_word_is_an_error(
     assert job.state is JobState.FAILED
 
 
-def test_the_end_of_the_fork_server_is_the_death_of_its_workers(submit: Submit) -> None:
-    servers: list[int] = []
-    job = submit("until_stopped", on_message=servers.append)
-    eventually(lambda: servers)
-    os.kill(int(Path(f"/proc/{servers[0]}/stat").read_text().rsplit(")", 1)[1].split()[1]), signal.SIGKILL)
-    with pytest.raises(WorkerDiedError, match="ended by the end of the process that it was forked from"):
-        job.result(PATIENCE_S)
-    assert submit("count", 3).result(PATIENCE_S) == 3
-
-
 def test_a_full_disk_is_a_service_that_lacks_something_for_now(submit: Submit) -> None:
     with pytest.raises(UnavailableError, match=r"the disk is full: .*No space left on device.*; free space there"):
         submit("write_to", "/dev/full").result(PATIENCE_S)
@@ -171,7 +162,7 @@ def test_a_request_that_cannot_be_sent_is_an_error(submit: Submit) -> None:
 def test_a_job_whose_log_cannot_be_made_runs_and_says_why_it_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(HERE)
     (tmp_path / "logs").write_text("in the place of the folder")
-    pool = WorkerPool(1, preload=PRELOAD)
+    pool = WorkerPool(1, preload=PRELOADED)
     try:
         failed = pool.submit(JobSpec("worker_tasks:our_error", None, name="job", log_path=tmp_path / "logs" / "x"))
         with pytest.raises(
@@ -200,7 +191,7 @@ def test_a_job_stops_on_request(submit: Submit, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("also_to_sigterm", "by"), [(False, "SIGTERM"), (True, "SIGKILL")])
 def test_a_job_that_does_not_listen_is_ended(tmp_path: Path, also_to_sigterm: bool, by: str) -> None:
-    pool = WorkerPool(1, preload=PRELOAD, kill_after_s=0.1)
+    pool = WorkerPool(1, preload=PRELOADED, kill_after_s=0.1)
     started = threading.Event()
     job = pool.submit(
         JobSpec("worker_tasks:deaf", also_to_sigterm, name="job", log_path=tmp_path / "log"), on_message=lambda _: started.set()
@@ -249,7 +240,7 @@ def test_jobs_are_bounded_and_begin_in_order(pool: WorkerPool, tmp_path: Path) -
 
 
 def test_without_a_thread_a_job_is_refused_and_later_ones_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = WorkerPool(1, preload=PRELOAD)
+    pool = WorkerPool(1, preload=PRELOADED)
     ended: list[Job] = []
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", no_thread)
@@ -316,7 +307,7 @@ def test_callbacks_that_raise_cost_later_jobs_nothing(tmp_path: Path, caplog: py
     def fails(_: object) -> None:
         raise RuntimeError("callback")
 
-    pool = WorkerPool(1, preload=PRELOAD)
+    pool = WorkerPool(1, preload=PRELOADED)
     job = pool.submit(JobSpec("worker_tasks:count", 1, name="job a", log_path=tmp_path / "a"), on_message=fails, on_done=fails)
     with pytest.raises(TrainingError, match="cannot be watched: RuntimeError"):
         job.result(PATIENCE_S)
@@ -326,7 +317,7 @@ def test_callbacks_that_raise_cost_later_jobs_nothing(tmp_path: Path, caplog: py
 
 
 def test_a_closed_pool_has_no_workers_and_takes_no_jobs(tmp_path: Path) -> None:
-    pool = WorkerPool(1, preload=PRELOAD)
+    pool = WorkerPool(1, preload=PRELOADED)
     pids: list[int] = []
     jobs = [
         pool.submit(JobSpec("worker_tasks:until_stopped", None, name=name, log_path=tmp_path / name), on_message=pids.append)
@@ -359,10 +350,10 @@ SERVICE = """
     from modyn.workers import JobSpec, WorkerPool
 
     if __name__ == "__main__":
-        pool = WorkerPool(2, preload={preload!r})
+        pool = WorkerPool(2, preload=())
         pool.warm_up()
         seen = pool.submit(JobSpec("worker_tasks:process_state", None, "first", Path({log!r}) / "first")).result(60)
-        print(seen["fork_server"], seen["threads_of_fork_server"], flush=True)
+        print(seen["fork_server"], flush=True)
         told = threading.Event()
 
         def tell(message):
@@ -376,15 +367,11 @@ SERVICE = """
 
 
 @contextmanager
-def service(
-    tmp_path: Path, task: str, request: object, seconds: float, preload: tuple[str, ...] = ()
-) -> Iterator[subprocess.Popen[str]]:
+def service(tmp_path: Path, task: str, request: object, seconds: float) -> Iterator[subprocess.Popen[str]]:
     """A process that prints the first word of its worker, then goes on for `seconds`."""
     path = tmp_path / "service.py"
     path.write_text(
-        textwrap.dedent(SERVICE).format(
-            here=str(HERE), log=str(tmp_path), task=task, request=request, seconds=seconds, preload=preload
-        )
+        textwrap.dedent(SERVICE).format(here=str(HERE), log=str(tmp_path), task=task, request=request, seconds=seconds)
     )
     with subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -397,7 +384,7 @@ def service(
 def test_workers_die_with_a_killed_service(tmp_path: Path, task: str, request_: object) -> None:
     with service(tmp_path, task, request_, 600) as process:
         assert process.stdout is not None
-        fork_server = int(process.stdout.readline().split()[0])
+        fork_server = int(process.stdout.readline())
         worker = int(process.stdout.readline())
         assert alive(fork_server)
         assert alive(worker)
@@ -410,9 +397,3 @@ def test_a_service_that_ends_does_not_wait_for_its_workers(tmp_path: Path) -> No
         output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     eventually(lambda: not alive(int(output.split()[-1])))
-
-
-def test_what_the_trainer_server_preloads_starts_no_threads(tmp_path: Path) -> None:
-    with service(tmp_path, "count", 1, 0, PRELOAD) as process:
-        output, _ = process.communicate(timeout=PATIENCE_S)
-    assert output.split()[1] == "1"

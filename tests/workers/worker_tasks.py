@@ -119,6 +119,10 @@ def own_pid(_: object, connection: JobConnection) -> int:
     return os.getpid()
 
 
+def environment(_: object, connection: JobConnection) -> dict[str, str]:
+    return dict(os.environ)
+
+
 def settings(_: object, connection: JobConnection) -> dict[str, Any]:
     """What a job may find changed by another one."""
     import numpy as np

@@ -200,7 +200,7 @@ def replica(numbers: RunningStorage, tmp_path: Path) -> Iterator[ServiceProcess]
         yield process
 
 
-@pytest.mark.parametrize("streams", [1, 2])
+@pytest.mark.parametrize("streams", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_process_that_is_killed_and_started_again(numbers: RunningStorage, replica: ServiceProcess, streams: int) -> None:
     endpoint = Endpoint(address=f"unix:{numbers.config.run_dir}/flight-1.sock")
     keys = random_.integers(0, 1000, 3000)
@@ -342,11 +342,11 @@ def test_a_client_that_does_not_read_keeps_no_other_out(pictures: RunningStorage
     stack.callback(server.stop)
     small = replace(SMALL_FETCHING, buffer_bytes=2**20, retry_s=PATIENCE_S)
     with PayloadClient(endpoint, limits=small) as idle, PayloadClient(endpoint, limits=small) as other:
-        held = idle.fetch("images", np.arange(600) % 20)
+        held = idle.fetch("images", np.arange(200) % 20)
         first = len(next(held))
         for _ in range(3):
             assert sum(len(batch) for batch in other.fetch("images", np.arange(20))) == 20
-        assert first + sum(len(batch) for batch in held) == 600
+        assert first + sum(len(batch) for batch in held) == 200
 
 
 def test_a_connection_that_comes_back_after_the_end_is_closed(numbers: RunningStorage) -> None:
@@ -368,7 +368,7 @@ def test_an_endpoint_that_comes_back_is_used_again(numbers: RunningStorage, serv
     """Also in the middle of a fetch."""
     limits = replace(SMALL_FETCHING, retry_s=PATIENCE_S, avoid_s=0.0)
     returned = Watched(numbers.store)
-    keys = random_.integers(0, 1000, 20_000)
+    keys = random_.integers(0, 1000, 5_000)
     got = []
     with PayloadClient([endpoint_of(numbers, 50), serve()], 2, limits) as client:
         for number, batch in enumerate(client.fetch("numbers", keys)):
@@ -416,12 +416,12 @@ def pictures(storage: RunningStorage, tmp_path: Path) -> RunningStorage:
 @pytest.mark.parametrize("streams", [1, 2])
 def test_a_slow_consumer_stalls_the_servers(pictures: RunningStorage, serve: Serve, streams: int) -> None:
     watched = Watched(pictures.store)
-    keys = np.arange(600) % 20
+    keys = np.arange(200) % 20
     with PayloadClient([serve(watched), serve(watched)], streams, replace(SMALL_FETCHING, buffer_bytes=4 * 2**20)) as client:
         fetched = client.fetch("images", keys)
         got = [(batch.keys.tolist(), [bytes(batch.payload(i)[:1]) for i in range(len(batch))]) for batch in [next(fetched)]]
         # What the client may hold, and for each stream: chunks that wait, some on their way or being read (1 MiB each), and gRPC's windows,
-        # which grow with the bandwidth that it measures. Of 600 MiB that are asked for.
+        # which grow with the bandwidth that it measures. Of 200 MiB that are asked for.
         gathered = at_rest(lambda: watched.num_bytes, at_least=2**20 * (4 + streams * 4))
         assert gathered <= 2**20 * (4 + streams * (4 + 1 + 32))
         got += [(batch.keys.tolist(), [bytes(batch.payload(i)[:1]) for i in range(len(batch))]) for batch in fetched]
@@ -496,13 +496,13 @@ def test_a_dataset_that_is_deleted_in_between(numbers: RunningStorage) -> None:
 
 def test_samples_that_are_deleted_in_between(numbers: RunningStorage) -> None:
     """A sample is there or not for each chunk; what is there comes in order."""
-    keys = np.arange(20_000) % 1000
+    keys = np.arange(6_000) % 1000
     arrived = []
     fetched = numbers.payloads.fetch("numbers", keys, "skip")
     for number, batch in enumerate(fetched):
         arrived.append(batch)
-        if number % 100 == 0:
-            numbers.client.delete_samples("numbers", np.arange(number // 100 * 37 % 1000, number // 100 * 37 % 1000 + 20))
+        if number % 50 == 0:
+            numbers.client.delete_samples("numbers", np.arange(number // 50 * 37 % 1000, number // 50 * 37 % 1000 + 20))
     got = iter(keys_of(iter(arrived)))
     present = next(got, None)
     for key in keys.tolist():
@@ -515,7 +515,7 @@ def test_many_clients_at_once(numbers: RunningStorage, serve: Serve) -> None:
     endpoints = [serve(), serve()]
 
     def read(seed: int) -> bool:
-        keys: Int64Array = np.random.default_rng(seed).integers(0, 1000, 3000)
+        keys: Int64Array = np.random.default_rng(seed).integers(0, 1000, 1000)
         with PayloadClient(endpoints, 1 + seed % 3, SMALL_FETCHING) as client:
             return keys_of(client.fetch("numbers", keys)) == list(keys)
 
@@ -525,7 +525,7 @@ def test_many_clients_at_once(numbers: RunningStorage, serve: Serve) -> None:
 
 def test_many_fetches_of_one_client(numbers: RunningStorage, serve: Serve) -> None:
     with PayloadClient([serve(), serve()], 2, SMALL_FETCHING) as client, ThreadPoolExecutor(8) as pool:
-        keys = [np.random.default_rng(seed).integers(0, 1000, 2000) for seed in range(16)]
+        keys = [np.random.default_rng(seed).integers(0, 1000, 700) for seed in range(16)]
         got = list(pool.map(lambda asked: keys_of(client.fetch("numbers", asked)), keys))
     assert got == [asked.tolist() for asked in keys]
 
