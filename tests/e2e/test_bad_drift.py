@@ -37,12 +37,14 @@ def plugin(running_stack: RunningStack) -> Path:
     return running_stack.plug_ins
 
 
-def pipeline(metric: str = "MMDDriftMetric", on: str = "embeddings", dataset: str = "bad-drift", **sections: Any) -> str:
-    """Of a drift trigger with one metric, `far`, that checks every 25 samples."""
+def pipeline(
+    metric: str = "MMDDriftMetric", on: str = "embeddings", dataset: str = "bad-drift", every: int = 25, **sections: Any
+) -> str:
+    """Of a drift trigger with one metric, `far`, that checks every 25 samples of 600."""
     trigger = {
         "id": "DataDriftTrigger",
         "on": on,
-        "evaluation_interval_data_points": 25,
+        "evaluation_interval_data_points": every,
         "windowing_strategy": {"id": "AmountWindowingStrategy", "amount_ref": 50, "amount_cur": 25},
         "metrics": {"far": {"id": metric, "decision_criterion": THRESHOLD}},
     }
@@ -90,7 +92,7 @@ def test_a_model_without_embedding_is_refused_where_they_are_compared(stack: Run
     said = refused(stack, pipeline(model={"id": "NoLinear"}))
     assert "trigger.on: embeddings are compared, and 'NoLinear' has none" in said
     for on in ("payload", "predictions"):
-        run = stack.run(pipeline(on=on, model={"id": "NoLinear"}))
+        run = stack.run(pipeline(on=on, every=150, model={"id": "NoLinear"}))
         assert run.state is RunState.FINISHED, run.error
         assert any("far" in check.evidence for check in checks(stack, run.run_id)), on
 

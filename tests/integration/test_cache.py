@@ -70,8 +70,8 @@ def test_models_are_the_same_with_and_without_a_cache(stack: RunningStack, worke
 
 @pytest.mark.parametrize("store", ["memory", pytest.param("redis", marks=pytest.mark.slow)])
 def test_runs_that_may_share_samples_train_on_all_of_them(stack: RunningStack, store: str) -> None:
-    """Each trains on every sample of each trigger once an epoch, in an order that the cache chooses. This stack trains one model at a time:
-    what trainings at once take from each other is tested in tests/trainer_server/test_cached_trainings.py."""
+    """Each trains on every sample of each trigger once an epoch, in an order that the cache chooses. What trainings
+    at once take from each other is tested in tests/trainer_server/test_cached_trainings.py."""
     text = pipeline(2, epochs=20, seed=None, checkpoints=True, cache={"size": "3MB", "store": store, "jobs": 2})
     assert stack.modyn("cache", "clear").returncode == 0  # Others have just used it, divided otherwise.
     with ThreadPoolExecutor(2) as pool:

@@ -9,14 +9,14 @@ from tests.support import counting_model, example_plugin, faulty_plugins, keyed_
 
 
 def options(plug_ins: Path) -> dict[str, Any]:
-    """Arguments of `stack_on`: replicas of the payload server, two trainings at once, workers that wait for further work for a second only (tests
-    look for those without work), and packages that tests bring.
+    """Arguments of `stack_on`: replicas of the payload server, two trainings at once, workers that wait only 3 s for further work (tests
+    look for those without work; between two checks of a run on a busy machine they must not end), and packages that tests bring.
 
     Args: plug_ins: an empty folder for the packages.
     """
     for package in (counting_model, example_plugin, faulty_plugins, keyed_weights, struck_services):
         package.plug_in(plug_ins)
-    idle = {"session_idle_s": 1.0}
+    idle = {"session_idle_s": 3.0}
     return {
         "plug_ins": plug_ins,
         "storage": {"replicas": 2},
