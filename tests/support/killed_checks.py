@@ -26,7 +26,7 @@ DIFFERING: Final = (
     *("since_s", "since_s.threshold", "last_training_s", "prediction_latency_s"),
 )
 """Evidence that may differ: what was embedded anew, and seconds of trainings."""
-DATASET: Final = "killed-checks"
+DATASET: Final = "drifting"
 
 
 def drifting_stack(stack: RunningStack, client: Client) -> KilledStack:
