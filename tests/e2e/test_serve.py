@@ -331,7 +331,7 @@ def test_bad_input(running_stack: RunningStack, run_id: str, arguments: list[str
         (["--input", "4x4"], "error: '4x4' is no input of a model"),
         (["--input", "3", "--http-port", "0", "--grpc-port", "0"], "does not take the inputs input FP32 [-1, 3]"),
         (["--promote-if", "Acuracy on serve > 1"], "did you mean 'Accuracy'"),
-        (["--host", "0.0.0.0"], "without tls_cert and tls_key and token"),
+        pytest.param(["--host", "0.0.0.0"], "without tls_cert and tls_key and token", marks=pytest.mark.slow),
     ],
 )
 def test_what_a_server_cannot_do_is_said_when_it_starts(
