@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -64,3 +65,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def preloaded_fakes() -> None:
     """Processes that the module's tests start are forked from one that has imported the fakes."""
     warm_up(PRELOADED, None)
+
+
+@pytest.fixture(scope="session")
+def stack_options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    from tests.support.shared_stack import options  # it imports PyTorch, which most tests do without
+
+    return options(tmp_path_factory.mktemp("plug-ins"))

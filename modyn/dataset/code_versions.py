@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
@@ -65,8 +65,10 @@ def _user_code(packages: Set[str], *, follow: bool = True) -> dict[str, str]:
         name = wanted.pop()
         if name in found or name in _LIBRARIES or name in sys.stdlib_module_names:
             continue
-        files = _source_files(name)
-        is_local = any(_INSTALLED_IN.isdisjoint(path.parts) for path in files)
+        places = _places(name)
+        needs_files = name in packages or any(map(_is_local, places))  # a large installed package has thousands
+        files = _source_files(places) if needs_files else []
+        is_local = any(map(_is_local, files))
         if not is_local and name not in packages:
             found[name] = ", ".join(map(_installed, _distributions().get(name, ())))
             continue
@@ -101,8 +103,12 @@ def _distributions() -> Mapping[str, list[str]]:
     return packages_distributions()
 
 
-def _source_files(package: str) -> list[Path]:
-    """The source files of a package, found without importing it; empty: there are none."""
+def _is_local(path: Path) -> bool:
+    return _INSTALLED_IN.isdisjoint(path.parts)
+
+
+def _places(package: str) -> list[Path]:
+    """The folders of a package, or the file of a module, found without importing it; empty: there are none."""
     try:
         spec = find_spec(package)
     except ValueError:  # a module that was made by hand
@@ -110,9 +116,13 @@ def _source_files(package: str) -> list[Path]:
     if spec is None:
         return []
     folders = [Path(place) for place in spec.submodule_search_locations or ()]
-    if not folders and spec.origin is not None:
-        return [path for path in [Path(spec.origin)] if path.is_file()]
-    return sorted(path for folder in folders for path in folder.rglob("*.py") if path.is_file())
+    return folders if folders or spec.origin is None else [Path(spec.origin)]
+
+
+def _source_files(places: Sequence[Path]) -> list[Path]:
+    """Args: places: of `_places`."""
+    found = [[place] if place.is_file() else place.rglob("*.py") for place in places]
+    return sorted(path for paths in found for path in paths if path.is_file())
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,15 @@ class RunningStack:
     folder: Path
     config_file: Path
     config: SystemConfig
+    plug_ins: Path | None = None
+    """A folder of installed packages that its services find, beside those of this environment."""
+
+    def up(self) -> None:
+        """Start what does not run of it, as `modyn up` does."""
+        with self.client() as client, pytest.MonkeyPatch.context() as patch:
+            if self.plug_ins is not None:
+                patch.setenv("PYTHONPATH", str(self.plug_ins), prepend=os.pathsep)
+            client.up()
 
     def command(self, *arguments: str) -> list[str]:
         """The command line as a user would type it."""
@@ -198,22 +207,29 @@ def tiny_evaluation(
 
 
 @contextmanager
-def stack_on(folder: Path, *, start: bool = True, **sections: object) -> Iterator[RunningStack]:
-    """An installation with its state below `folder`, stopped at the end. `sections` go into its system file.
+def stack_on(
+    folder: Path,
+    *,
+    start: bool = True,
+    plug_ins: Path | None = None,
+    storage: Mapping[str, object] | None = None,
+    **sections: object,
+) -> Iterator[RunningStack]:
+    """An installation with its state below `folder`, stopped at the end. `storage` and `sections` go into its system file.
 
-    Args: start: start its services before the block.
+    Args: start: start its services before the block. plug_ins: see `RunningStack`.
 
     Storage looks at watched folders ten times a second, and a file counts as complete after a tenth of a second.
     """
-    storage = {"poll_interval_s": 0.1, "settle_s": 0.1}
+    storage = {"poll_interval_s": 0.1, "settle_s": 0.1, **(storage or {})}
     values: dict[str, Any] = {"state_dir": str(folder / "state"), "storage": storage, **sections}
     config_file = folder / "modyn.yaml"
     config_file.write_text(yaml.safe_dump(values))
-    stack = RunningStack(folder, config_file, load_system_config(config_file))
+    stack = RunningStack(folder, config_file, load_system_config(config_file), plug_ins)
     with stack.client() as client:
         try:
             if start:
-                client.up()
+                stack.up()
             yield stack
         finally:
             client.down()
@@ -278,10 +294,19 @@ def system_config(make_config: Callable[..., SystemConfig]) -> SystemConfig:
 
 
 @pytest.fixture(scope="session")
-def running_stack() -> Iterator[RunningStack]:
+def stack_options() -> dict[str, Any]:
+    """Arguments of `stack_on` for `running_stack`; a conftest gives others, for example packages that its tests bring."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def running_stack(stack_options: dict[str, Any]) -> Iterator[RunningStack]:
     """All services with embedded databases, as real processes, one stack for the session (one for each xdist worker).
 
     Tests share it: they name their datasets after themselves, stop the runs that they start, and leave every service running.
     """
-    with tempfile.TemporaryDirectory(prefix="modyn-", ignore_cleanup_errors=True) as folder, stack_on(Path(folder)) as stack:
+    with (
+        tempfile.TemporaryDirectory(prefix="modyn-", ignore_cleanup_errors=True) as folder,
+        stack_on(Path(folder), **stack_options) as stack,
+    ):
         yield stack

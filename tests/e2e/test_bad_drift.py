@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,124 +14,37 @@ from modyn.records import RunId
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
 from modyn.supervisor.client import CheckRecord, RunState
-from modyn.testing.stack import DAY, TINY_PARSER, RunningStack, stack_on, tiny_dataset_config, tiny_training
+from modyn.testing.stack import DAY, TINY_PARSER, RunningStack, tiny_dataset_config, tiny_training
 from modyn.testing.waiting import eventually
 from tests.support.drifting_data import drifting_dataset, drifting_pipeline
 from tests.support.killed_stack import KilledStack
 
 pytestmark = pytest.mark.timeout(300)
 
-FAULTY = """
-import os
-import signal
-import time
-from pathlib import Path
-
-import torch
-from torch import nn
-
-from modyn.config.base import Section
-from modyn.evaluator.drift import Drift, DriftMetric
-
-FOLDER = Path(__file__).parent
-
-
-class Diverged(nn.Module):
-    Config = Section
-
-    def __init__(self, config):
-        super().__init__()
-        self.last_layer = nn.Linear(4, 3)
-
-    def forward(self, data):
-        return self.last_layer(data if self.training else data * float("nan"))
-
-
-class NoLinear(nn.Module):
-    Config = Section
-
-    def __init__(self, config):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(4, 3))
-
-    def forward(self, data):
-        return data @ self.weight
-
-
-class Raises(DriftMetric):
-    Config = Section
-
-    def compare(self, reference, current):
-        return Drift([0.1][7])
-
-
-class Words(Raises):
-    def compare(self, reference, current):
-        return Drift("far")
-
-
-class Waits(Raises):
-    def compare(self, reference, current):
-        (FOLDER / "waits").write_text(str(os.getpid()))
-        while not (FOLDER / "go on").exists():
-            time.sleep(0.02)
-        return Drift(0.0)
-
-
-class DiesOnce(Raises):
-    def compare(self, reference, current):
-        if not (FOLDER / "died").exists():
-            (FOLDER / "died").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return Drift(0.0)
-
-
-class NoPolicy:
-    pass
-"""
-ENTRY_POINTS = """[modyn.models]
-Diverged = faulty:Diverged
-NoLinear = faulty:NoLinear
-[modyn.drift_metrics]
-Raises = faulty:Raises
-Words = faulty:Words
-Waits = faulty:Waits
-DiesOnce = faulty:DiesOnce
-NoPolicy = faulty:NoPolicy
-Uninstalled = not_there:Distance
-"""
 THRESHOLD = {"id": "ThresholdDecisionCriterion", "threshold": 0.1}
 
 
 @pytest.fixture(scope="module")
-def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("faulty")
-    (folder / "faulty.py").write_text(FAULTY)
-    information = folder / "faulty-1.0.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1.0\n")
-    (information / "entry_points.txt").write_text(ENTRY_POINTS)
-    return folder
+def stack(running_stack: RunningStack) -> RunningStack:
+    drifting_dataset(running_stack, "bad-drift")
+    return running_stack
 
 
-@pytest.fixture(scope="module")
-def stack(plugin: Path) -> Iterator[RunningStack]:
-    with (
-        tempfile.TemporaryDirectory(prefix="modyn-", ignore_cleanup_errors=True) as folder,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.setenv("PYTHONPATH", str(plugin), prepend=os.pathsep)
-        with stack_on(Path(folder)) as stack:
-            drifting_dataset(stack, "drifting")
-            yield stack
+@pytest.fixture
+def plugin(running_stack: RunningStack) -> Path:
+    """The folder of what is broken, where its distances leave and find files."""
+    assert running_stack.plug_ins is not None
+    return running_stack.plug_ins
 
 
-def pipeline(metric: str = "MMDDriftMetric", on: str = "embeddings", dataset: str = "drifting", **sections: Any) -> str:
-    """Of a drift trigger with one metric, `far`, that checks every 25 samples."""
+def pipeline(
+    metric: str = "MMDDriftMetric", on: str = "embeddings", dataset: str = "bad-drift", every: int = 25, **sections: Any
+) -> str:
+    """Of a drift trigger with one metric, `far`, that checks every 25 samples of 600."""
     trigger = {
         "id": "DataDriftTrigger",
         "on": on,
-        "evaluation_interval_data_points": 25,
+        "evaluation_interval_data_points": every,
         "windowing_strategy": {"id": "AmountWindowingStrategy", "amount_ref": 50, "amount_cur": 25},
         "metrics": {"far": {"id": metric, "decision_criterion": THRESHOLD}},
     }
@@ -181,7 +92,7 @@ def test_a_model_without_embedding_is_refused_where_they_are_compared(stack: Run
     said = refused(stack, pipeline(model={"id": "NoLinear"}))
     assert "trigger.on: embeddings are compared, and 'NoLinear' has none" in said
     for on in ("payload", "predictions"):
-        run = stack.run(pipeline(on=on, model={"id": "NoLinear"}))
+        run = stack.run(pipeline(on=on, every=150, model={"id": "NoLinear"}))
         assert run.state is RunState.FINISHED, run.error
         assert any("far" in check.evidence for check in checks(stack, run.run_id)), on
 
@@ -238,9 +149,9 @@ def waiting(stack: RunningStack, plugin: Path) -> tuple[str, int]:
 @pytest.mark.slow
 def test_a_run_that_is_stopped_during_a_check_ends_and_its_worker_too(stack: RunningStack, plugin: Path) -> None:
     run_id, worker = waiting(stack, plugin)
-    kept = stack.modyn("data", "delete", "drifting", "--yes")
+    kept = stack.modyn("data", "delete", "bad-drift", "--yes")
     assert kept.returncode == 1
-    assert f"dataset 'drifting' is read by {run_id}; stop them first" in kept.stderr
+    assert f"dataset 'bad-drift' is read by {run_id}; stop them first" in kept.stderr
     assert stack.modyn("stop", run_id).returncode == 0
     with stack.client() as client:
         assert client.wait(run_id).state is RunState.STOPPED

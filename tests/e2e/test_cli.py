@@ -323,7 +323,7 @@ def test_explain(stack: RunningStack) -> None:
 
 def test_status(stack: RunningStack) -> None:
     rows = answer(stack, "status")
-    assert len(rows) == 8
+    assert len(rows) == 10
     assert all(row["healthy"] and row["pid"] for row in rows)
     assert stack.modyn("status").stdout.startswith("service\thealth\tprocess\trestarts\taddress\npostgres\thealthy\t")
 

@@ -12,12 +12,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
+from modyn.config.system import load_system_config
 from modyn.local.control import stack_status
 from modyn.serving.observation_join import Appended, ObservationRecord, RequestFeatures
 from modyn.serving.record_log import StorageObservationLog
@@ -211,15 +214,20 @@ def test_a_version_that_meets_the_conditions_serves_and_no_other_does(running_st
         promoting.end(signal.SIGTERM)
 
 
-def test_a_run_is_served_from_its_first_version_on(tmp_path: Path) -> None:
+def test_a_run_is_served_from_its_first_version_on(running_stack: RunningStack, tmp_path: Path) -> None:
     """By one command and the pipeline's section `serving`."""
-    with stack_on(tmp_path, serving={"http_port": 0, "grpc_port": 0}) as stack, stack.client() as client:
+    config_file = tmp_path / "modyn.yaml"
+    sections = yaml.safe_load(running_stack.config_file.read_text())
+    config_file.write_text(yaml.safe_dump({**sections, "serving": {"http_port": 0, "grpc_port": 0}}))
+    stack = replace(running_stack, config_file=config_file, config=load_system_config(config_file))
+    with stack.client() as client:
         stack.tiny_dataset("at-once")
-        file = stack.pipeline_file("at-once", serving={"name": "tiny", "follow": "newest"})
+        before = len(client.supervisor.runs())
+        file = stack.pipeline_file("at-once", pipeline={"name": "at-once"}, serving={"name": "tiny", "follow": "newest"})
         served = Serving(stack, str(file), "--serve", name="run")
         try:
-            assert "`modyn watch tiny-0001` follows the run" in "".join(served.lines)
-            (run,) = client.supervisor.runs()
+            assert "`modyn watch at-once-0001` follows the run" in "".join(served.lines)
+            run = client.show("at-once-0001")
             assert client.wait(run.run_id).state is RunState.FINISHED
             newest = client.supervisor.triggers(run.run_id)[-1].model_id
             with closing(http.client.HTTPConnection(served.address, timeout=PATIENCE_S)) as connection:
@@ -229,7 +237,7 @@ def test_a_run_is_served_from_its_first_version_on(tmp_path: Path) -> None:
         for option in (["--detach"], ["--report", "page.html"]):
             refused = stack.modyn("run", file, "--serve", *option)
             assert (refused.returncode, f"leave {option[0]} out" in refused.stderr) == (1, True)
-        assert len(client.supervisor.runs()) == 1
+        assert len(client.supervisor.runs()) == before + 1
 
 
 @pytest.mark.parametrize("field", ["http_port", "grpc_port", "metrics_port"])
@@ -323,7 +331,7 @@ def test_bad_input(running_stack: RunningStack, run_id: str, arguments: list[str
         (["--input", "4x4"], "error: '4x4' is no input of a model"),
         (["--input", "3", "--http-port", "0", "--grpc-port", "0"], "does not take the inputs input FP32 [-1, 3]"),
         (["--promote-if", "Acuracy on serve > 1"], "did you mean 'Accuracy'"),
-        (["--host", "0.0.0.0"], "without tls_cert and tls_key and token"),
+        pytest.param(["--host", "0.0.0.0"], "without tls_cert and tls_key and token", marks=pytest.mark.slow),
     ],
 )
 def test_what_a_server_cannot_do_is_said_when_it_starts(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,10 @@ from modyn.testing.stack import (
     NUM_FEATURES,
     RunningStack,
     clean_environment,
-    stack_on,
     tiny_evaluation,
     tiny_pipeline,
 )
-
-PLUGIN = Path(__file__).parents[2] / "examples" / "plugin"
+from tests.support.example_plugin import SOURCE
 
 IMAGE_PARSER = f"""\
 import torch
@@ -39,10 +37,10 @@ def installed() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="modyn-plugin-") as name:
         folder = Path(name)
         copy = folder / "source"
-        for file in PLUGIN.rglob("*"):
+        for file in SOURCE.rglob("*"):
             if file.suffix in (".py", ".toml", ".md") and "build" not in file.parts:
-                (copy / file.relative_to(PLUGIN)).parent.mkdir(parents=True, exist_ok=True)
-                (copy / file.relative_to(PLUGIN)).write_bytes(file.read_bytes())
+                (copy / file.relative_to(SOURCE)).parent.mkdir(parents=True, exist_ok=True)
+                (copy / file.relative_to(SOURCE)).write_bytes(file.read_bytes())
         subprocess.run(
             [
                 sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index",
@@ -53,25 +51,26 @@ def installed() -> Iterator[Path]:
         yield folder / "site"
 
 
-@pytest.fixture(scope="module")
-def stack(installed: Path) -> Iterator[RunningStack]:
-    """A stack of its own whose services find the package."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(installed), *([before] if before else [])])
-    try:
-        with tempfile.TemporaryDirectory(prefix="modyn-", ignore_cleanup_errors=True) as folder, stack_on(Path(folder)) as stack:
-            yield stack
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+@pytest.fixture
+def stack(running_stack: RunningStack) -> RunningStack:
+    """Its services find the package."""
+    return running_stack
+
+
+def test_pip_installs_what_the_services_of_these_tests_find(installed: Path, running_stack: RunningStack) -> None:
+    def content(folder: Path) -> dict[str, object]:
+        (found,) = [each for each in distributions(path=[str(folder)]) if each.name == "modyn-example-plugin"]
+        code = {file.name: file.read_text() for file in (folder / "modyn_example_plugin").glob("*.py")}
+        return {**code, "version": found.version, "ids": sorted(map(repr, found.entry_points))}
+
+    assert running_stack.plug_ins is not None
+    assert content(installed) == content(running_stack.plug_ins)
 
 
 @pytest.mark.slow
 def test_it_passes_the_checks_that_it_ships(installed: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(PLUGIN / "tests")],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(SOURCE / "tests")],
         capture_output=True, text=True, timeout=120, env=clean_environment({"PYTHONPATH": str(installed)}), cwd=installed, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -134,5 +133,6 @@ def test_its_options_are_checked_by_the_service_that_has_it(stack: RunningStack)
 
 
 def test_the_schema_knows_it(stack: RunningStack) -> None:
-    triggers = json.loads(stack.modyn("schema", process=True).stdout)["properties"]["trigger"]["oneOf"]
+    schema = stack.modyn("schema", process=True, environment={"PYTHONPATH": str(stack.plug_ins)})
+    triggers = json.loads(schema.stdout)["properties"]["trigger"]["oneOf"]
     assert "LabelShiftTrigger" in {variant["title"] for variant in triggers}

@@ -1,8 +1,7 @@
-"""Fixtures of the integration tests: stacks that a module has for itself, and one that may be broken."""
+"""Fixtures of the integration tests: stacks that a module has for itself, and the session's one to be broken."""
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,7 +12,6 @@ import pytest
 
 from modyn.testing.stack import RunningStack, stack_on
 from tests.support.breakable_stack import BreakableStack
-from tests.support.keyed_weights import plug_in
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +27,6 @@ def own_stack() -> Iterator[Callable[..., RunningStack]]:
 
 
 @pytest.fixture(scope="module")
-def breakable(own_stack: Callable[..., RunningStack], tmp_path_factory: pytest.TempPathFactory) -> BreakableStack:
-    """A stack with two replicas of the payload server, and weights that follow from the keys."""
-    plug_ins = tmp_path_factory.mktemp("plug-ins")
-    plug_in(plug_ins)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(plug_ins), prepend=os.pathsep)
-        stack = own_stack(storage={"replicas": 2, "settle_s": 0.05, "poll_interval_s": 0.1})
-    return BreakableStack(stack)
+def breakable(running_stack: RunningStack) -> BreakableStack:
+    """It has two replicas of the payload server, and weights that follow from the keys."""
+    return BreakableStack(running_stack)

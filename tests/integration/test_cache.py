@@ -70,9 +70,9 @@ def test_models_are_the_same_with_and_without_a_cache(stack: RunningStack, worke
 
 @pytest.mark.parametrize("store", ["memory", pytest.param("redis", marks=pytest.mark.slow)])
 def test_runs_that_may_share_samples_train_on_all_of_them(stack: RunningStack, store: str) -> None:
-    """Each trains on every sample of each trigger once an epoch, in an order that the cache chooses. This stack trains one model at a time:
-    what trainings at once take from each other is tested in tests/trainer_server/test_cached_trainings.py."""
-    text = pipeline(2, epochs=20, seed=None, checkpoints=True, cache={"size": "3MB", "store": store, "jobs": 2})
+    """Each trains on every sample of each trigger once an epoch, in an order that the cache chooses. What trainings
+    at once take from each other is tested in tests/trainer_server/test_cached_trainings.py."""
+    text = pipeline(2, epochs=6, seed=None, checkpoints=True, cache={"size": "3MB", "store": store, "jobs": 2})
     assert stack.modyn("cache", "clear").returncode == 0  # Others have just used it, divided otherwise.
     with ThreadPoolExecutor(2) as pool:
         ended = list(pool.map(stack.run, [text, text]))
@@ -80,7 +80,7 @@ def test_runs_that_may_share_samples_train_on_all_of_them(stack: RunningStack, s
         for run in ended:
             assert run.state is RunState.FINISHED, run.error
             results = [client.model(int(model)).training_result for model in client.models(run.run_id)["model_id"]]
-            assert [result["num_samples"] for result in results] == [20 * 100, 20 * 100]
+            assert [result["num_samples"] for result in results] == [6 * 100, 6 * 100]
             assert [result["num_skipped"] for result in results] == [0, 0]
 
 

@@ -5,11 +5,12 @@ Payload, label and weight of a sample follow from its key, and all that is read 
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -30,7 +31,7 @@ from tests.support.keyed_samples import checked, joined, keyed_data, keyed_datas
 NUM_KEYS, NUM_FILES = 40_000, 8
 IN_FILE, RECORD = NUM_KEYS // NUM_FILES, 56
 BATCH = 256
-pytestmark = pytest.mark.parametrize("way", ["on", "off"], ids=["short cut", "flight"])
+BOTH_WAYS = pytest.mark.parametrize("way", ["on", "off"], ids=["short cut", "flight"])
 
 
 def ingest(breakable: BreakableStack, dataset: str) -> None:
@@ -75,20 +76,19 @@ def overwrite(path: Path) -> int:
     return 0
 
 
-@pytest.mark.parametrize("noticed", [False, True])
-@pytest.mark.parametrize(
-    ("change", "number", "shuffle"),
-    [
-        *(
-            (change, number, False)
-            for change, number in ((truncate, 0), (truncate, 6), (remove, 0), (replace, 6), (overwrite, 0))
-        ),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((remove, 6, False), (replace, 0, False), (overwrite, 6, False), (truncate, 0, True))
-        ),
-    ],
-)
+def changed_files() -> Iterator[Any]:
+    """What is done to which file; the gate has each of them by both ways, noticed and not, in half of the combinations."""
+    in_gate = ((truncate, 0), (truncate, 6), (remove, 0), (replace, 6), (overwrite, 0))
+    in_slow = ((remove, 6, False), (replace, 0, False), (overwrite, 6, False), (truncate, 0, True))
+    cases = [(change, number, False, turn) for turn, (change, number) in enumerate(in_gate)] + [(*case, None) for case in in_slow]
+    for change, number, shuffle, turn in cases:
+        for way, noticed in itertools.product(("on", "off"), (False, True)):
+            is_in_gate = turn is not None and (way == "on") == (noticed == bool(turn % 2))
+            name = f"{change.__name__}-{number}-{shuffle}-{way}-{noticed}"
+            yield pytest.param(way, change, number, shuffle, noticed, id=name, marks=() if is_in_gate else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("way", "change", "number", "shuffle", "noticed"), [*changed_files()])
 def test_a_file_is_not_what_it_was(
     breakable: BreakableStack, way: Way, change: Callable[[Path], int], number: int, shuffle: bool, noticed: bool
 ) -> None:
@@ -130,6 +130,7 @@ def test_a_file_is_not_what_it_was(
     assert np.array_equal(np.concatenate([got, *read(dataset)]), order)
 
 
+@BOTH_WAYS
 def test_a_file_is_touched_or_grows_before_a_scan(breakable: BreakableStack, way: Way) -> None:
     """One that grew is read at once; one that was touched once a look at it has shown that it is the same, also by readers that began before."""
     name = f"touched-{way}"
@@ -152,6 +153,7 @@ def test_a_file_is_touched_or_grows_before_a_scan(breakable: BreakableStack, way
     assert np.array_equal(np.concatenate(read(OnlineDataset(name, 0, **options))), keys)
 
 
+@BOTH_WAYS
 def test_a_file_grows_between_and_inside_epochs(breakable: BreakableStack, way: Way) -> None:
     """A trigger set stays what it was; the next one has the new samples too. The last of them are appended while it is read."""
     name = f"grown-{way}"
@@ -177,6 +179,7 @@ def test_a_file_grows_between_and_inside_epochs(breakable: BreakableStack, way: 
 # Keys
 
 
+@BOTH_WAYS
 def test_keys_that_never_existed_end_a_training(breakable: BreakableStack, way: Way) -> None:
     name = f"never-{way}"
     breakable.samples(name, 5_000, 2)
@@ -194,7 +197,10 @@ def test_keys_that_never_existed_end_a_training(breakable: BreakableStack, way: 
             list(load_keys(asked, data, on_missing=on_missing, system=system))
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(
+    ("way", "shuffle"),
+    [("on", True), ("off", False), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("on", False), ("off", True)))],
+)
 def test_samples_are_deleted_in_the_middle_of_an_epoch(breakable: BreakableStack, way: Way, shuffle: bool) -> None:
     """A deleted sample comes once at most, and not once its turn was far away; all others come exactly once; the next epoch has none."""
     name = f"deleted-{way}-{shuffle}"
@@ -227,6 +233,7 @@ def test_samples_are_deleted_in_the_middle_of_an_epoch(breakable: BreakableStack
     assert joined(parts[1]) == np.setdiff1d(keys, deleted).tolist()
 
 
+@BOTH_WAYS
 def test_all_samples_are_deleted(breakable: BreakableStack, way: Way) -> None:
     name = f"all-{way}"
     breakable.samples(name, 2_000, 2)
@@ -254,6 +261,7 @@ store.close()
 """
 
 
+@BOTH_WAYS
 def test_a_dataset_is_ingested_by_two_processes_at_once(breakable: BreakableStack, way: Way) -> None:
     """By another process on the same catalogue, and by two calls of the service, while its files grow and become more: each sample is there
     once, and a training that reads meanwhile has an exact epoch."""

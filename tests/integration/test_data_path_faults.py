@@ -49,8 +49,8 @@ def read(batches: OnlineDataset, at: Mapping[int, Callable[[], object]] | None =
 @pytest.fixture(scope="module")
 def keys(breakable: BreakableStack) -> Int64Array:
     """Those of trigger 0 of run `read`, over the data set `numbers`."""
-    breakable.samples("numbers", NUM_KEYS, NUM_FILES)
-    found = breakable.trigger("read", "numbers")
+    breakable.samples("faults", NUM_KEYS, NUM_FILES)
+    found = breakable.trigger("read", "faults")
     assert joined([found]) == list(range(NUM_KEYS))
     return found
 
@@ -69,7 +69,7 @@ def test_storage_is_killed_and_comes_back(breakable: BreakableStack, keys: Int64
     def strike() -> None:
         breakable.kill("storage")
 
-    data = keyed_data("numbers", per_sample=per_sample)
+    data = keyed_data("faults", per_sample=per_sample)
     dataset = OnlineDataset(
         "read", 0, data, batch_size=BATCH, epochs=2, shuffle=shuffle, seed=3, workers=2, system=breakable.system("off")
     )
@@ -77,7 +77,7 @@ def test_storage_is_killed_and_comes_back(breakable: BreakableStack, keys: Int64
     epochs = read(dataset, {20: strike, 300: strike})
     assert [joined([epoch]) for epoch in epochs] == 2 * [keys.tolist()]
     breakable.wait_for("storage")
-    assert breakable.served_bytes("storage", "numbers") > 0, "none of it came from the third process"
+    assert breakable.served_bytes("storage", "faults") > 0, "none of it came from the third process"
     if not shuffle:
         assert np.array_equal(epochs[0], keys)
 
@@ -151,13 +151,13 @@ def test_one_of_three_payload_servers_is_enough(breakable: BreakableStack, keys:
             breakable.kill("storage")
             breakable.kill("replica-1")
             go_on(150)
-            assert breakable.served_bytes("replica-2", "numbers") > 0
+            assert breakable.served_bytes("replica-2", "faults") > 0
         breakable.wait_for("storage", "replica-1")
         with breakable.unattended():
             breakable.kill("replica-2")
             go_on(2 * 235 - 170)
             assert next(batches, None) is None
-            assert breakable.served_bytes("storage", "numbers") + breakable.served_bytes("replica-1", "numbers") > 0
+            assert breakable.served_bytes("storage", "faults") + breakable.served_bytes("replica-1", "faults") > 0
     breakable.wait_for("replica-2")
     assert [joined(epoch) for epoch in epochs] == 2 * [keys.tolist()]
 
@@ -170,7 +170,7 @@ def test_a_replica_that_is_back_is_used(breakable: BreakableStack, keys: Int64Ar
     for seed in range(3):
         dataset = OnlineDataset("read", 0, batch_size=5_000, shuffle=True, seed=seed, parallel_prefetch_requests=3, system=system)
         assert joined(read(dataset)) == keys.tolist()
-    assert breakable.served_bytes("replica-1", "numbers") > 0
+    assert breakable.served_bytes("replica-1", "faults") > 0
 
 
 # The training itself
@@ -186,7 +186,7 @@ if __name__ == "__main__":
     file, way, per_sample, workers, state = json.loads(sys.argv[1])
     config = load_system_config(Path(file))
     config = config.model_copy(update={"storage": config.storage.model_copy(update={"short_cut": way})})
-    data = keyed_data("numbers", per_sample=per_sample)
+    data = keyed_data("faults", per_sample=per_sample)
     dataset = OnlineDataset("read", 0, data, batch_size=256, shuffle=True, workers=workers, system=config)
     if state is not None:
         dataset.seek(state)
@@ -226,7 +226,7 @@ def test_a_killed_training_goes_on_with_what_is_missing(
     assert state is not None
     assert (state["epoch"], state["batch"]) == (0, 110)
     system = breakable.system(way)
-    data = keyed_data("numbers", per_sample=per_sample)
+    data = keyed_data("faults", per_sample=per_sample)
     dataset = OnlineDataset("read", 0, data, batch_size=BATCH, shuffle=True, seed=state["seed"], workers=1, system=system)
     whole = read(dataset)[0]
     assert np.array_equal(np.concatenate(seen), whole[: 110 * BATCH])
@@ -244,7 +244,7 @@ def test_eight_trainings_at_once(breakable: BreakableStack, keys: Int64Array) ->
         dataset = OnlineDataset(
             "read",
             0,
-            keyed_data("numbers", per_sample=number == 7),
+            keyed_data("faults", per_sample=number == 7),
             batch_size=100 + 77 * number,
             shuffle=number % 4 != 0,
             seed=number,

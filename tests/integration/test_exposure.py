@@ -158,7 +158,9 @@ def test_a_service_does_not_start_off_loopback_without_them(name: str, tmp_path:
     assert reason in done.stderr
 
 
-@pytest.mark.parametrize(("given", "missing"), [("token_file", "tls_cert and tls_key"), ("tls", "token")])
+@pytest.mark.parametrize(
+    ("given", "missing"), [pytest.param("token_file", "tls_cert and tls_key", marks=pytest.mark.slow), ("tls", "token")]
+)
 def test_one_of_them_is_not_enough(given: str, missing: str, tmp_path: Path, postgres_url: str) -> None:
     security = {field: path for field, path in security_section(tmp_path, "0.0.0.0").items() if field.startswith(given)}
     done = start("selector", tmp_path, postgres_url, security=security, selector={"address": "0.0.0.0:0"})

@@ -15,7 +15,6 @@ from typing import Any
 
 import psycopg2
 import pytest
-import yaml
 
 from modyn.client import Client
 from modyn.config.system import SERVICES
@@ -37,18 +36,18 @@ pytestmark = pytest.mark.timeout(600)
 
 def pipeline() -> str:
     """Four trainings of 100 batches with checkpoints, each model evaluated at once and all together at the end."""
-    evaluation = tiny_evaluation("test", days=DAYS)
+    evaluation = tiny_evaluation("kills-test", days=DAYS)
     evaluation["handlers"] += [  # type: ignore[operator]
         {
             "name": "active",
             "execution_time": "after_pipeline",
             "models": "active",
-            "datasets": ["test"],
+            "datasets": ["kills-test"],
             "strategy": {"type": "BetweenTwoTriggersEvalStrategy"},
         }
     ]
     return tiny_pipeline(
-        "train",
+        "kills",
         trigger={"id": "DataAmountTrigger", "num_samples": NUM_SAMPLES // NUM_TRIGGERS},
         selection_strategy={"name": "NewDataStrategy", "maximum_keys_in_memory": 40, "tail_triggers": 0},
         training=tiny_training(
@@ -69,17 +68,8 @@ class Installation(KilledStack):
     """What a run in an installation that is broken on purpose has to come to."""
 
     expected: RunOutcome
-
-    @contextmanager
-    def configured(self, **sections: object) -> Iterator[None]:
-        """Add `sections` to the system file for processes that start inside the block."""
-        file = self.stack.config_file
-        before = file.read_text()
-        file.write_text(yaml.safe_dump({**yaml.safe_load(before), **sections}))
-        try:
-            yield
-        finally:
-            file.write_text(before)
+    kept: frozenset[str]
+    """Files of earlier runs, of other tests, that failed and can be resumed."""
 
     def start_run(self) -> str:
         path = self.stack.folder / "pipeline.yaml"
@@ -96,15 +86,13 @@ class Installation(KilledStack):
         return run
 
     def check(self, run_id: str) -> None:
-        """That the run is finished, equal to the undisturbed one, and that nothing is left of what was broken."""
+        """That the run is finished and equal to the undisturbed one."""
         run = self.client.show(run_id)
         assert run.state is RunState.FINISHED, f"{run.state}: {run.error}"
         assert differences(self.expected, outcome(self.client, run_id)) == []
         assert broken_promises(list(self.client.supervisor.watch(run_id)), NUM_TRIGGERS) == []
         assert sorted(trained_keys(self.client, run_id)) == list(range(NUM_SAMPLES))
         assert unfinished(self.client, run_id) == []
-        gone(lambda: stray_processes(self.pids()))
-        gone(lambda: stray_files(self.client))
 
 
 @dataclass
@@ -225,25 +213,32 @@ def stray_files(client: Client) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def installation(own_stack: Callable[..., RunningStack]) -> Iterator[Installation]:
+def installation(running_stack: RunningStack) -> Iterator[Installation]:
     """Data, and one undisturbed run that shows what every other one has to come to."""
-    # Workers wait for further work, but not for long: those without work are looked for.
-    idle = {"session_idle_s": 1.0}
-    stack = own_stack(trainer_server=idle, evaluator=idle)
-    stack.tiny_dataset("train", NUM_SAMPLES, DAYS)
-    stack.tiny_dataset("test", 120, DAYS)
+    stack = running_stack
+    stack.tiny_dataset("kills", NUM_SAMPLES, DAYS)
+    stack.tiny_dataset("kills-test", 120, DAYS)
     with stack.client() as client:
+        kept = frozenset(stray_files(client))
         path = stack.folder / "pipeline.yaml"
         path.write_text(pipeline())
         run = client.wait(client.run(path).run_id)
         assert run.state is RunState.FINISHED, run.error
-        installation = Installation(stack, client, outcome(client, run.run_id))
+        installation = Installation(stack, client, outcome(client, run.run_id), kept)
         assert [trigger.position for trigger in installation.expected.triggers] == list(range(100, NUM_SAMPLES + 1, 100))
         # The first of the intervals between triggers has no active model yet.
         assert len(installation.expected.evaluations) == NUM_TRIGGERS * DAYS + NUM_TRIGGERS - 1
         assert len({cell.value for cell in installation.expected.evaluations}) > 5
         installation.check(run.run_id)
         yield installation
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(installation: Installation) -> Iterator[None]:
+    """Neither processes nor files, of what was broken."""
+    yield
+    gone(lambda: stray_processes(installation.pids()))
+    gone(lambda: sorted({*stray_files(installation.client)} - installation.kept))
 
 
 @pytest.mark.parametrize(
@@ -272,8 +267,7 @@ def test_a_run_whose_supervisor_died_is_interrupted_and_goes_on_when_resumed(ins
 
 @pytest.mark.slow
 def test_a_supervisor_that_is_configured_so_resumes_by_itself(installation: Installation) -> None:
-    with installation.configured(supervisor={"resume_on_start": True}):
-        installation.kill("supervisor")  # It comes back with the new configuration.
+    with installation.configured("supervisor", supervisor={"resume_on_start": True}):
         installation.client.supervisor.runs()  # Made again until it answers; to start a run is not.
         chance = random.Random("resume_on_start")
         run_id = installation.start_run()
@@ -284,7 +278,6 @@ def test_a_supervisor_that_is_configured_so_resumes_by_itself(installation: Inst
         run = installation.client.wait(run_id)
         assert run.state is RunState.FINISHED, run.error
         installation.check(run_id)
-    installation.kill("supervisor")
 
 
 @pytest.mark.parametrize("kills", [pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.exhaustive)])

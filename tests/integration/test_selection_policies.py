@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from modyn.testing.stack import RECORD, TINY_PARSER, RunningStack, tiny_pipeline
 from modyn.trainer_server.downsampling import DOWNSAMPLING
 from tests.support.comparison import differences, outcome
 from tests.support.killed_stack import KilledStack, trigger_set_keys
-from tests.support.struck_services import Blow, Blows, watched_processes
+from tests.support.struck_services import Blow, Blows, blows_of
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -187,13 +187,15 @@ class DeadlyStack(KilledStack):
     """A stack whose training workers are killed by what they read, and whose services by what they write."""
 
     blows: Blows
+    folder: Path
+    """What the training workers read."""
 
     def run(self, selection: dict[str, Any], strikes: Sequence[tuple[int, int]], *, struck: bool = False, **training: Any) -> str:
         """Run a pipeline of two trainings until it is finished, resuming it where it fails.
 
         Args: strikes: kills of workers. struck: kill the selector and the supervisor, too. selection, training: options of its sections.
         """
-        (self.stack.folder / "strikes.json").write_text(json.dumps(strikes))
+        (self.folder / "strikes.json").write_text(json.dumps(strikes))
         self.blows.set([*BLOWS, replace(SELECTED_AND_NOT_TRAINED, pid=self.pids()["supervisor"])] if struck else [])
         options: dict[str, Any] = {
             "epochs_per_trigger": EPOCHS,
@@ -203,11 +205,11 @@ class DeadlyStack(KilledStack):
             "num_prefetched_partitions": 1,
         }
         options |= {"checkpointing": {"activated": True, "interval": 2}, **training}
-        dataset = "sites" if "column" in selection.get("presampling_config", {}) else "train"
+        dataset = "deadly-sites" if "column" in selection.get("presampling_config", {}) else "deadly"
         run = self.stack.run(
             tiny_pipeline(
                 dataset,
-                data={"dataset_id": dataset, "bytes_parser_function": DEADLY_PARSER.format(folder=str(self.stack.folder))},
+                data={"dataset_id": dataset, "bytes_parser_function": DEADLY_PARSER.format(folder=str(self.folder))},
                 trigger={"id": "DataAmountTrigger", "num_samples": NUM_SAMPLES // NUM_TRIGGERS},
                 selection_strategy={"maximum_keys_in_memory": 20, "keep_scores": True, **selection},
                 training=tiny_training(**options),
@@ -224,21 +226,21 @@ class DeadlyStack(KilledStack):
             self.client.resume(run.run_id)
             run = self.client.wait(run.run_id)
         assert run.state is RunState.FINISHED, run.error
-        assert json.loads((self.stack.folder / "strikes.json").read_text()) == []
+        assert json.loads((self.folder / "strikes.json").read_text()) == []
         assert self.blows.left() == []
         return run.run_id
 
 
 @pytest.fixture(scope="module")
-def deadly(own_stack: Callable[..., RunningStack], tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeadlyStack]:
-    with watched_processes(tmp_path_factory.mktemp("blows")) as blows:
-        stack = own_stack()
-    files = sorted(stack.tiny_dataset("train", NUM_SAMPLES, 2).iterdir())
-    (stack.folder / "late.bin").write_bytes(np.fromfile(files[1], RECORD)["features"].tobytes())
+def deadly(running_stack: RunningStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeadlyStack]:
+    folder, stack = tmp_path_factory.mktemp("deadly"), running_stack
+    files = sorted(stack.tiny_dataset("deadly", NUM_SAMPLES, 2).iterdir())
+    (folder / "late.bin").write_bytes(np.fromfile(files[1], RECORD)["features"].tobytes())
+    assert stack.plug_ins is not None
     with stack.client() as client:
-        client.register_dataset(with_sites(files, stack.folder / "sites"))
-        client.ingest("sites")
-        yield DeadlyStack(stack, client, blows)
+        client.register_dataset(with_sites(files, folder / "sites"))
+        client.ingest("deadly-sites")
+        yield DeadlyStack(stack, client, blows_of(stack.plug_ins), folder)
 
 
 def with_sites(files: Sequence[Path], folder: Path) -> DatasetConfig:
@@ -252,7 +254,7 @@ def with_sites(files: Sequence[Path], folder: Path) -> DatasetConfig:
         shutil.copystat(file, path)
     options = {"payload_columns": ["x"], "label_column": "label"}
     return DatasetConfig(
-        name="sites", base_path=folder, file_wrapper="ParquetFileWrapper", file_wrapper_config=options, watch=False
+        name="deadly-sites", base_path=folder, file_wrapper="ParquetFileWrapper", file_wrapper_config=options, watch=False
     )
 
 

@@ -176,7 +176,6 @@ def test_what_is_ambiguous_is_refused_before_a_port_is_opened(runs: TwoRuns) -> 
     clash = f"error: runs '{runs.wide}' and '{runs.narrow}' would both be model 'same', and requests address a model by its name"
     for process, arguments, message in [
         (True, [f"same={runs.wide}", f"same={runs.narrow}"], clash),
-        (True, [runs.wide, f"other={runs.wide}"], f"error: run '{runs.wide}' is to be served twice; name it once"),
         (False, [runs.wide, "other=no-such-run"], "error: there is no run 'no-such-run'"),
         (False, [runs.wide, runs.narrow, "--name", "same"], "error: --name describes one model, and several runs are to be served: write NAME=RUN"),
         (False, [runs.wide, runs.narrow, "--observations", "seen-wide"], "set serving.observations in their pipelines, or serve them apart"),
@@ -184,6 +183,12 @@ def test_what_is_ambiguous_is_refused_before_a_port_is_opened(runs: TwoRuns) -> 
         done = runs.stack.modyn("serve", *arguments, *ports, process=process)
         assert (done.returncode, message in done.stderr) == (1, True), done.stderr
     taken.close()
+
+
+@pytest.mark.slow
+def test_a_run_that_is_named_twice_is_refused(runs: TwoRuns) -> None:
+    done = runs.stack.modyn("serve", runs.wide, f"other={runs.wide}", *FREE_PORTS, process=True)
+    assert (done.returncode, f"error: run '{runs.wide}' is to be served twice; name it once" in done.stderr) == (1, True)
 
 
 def test_the_load_of_each_run_is_reported(runs: TwoRuns) -> None:

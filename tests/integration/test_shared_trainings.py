@@ -6,13 +6,11 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-import pytest
 from safetensors.torch import load_file
 
 from modyn.config.dataset import DatasetConfig
@@ -20,7 +18,7 @@ from modyn.local.control import status_file
 from modyn.supervisor.client import RunState
 from modyn.testing.stack import RunningStack, tiny_pipeline, tiny_training
 from modyn.testing.waiting import eventually
-from tests.support.counting_model import NAME, NUM_CLASSES, plug_in
+from tests.support.counting_model import NAME, NUM_CLASSES
 from tests.support.killed_stack import children
 
 NUM_SAMPLES, EPOCHS = 200, 40
@@ -30,16 +28,6 @@ import torch
 def bytes_parser_function(data: memoryview) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.int64).double()
 """
-
-
-@pytest.fixture(scope="module")
-def stack(own_stack: Callable[..., RunningStack], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
-    """It runs two trainings at once."""
-    folder = tmp_path_factory.mktemp("plug-ins")
-    plug_in(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-        yield own_stack(trainer_server={"max_workers": 2})
 
 
 def kill_a_worker(stack: RunningStack) -> bool:
@@ -53,28 +41,30 @@ def kill_a_worker(stack: RunningStack) -> bool:
     return bool(workers)
 
 
-def test_trainings_that_share_samples_lose_and_repeat_none_when_they_are_killed(stack: RunningStack, tmp_path: Path) -> None:
+def test_trainings_that_share_samples_lose_and_repeat_none_when_they_are_killed(
+    running_stack: RunningStack, tmp_path: Path
+) -> None:
     """Each trains on every sample once an epoch, as the model itself counts, however often a worker is killed with what it has prepared."""
-    numbers = np.arange(NUM_SAMPLES)
+    stack, numbers = running_stack, np.arange(NUM_SAMPLES)
     (tmp_path / "numbers").mkdir()
     (tmp_path / "numbers" / "0.bin").write_bytes(np.stack([numbers % NUM_CLASSES, numbers], axis=1).astype("<i8").tobytes())
     layout = {"record_size": 16, "label_size": 8, "byteorder": "little"}
     with stack.client() as client:
         client.register_dataset(
             DatasetConfig(
-                name="numbers",
+                name="shared-trainings",
                 base_path=tmp_path / "numbers",
                 file_wrapper="BinaryFileWrapper",
                 file_wrapper_config=layout,
                 watch=False,
             )
         )
-        client.ingest("numbers")
+        client.ingest("shared-trainings")
     text = tiny_pipeline(
-        "numbers",
+        "shared-trainings",
         model={"id": NAME, "config": {"num_samples": NUM_SAMPLES}},
         data={
-            "dataset_id": "numbers",
+            "dataset_id": "shared-trainings",
             "bytes_parser_function": PARSER,
             "random_transformations": ["lambda x: x + torch.rand(1)"],
         },
@@ -84,10 +74,11 @@ def test_trainings_that_share_samples_lose_and_repeat_none_when_they_are_killed(
         ),
         cache={"size": "3MB", "store": "memory", "jobs": 2, "split": "0-0-100"},
     )
+    logs = stack.config.log_dir / "runs"
+    earlier = len(list(logs.glob("*/training-*.log")))
     with ThreadPoolExecutor(2) as pool:
         running = [pool.submit(stack.run, text) for _ in range(2)]
-        logs = stack.config.log_dir / "runs"
-        eventually(lambda: len(list(logs.glob("*/training-*.log"))) == len(running), "two trainings")
+        eventually(lambda: len(list(logs.glob("*/training-*.log"))) == earlier + len(running), "two trainings")
         for _ in range(3):
             eventually(lambda: kill_a_worker(stack))
             time.sleep(1)

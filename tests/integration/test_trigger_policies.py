@@ -3,7 +3,7 @@ are killed in the middle makes the same checks and the same triggers as one that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -175,11 +175,12 @@ POLICIES |= {
 
 
 @pytest.fixture(scope="module")
-def killed(own_stack: Callable[..., RunningStack]) -> Iterator[KilledStack]:
-    """A stack whose runs go on by themselves."""
-    stack = own_stack(supervisor={"resume_on_start": True})
-    with stack.client() as client:
-        yield drifting_stack(stack, client)
+def killed(running_stack: RunningStack) -> Iterator[KilledStack]:
+    """Its runs go on by themselves."""
+    with running_stack.client() as client:
+        killed = drifting_stack(running_stack, client)
+        with killed.configured("supervisor", supervisor={"resume_on_start": True}):
+            yield killed
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in POLICIES])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Final
 
@@ -40,8 +41,9 @@ class CountingModel(nn.Module):
 
 
 def plug_in(folder: Path) -> None:
-    """Makes `folder` one that brings the model."""
+    """Makes `folder` one that brings a copy: of the package that holds a plug-in, services read all files at every check."""
+    shutil.copy(__file__, folder / "counting_model.py")
     info = folder / "counting_model-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: counting-model\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[modyn.models]\n{NAME} = {__name__}:{NAME}\n")
+    (info / "entry_points.txt").write_text(f"[modyn.models]\n{NAME} = counting_model:{NAME}\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +29,9 @@ class KeyedWeightsStrategy(SelectionPolicy):
 
 
 def plug_in(folder: Path) -> None:
-    """Makes `folder` one that brings the strategy."""
+    """Makes `folder` one that brings a copy: of the package that holds a plug-in, services read all files at every check."""
+    shutil.copy(__file__, folder / "keyed_weights.py")
     info = folder / "keyed_weights-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: keyed-weights\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[modyn.selection]\n{NAME} = {__name__}:{NAME}\n")
+    (info / "entry_points.txt").write_text(f"[modyn.selection]\n{NAME} = keyed_weights:{NAME}\n")

@@ -7,10 +7,12 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import yaml
 
 from modyn.client import Client
 from modyn.local.process import is_alive
@@ -58,6 +60,22 @@ class KilledStack:
                 killed += 1
         return killed
 
+    @contextmanager
+    def configured(self, *services: str, **sections: object) -> Iterator[None]:
+        """Add `sections` to the system file inside the block, for the commands that start there and for `services`, which are killed at both
+        ends so that they start with what is in the file."""
+        file = self.stack.config_file
+        before = file.read_text()
+        file.write_text(yaml.safe_dump({**yaml.safe_load(before), **sections}))
+        try:
+            for name in services:
+                self.kill(name)
+            yield
+        finally:
+            file.write_text(before)
+            for name in services:
+                self.kill(name)
+
     def runs_under_kills(self, pipeline: Path, names: Sequence[str], num_kills: int, seed: int) -> Iterator[str]:
         """Run a pipeline again and again, and kill meanwhile one of `names` after the other, at moments that follow from `seed`.
 
@@ -83,14 +101,14 @@ class KilledStack:
         for pid in pids.values():
             os.kill(pid, signal.SIGKILL)
         gone(lambda: [name for name, pid in pids.items() if is_alive(pid)])
-        self.client.up()
+        self.stack.up()
 
     def kill_stack(self) -> None:
         """The process that looks after the others; then `modyn up`."""
         pids = self.pids()
         os.kill(pids["stack"], signal.SIGKILL)
         eventually(lambda: not is_alive(pids["stack"]))
-        self.client.up()
+        self.stack.up()
         assert not [name for name, pid in pids.items() if is_alive(pid)]
 
 

@@ -6,13 +6,9 @@ So a kill falls between two steps of a service that take no time, and falls ther
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-import pytest
 
 _SITE = '''"""See tests/support/struck_services.py."""
 import json, os, re, signal, sys
@@ -53,7 +49,7 @@ class Blow:
 
 @dataclass(frozen=True)
 class Blows:
-    """What is still to fall on the processes that started inside `watched_processes`, one after the other."""
+    """What is still to fall on the watched processes, one after the other."""
 
     file: Path
 
@@ -66,12 +62,12 @@ class Blows:
         return [Blow(**blow) for blow in json.loads(self.file.read_text())]
 
 
-@contextmanager
-def watched_processes(folder: Path) -> Iterator[Blows]:
-    """Watch the Python processes that start inside the block, and those that they fork. Args: folder: for the files of this module."""
-    folder.joinpath("sitecustomize.py").write_text(_SITE)
-    blows = Blows(folder / "blows.json")
-    blows.set(())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-        yield blows
+def plug_in(folder: Path) -> None:
+    """Makes Python processes watched that start with `folder` on their PYTHONPATH, and those that they fork: no blow falls on them yet."""
+    (folder / "sitecustomize.py").write_text(_SITE)
+    blows_of(folder).set(())
+
+
+def blows_of(folder: Path) -> Blows:
+    """Args: folder: of `plug_in`."""
+    return Blows(folder / "blows.json")
