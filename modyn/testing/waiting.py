@@ -28,7 +28,9 @@ def eventually(holds: Callable[[], T], describe: Callable[[], object] | str = ""
         if time.monotonic() >= give_up:
             reason = describe if isinstance(describe, str) else str(describe())
             raise AssertionError(f"waited in vain for {timeout_s:g} s{': ' if reason else ''}{reason}")
-        time.sleep(min(max(0.01, (time.monotonic() - began) / 10), 0.1))  # A question takes processor time from what is waited for.
+        time.sleep(
+            min(max(0.01, (time.monotonic() - began) / 10), 0.1)
+        )  # A question takes processor time from what is waited for.
     return found
 
 

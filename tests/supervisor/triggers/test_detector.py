@@ -20,6 +20,7 @@ from modyn.supervisor.triggers import TRIGGERS, TriggerContext, build_trigger, c
 from modyn.supervisor.triggers.base import CheckRecord, TriggerOutcome
 from modyn.testing.checks import check_trigger, decide, example_streams
 from modyn.testing.fake_evidence import FakeEvidence
+from tests.support.trigger_sections import streams_of_each
 
 EVALUATION = {"dataset": {"dataset_id": "d", "metrics": [{"name": "Accuracy"}]}}
 SENSITIVE: dict[str, dict[str, Any]] = {
@@ -81,10 +82,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_same_decisions_for_any_batching_and_after_any_restart(name: str) -> None:
+@pytest.mark.parametrize(("name", "titles"), streams_of_each(CONFIGS, 120))
+def test_same_decisions_for_any_batching_and_after_any_restart(name: str, titles: list[str]) -> None:
     options = {key: value for key, value in CONFIGS[name].items() if key != "id"}
-    for title, samples in example_streams(120).items():
+    streams = example_streams(120)
+    for title in titles:
+        samples = streams[title]
         source = FakeEvidence(samples, is_error=lambda model_id, found: (found.labels + model_id + found.keys // 40) % 3 == 0)
         check_trigger(TRIGGERS.get("StreamDetectorTrigger"), options, streams={title: samples}, source=source)
 
