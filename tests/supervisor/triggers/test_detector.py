@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modyn.config.base import Severity, load_section
@@ -94,6 +94,7 @@ def test_same_decisions_for_any_batching_and_after_any_restart(name: str, titles
 
 @pytest.mark.parametrize("id_", DETECTORS.builtin)
 @given(seed=st.integers(0, 10**6))
+@settings(max_examples=settings().max_examples // 3)
 def test_decides_as_the_detector_itself_between_two_triggers(id_: str, seed: int) -> None:
     samples = errors((150, 0.1), (150, 0.6), (150, 0.2), seed=seed)
     expected = [10]
