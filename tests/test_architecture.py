@@ -430,7 +430,7 @@ def test_datasets_of_the_shared_stack_have_one_module_each() -> None:
 def test_tests_patch_no_constants() -> None:
     """Limits come in by records and parameters; a test that patches a module's constant depends on how the module reads it."""
     patched = []
-    for path in sorted((ROOT / "tests").rglob("*.py")):
+    for path in sorted(path for path in (ROOT / "tests").rglob("*.py") if "setattr" in path.read_text()):
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr":
                 texts = [str(argument.value) for argument in node.args[:2] if isinstance(argument, ast.Constant)]

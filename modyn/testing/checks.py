@@ -36,6 +36,7 @@ from modyn.selector.window import (
     trigger_before_window,
     window_of_trigger,
 )
+from modyn.state_folders import SHARED_MEMORY
 from modyn.supervisor.evaluation.base import EvaluationStrategy, TrainedModel
 from modyn.supervisor.triggers.base import Trigger, TriggerContext, next_position
 from modyn.supervisor.triggers.evidence import NO_EVIDENCE, EvidenceSource
@@ -64,7 +65,7 @@ MAX_STATE_BYTES = 2**20
 _DAY = 86_400
 T = TypeVar("T")
 P = TypeVar("P", bound=StatefulPolicy)
-_BOUNDARIES = (0, 40, 41, 41, 300, 700)
+_BOUNDARIES = (0, 40, 41, 41, 200, 400)
 """How many samples each trigger covers: none, some, one more, no more, many."""
 
 
@@ -234,7 +235,7 @@ class _Selecting(Generic[P]):
     tail_triggers: int | None
 
 
-def example_samples(num_samples: int = 700) -> dict[str, SampleBatch]:
+def example_samples(num_samples: int = 400) -> dict[str, SampleBatch]:
     """Streams by name: keys in and out of order, labels balanced, skewed, of one class and real. Always the same."""
     rng = np.random.default_rng(20240131)
     position = np.arange(num_samples)
@@ -300,7 +301,10 @@ def _select_all(
     where: str, selecting: _Selecting[P], samples: SampleBatch, chunk_size: int = 10_000, restore: bool = False
 ) -> list[KeysAndWeights]:
     """The trigger sets of a whole run."""
-    with TemporaryDirectory(prefix="modyn-policy-") as folder:
+    memory = (
+        SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+    )  # Each trigger syncs its files, which takes a disk longer than the policy.
+    with TemporaryDirectory(prefix="modyn-policy-", dir=memory) as folder:
         return _select_in(Path(folder), where, selecting, samples, chunk_size, restore)
 
 

@@ -22,12 +22,15 @@ def eventually(holds: Callable[[], T], describe: Callable[[], object] | str = ""
 
     Raises: AssertionError: it never was; with `describe`, which is called at the end.
     """
-    give_up = time.monotonic() + timeout_s
+    began = time.monotonic()
+    give_up = began + timeout_s
     while not (found := holds()):
         if time.monotonic() >= give_up:
             reason = describe if isinstance(describe, str) else str(describe())
             raise AssertionError(f"waited in vain for {timeout_s:g} s{': ' if reason else ''}{reason}")
-        time.sleep(0.01)
+        time.sleep(
+            min(max(0.01, (time.monotonic() - began) / 10), 0.1)
+        )  # A question takes processor time from what is waited for.
     return found
 
 

@@ -359,8 +359,24 @@ def pairs_of(*numbers: tuple[int, int, int, int]) -> tuple[WindowPair, ...]:
     return tuple(WindowPair(StreamWindow(a, b), StreamWindow(c, d)) for a, b, c, d in numbers)
 
 
-@pytest.mark.parametrize("kind", ComparedData)
-@pytest.mark.parametrize("size", [None, 300])
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [
+        (ComparedData.EMBEDDINGS, None),
+        (ComparedData.PREDICTIONS, 300),
+        (ComparedData.PAYLOAD, 300),
+        (ComparedData.LABELS, None),
+        *(
+            pytest.param(kind, size, marks=pytest.mark.slow)
+            for kind, size in [
+                (ComparedData.EMBEDDINGS, 300),
+                (ComparedData.PREDICTIONS, None),
+                (ComparedData.PAYLOAD, None),
+                (ComparedData.LABELS, 300),
+            ]
+        ),
+    ],
+)
 def test_pairs_that_are_asked_together_have_the_numbers_of_each_alone(kind: ComparedData, size: int | None) -> None:
     """To the last bit: as a simulation asks, and as a run does, one after the other."""
     place = Place(list(range(1400)), Scattered())

@@ -206,15 +206,19 @@ def without_model(name: str, on: str) -> dict[str, Any]:
     return section
 
 
-@pytest.mark.parametrize("on", ["labels", "payload"])
 @pytest.mark.parametrize(
-    "name",
+    ("name", "on"),
     [
-        "DataDriftTrigger",
-        "DataDriftTrigger with two metrics",
-        "AutoDrift",
-        "EnsembleTrigger",
-        "StreamDetectorTrigger on distance",
+        ("DataDriftTrigger", "labels"),
+        ("DataDriftTrigger with two metrics", "payload"),
+        ("AutoDrift", "labels"),
+        ("EnsembleTrigger", "payload"),
+        ("StreamDetectorTrigger on distance", "labels"),
+        pytest.param("DataDriftTrigger", "payload", marks=pytest.mark.slow),
+        pytest.param("DataDriftTrigger with two metrics", "labels", marks=pytest.mark.slow),
+        pytest.param("AutoDrift", "payload", marks=pytest.mark.slow),
+        pytest.param("EnsembleTrigger", "labels", marks=pytest.mark.slow),
+        pytest.param("StreamDetectorTrigger on distance", "payload", marks=pytest.mark.slow),
     ],
 )
 def test_on_a_dataset_drift_without_a_model_is_decided_as_in_a_run(

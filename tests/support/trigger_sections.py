@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping
 from typing import Any, Final
+
+import pytest
 
 from modyn.config.base import Severity
 from modyn.supervisor.triggers import TRIGGERS, check_trigger_section
+from modyn.testing.checks import example_streams
 
+_DURATION = re.compile(r'"\d+[smhdwy]"')
 _THRESHOLD = {"id": "ThresholdDecisionCriterion", "threshold": 0.2}
 _QUANTILE = {"id": "DynamicQuantileThresholdCriterion", "window_size": 4, "quantile": 0.25}
 _WINDOWS = {"id": "AmountWindowingStrategy", "amount_ref": 20, "amount_cur": 10}
@@ -117,3 +124,22 @@ SECTIONS: Final[dict[str, dict[str, Any]]] = {
     if section["id"] in TRIGGERS and Severity.ERROR not in {found.severity for found in check_trigger_section(section)}
 }
 """By name; those of the policies that there are."""
+
+
+def streams_of_each(configs: Mapping[str, Mapping[str, Any]], num_samples: int) -> list[Any]:
+    """Cases of a configuration and titles of `example_streams`, for `parametrize`.
+
+    The streams differ in their times. A configuration with a duration meets all of them in the gate; one that counts samples meets a third of them,
+    the next one another third, and the rest in slow tests.
+    """
+    titles, cases = list(example_streams(num_samples)), list[Any]()
+    for number, (name, config) in enumerate(configs.items()):
+        if _DURATION.search(json.dumps(config)):
+            cases.append(pytest.param(name, titles, id=name))
+            continue
+        some, rest = titles[number % 3 :: 3], [title for at, title in enumerate(titles) if at % 3 != number % 3]
+        cases += [
+            pytest.param(name, some, id=name),
+            pytest.param(name, rest, id=f"{name}, other streams", marks=pytest.mark.slow),
+        ]
+    return cases

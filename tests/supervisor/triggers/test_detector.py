@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modyn.config.base import Severity, load_section
@@ -20,6 +20,7 @@ from modyn.supervisor.triggers import TRIGGERS, TriggerContext, build_trigger, c
 from modyn.supervisor.triggers.base import CheckRecord, TriggerOutcome
 from modyn.testing.checks import check_trigger, decide, example_streams
 from modyn.testing.fake_evidence import FakeEvidence
+from tests.support.trigger_sections import streams_of_each
 
 EVALUATION = {"dataset": {"dataset_id": "d", "metrics": [{"name": "Accuracy"}]}}
 SENSITIVE: dict[str, dict[str, Any]] = {
@@ -81,16 +82,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_same_decisions_for_any_batching_and_after_any_restart(name: str) -> None:
+@pytest.mark.parametrize(("name", "titles"), streams_of_each(CONFIGS, 120))
+def test_same_decisions_for_any_batching_and_after_any_restart(name: str, titles: list[str]) -> None:
     options = {key: value for key, value in CONFIGS[name].items() if key != "id"}
-    for title, samples in example_streams(120).items():
+    streams = example_streams(120)
+    for title in titles:
+        samples = streams[title]
         source = FakeEvidence(samples, is_error=lambda model_id, found: (found.labels + model_id + found.keys // 40) % 3 == 0)
         check_trigger(TRIGGERS.get("StreamDetectorTrigger"), options, streams={title: samples}, source=source)
 
 
 @pytest.mark.parametrize("id_", DETECTORS.builtin)
 @given(seed=st.integers(0, 10**6))
+@settings(max_examples=settings().max_examples // 3)
 def test_decides_as_the_detector_itself_between_two_triggers(id_: str, seed: int) -> None:
     samples = errors((150, 0.1), (150, 0.6), (150, 0.2), seed=seed)
     expected = [10]

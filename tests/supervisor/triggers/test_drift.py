@@ -15,6 +15,7 @@ from modyn.supervisor.triggers.base import CheckRecord, TriggerOutcome
 from modyn.supervisor.triggers.drift import DataDriftConfig, DataDriftTrigger
 from modyn.testing.checks import check_trigger, decide, example_streams
 from modyn.testing.fake_evidence import FakeEvidence
+from tests.support.trigger_sections import streams_of_each
 
 THRESHOLD: dict[str, Any] = {"id": "MMDDriftMetric", "decision_criterion": {"id": "ThresholdDecisionCriterion", "threshold": 0.5}}
 QUANTILE: dict[str, Any] = {
@@ -72,10 +73,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_same_decisions_for_any_batching_and_after_any_restart(name: str) -> None:
+@pytest.mark.parametrize(("name", "titles"), streams_of_each(CONFIGS, 120))
+def test_same_decisions_for_any_batching_and_after_any_restart(name: str, titles: list[str]) -> None:
     options = {key: value for key, value in CONFIGS[name].items() if key != "id"}
-    for title, samples in example_streams(150).items():
+    streams = example_streams(120)
+    for title in titles:
+        samples = streams[title]
         policy = TRIGGERS.get(CONFIGS[name]["id"])
         check_trigger(policy, options, streams={title: samples}, source=FakeEvidence(samples))
 

@@ -23,6 +23,7 @@ from modyn.supervisor.triggers import TRIGGERS, TriggerContext, build_trigger, c
 from modyn.supervisor.triggers.base import CheckRecord
 from modyn.testing.checks import check_trigger, decide, example_streams
 from modyn.testing.fake_evidence import FakeEvidence
+from tests.support.trigger_sections import streams_of_each
 
 DATASET = {"dataset_id": "d", "metrics": [{"name": "Accuracy"}, {"name": "F1Score", "label": "F1"}]}
 STATIC = {"id": "StaticPerformanceThresholdCriterion", "metric": "Accuracy", "metric_threshold": 0.75}
@@ -97,10 +98,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_same_decisions_for_any_batching_and_after_any_restart(name: str) -> None:
+@pytest.mark.parametrize(("name", "titles"), streams_of_each(CONFIGS, 150))
+def test_same_decisions_for_any_batching_and_after_any_restart(name: str, titles: list[str]) -> None:
     options = {key: value for key, value in CONFIGS[name].items() if key != "id"}
-    for title, samples in example_streams(150).items():
+    streams = example_streams(150)
+    for title in titles:
+        samples = streams[title]
         source = FakeEvidence(samples, is_error=lambda model_id, found: (found.labels + model_id) % 3 == 0)
         check_trigger(TRIGGERS.get("PerformanceTrigger"), options, streams={title: samples}, source=source)
 

@@ -13,7 +13,7 @@ from modyn.testing.checks import decide
 from modyn.testing.fake_evidence import FakeEvidence
 from tests.support.trigger_sections import SECTIONS
 
-SAMPLES = 8000
+SAMPLES = 4000
 MOST_BYTES = 8 << 10
 
 

@@ -19,12 +19,12 @@ from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, SampleBatch
 from modyn.supervisor.triggers import TRIGGERS, Check, CheckContext, Trigger, TriggerContext, build_trigger
 from modyn.supervisor.triggers.amount import DataAmountConfig, DataAmountTrigger
 from modyn.supervisor.triggers.base import CheckRecord, next_position
-from modyn.testing.checks import check_trigger, decide
+from modyn.testing.checks import check_trigger, decide, example_streams
 
 CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("DataAmountTrigger", {"num_samples": 1}),
     ("DataAmountTrigger", {"num_samples": 37}),
-    ("DataAmountTrigger", {"num_samples": 400}),
+    ("DataAmountTrigger", {"num_samples": 150}),
     ("DataAmountTrigger", {"num_samples": 10**9}),
     ("InitialTrigger", {"num_samples": 1}),
     ("InitialTrigger", {"num_samples": 37}),
@@ -69,7 +69,7 @@ def test_the_registry_holds_what_we_mean_it_to() -> None:
 
 @pytest.mark.parametrize(("id_", "config"), CONFIGS, ids=str)
 def test_every_policy_passes_the_checks(id_: str, config: dict[str, Any]) -> None:
-    check_trigger(TRIGGERS.get(id_), config)
+    check_trigger(TRIGGERS.get(id_), config, streams=example_streams(150))
 
 
 @pytest.mark.parametrize(
