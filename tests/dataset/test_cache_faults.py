@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 from redis import Redis
 
+from modyn.cache.breaker import BreakerState
 from modyn.cache.keys import TierName
+from modyn.cache.redis_deadline import Deadline
+from modyn.cache.redis_tier import TIMEOUT_S
 from modyn.cache.tier import TierPlace
 from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.config import DataConfig
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
-from modyn.testing.waiting import eventually
+from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.dripping_proxy import DrippingProxy
 from tests.support.fake_dataset import FakeTriggerSet
 from tests.support.running_redis import BreakableRedis, running_nodes, running_redis
@@ -41,6 +44,12 @@ def redis() -> Iterator[BreakableRedis]:
 
 def source(url: str, *tiers: TierName) -> CacheSource:
     return CacheSource("redis", url, {name: TierPlace(name, b"twelve bytes", BUDGET) for name in tiers})
+
+
+def is_asked(cache: CacheSource) -> bool:
+    """Whether its Redis is asked now. One that was slow or away is left alone for a while."""
+    breaker = cache.breaker
+    return breaker.state is not BreakerState.OPEN and Deadline(breaker, TIMEOUT_S).has_time
 
 
 class Reading(NamedTuple):
@@ -136,7 +145,8 @@ FAULTS: dict[str, Fault] = {
 
 
 WAYS = {False: "flight", True: "local"}
-BOTH_WAYS = pytest.mark.parametrize("short_cut", WAYS, ids=WAYS.get)
+FLIGHT_IN_SLOW = pytest.mark.parametrize("short_cut", [pytest.param(False, marks=pytest.mark.slow), True], ids=WAYS.values())
+LOCAL_IN_SLOW = pytest.mark.parametrize("short_cut", [False, pytest.param(True, marks=pytest.mark.slow)], ids=WAYS.values())
 EACH_FAULT = pytest.mark.parametrize(
     ("fault", "short_cut"),
     [
@@ -145,7 +155,7 @@ EACH_FAULT = pytest.mark.parametrize(
         for way, name in WAYS.items()
     ],
 )
-"""One way for each fault in the gate, both in `slow`: a cache is asked by the same code in both."""
+"""As above: one way for each fault in the gate, the other in `slow`. A cache is asked by the same code in both."""
 
 
 @EACH_FAULT
@@ -167,9 +177,9 @@ def test_batches_are_the_same_whatever_happens_to_redis(redis: BreakableRedis, f
         return began
 
     # On a machine that is busy an answer may come too late, and Redis is left alone for a while.
-    eventually(begins_while_it_serves)
+    eventually(lambda: is_asked(cache) and begins_while_it_serves())
     FAULTS[fault].end(redis)
-    eventually(serves)
+    eventually(lambda: is_asked(cache) and serves())
 
 
 @pytest.mark.parametrize(("short_cut", "serves_part"), [(False, False), (True, True)], ids=["flight-whole", "local-in part"])
@@ -202,6 +212,13 @@ def share(jobs: list[Job]) -> bool:
     return sum(job.num_augmented for job in jobs) > before
 
 
+def share_again(jobs: list[Job], timeout_s: float = PATIENCE_S) -> None:
+    """Wait until one is served what another has prepared; a batch is read only when it may be."""
+    cache = jobs[0].cache
+    assert cache is not None
+    eventually(lambda: is_asked(cache) and share(jobs), timeout_s=timeout_s)
+
+
 def end(jobs: list[Job]) -> None:
     """Each has served every sample once an epoch, and none was served a value twice."""
     for job in jobs:
@@ -215,7 +232,7 @@ def test_trainings_that_share_samples_go_on_when_a_node_of_a_cluster_dies(number
     with running_nodes(3, "secret") as nodes:
         jobs = sharing_jobs(nodes[0].url)
         # Each batch asks three nodes, and after each slow answer up to 16 s pass.
-        eventually(lambda: share(jobs), timeout_s=150.0)
+        share_again(jobs, timeout_s=150.0)
         for happens in (nodes[number].kill, nodes[number].start):
             happens()
             for _ in range(20):
@@ -227,13 +244,13 @@ def test_trainings_that_share_samples_go_on_when_a_node_of_a_cluster_dies(number
 def test_trainings_that_share_samples_go_on_whatever_happens_to_redis(redis: BreakableRedis, fault: str, short_cut: bool) -> None:
     """Each serves every sample once an epoch, and none is served twice; they share before, and again after."""
     jobs = sharing_jobs(redis.url, short_cut)
-    eventually(lambda: share(jobs))
+    share_again(jobs)
     FAULTS[fault].begin(redis)
     shared = [share(jobs) for _ in range(20)]
     if FAULTS[fault].stops_hits:
         assert not any(shared[10:])
     FAULTS[fault].end(redis)
-    eventually(lambda: share(jobs))
+    share_again(jobs)
     end(jobs)
 
 
@@ -253,7 +270,7 @@ def slow(redis: BreakableRedis) -> Iterator[DrippingProxy]:
     path.unlink()
 
 
-@BOTH_WAYS
+@FLIGHT_IN_SLOW
 def test_batches_are_the_same_while_redis_is_slow(slow: DrippingProxy, short_cut: bool) -> None:
     """It serves samples before, and again after."""
     expected, cache = read(None, short_cut).content, source(slow.url, "decoded")
@@ -263,22 +280,22 @@ def test_batches_are_the_same_while_redis_is_slow(slow: DrippingProxy, short_cut
         assert found.content == expected
         return any(found.num_cached[:40])  # what was kept before
 
-    eventually(serves)
+    eventually(lambda: is_asked(cache) and serves())
     assert read(cache, short_cut, 50, lambda: setattr(slow, "drips", True)).content == expected
     assert not any(read(cache, short_cut).num_cached)
     slow.drips = False
-    eventually(serves)
+    eventually(lambda: is_asked(cache) and serves())
 
 
-@BOTH_WAYS
+@LOCAL_IN_SLOW
 def test_trainings_that_share_samples_go_on_while_redis_is_slow(slow: DrippingProxy, short_cut: bool) -> None:
     jobs = sharing_jobs(slow.url, short_cut)
-    eventually(lambda: share(jobs))
+    share_again(jobs)
     slow.drips = True
     share(jobs)
     assert not any(share(jobs) for _ in range(20))
     slow.drips = False
-    eventually(lambda: share(jobs))
+    share_again(jobs)
     end(jobs)
 
 
@@ -331,7 +348,7 @@ def _of_others(client: Any, key: bytes, change: Callable[[bytes], bytes]) -> Non
         client.set(key, change(client.get(key)))
 
 
-@BOTH_WAYS
+@LOCAL_IN_SLOW
 def test_batches_are_the_same_whatever_others_write_into_redis(redis: BreakableRedis, short_cut: bool, tmp_path: Path) -> None:
     """Values of other samples, pickles, wrong lengths, large ones, other types, and into what counts them; nothing is unpickled."""
     expected, deed = read(None, short_cut).content, tmp_path / "deed"
@@ -354,7 +371,7 @@ def test_batches_are_the_same_whatever_others_write_into_redis(redis: BreakableR
             assert read(cache, short_cut).content == expected
             return list(client.keys("modyn:cache:*:twelve bytes"))
 
-        (key,) = eventually(kept)
+        (key,) = eventually(lambda: is_asked(cache) and kept())
         values = client.hgetall(key)
         names = [name for name in values if name != b"used"]
         # Each under the key of another sample.
@@ -372,13 +389,13 @@ def test_trainings_that_share_samples_go_on_whatever_others_write_into_redis(
     redis: BreakableRedis, what: str, tmp_path: Path
 ) -> None:
     jobs, change = sharing_jobs(redis.url), _values(tmp_path / "deed")[what]
-    eventually(lambda: share(jobs))
+    share_again(jobs)
     with Redis.from_url(redis.url) as client:
         for key in client.keys("modyn:*"):
             _of_others(client, key, change)
         for _ in range(10):
             share(jobs)
         client.flushall()
-    eventually(lambda: share(jobs))
+    share_again(jobs)
     end(jobs)
     assert not (tmp_path / "deed").exists()
