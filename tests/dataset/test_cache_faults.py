@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +15,8 @@ from redis import Redis
 
 from modyn.cache.breaker import BreakerState
 from modyn.cache.keys import TierName
+from modyn.cache.redis_address import TIMEOUT_S
 from modyn.cache.redis_deadline import Deadline
-from modyn.cache.redis_tier import TIMEOUT_S
 from modyn.cache.tier import TierPlace
 from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.config import DataConfig
@@ -32,8 +33,8 @@ DATA = DataConfig(
     random_transformations=("lambda x: x + torch.rand(1)",),
 )
 BUDGET = 1 << 22
-NUM_BATCHES = 120
-"""Over all epochs."""
+NUM_BATCHES = 40
+"""Of each epoch."""
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def is_asked(cache: CacheSource) -> bool:
 
 
 class Reading(NamedTuple):
-    """Of three epochs."""
+    """Of all epochs."""
 
     content: list[list[object]]
     num_cached: list[int]
@@ -67,17 +68,18 @@ def read(
     happens: Callable[[], object] = lambda: None,
     *,
     only_if_served: bool = False,
+    epochs: int = 3,
 ) -> Reading:
-    """Three epochs of 40 batches; before batch number `at` something happens, or only if samples came from the cache until then."""
+    """Epochs of 40 batches; before batch number `at` something happens, or only if samples came from the cache until then."""
     keys = FakeTriggerSet(np.arange(200), 60, answer_size=16, short_cut=short_cut, cache=cache)
-    dataset = TriggerSetDataset(keys.info, DATA, keys, LoadOptions(5, drop_last=False, shuffle=True, seed=1, epochs=3))
+    dataset = TriggerSetDataset(keys.info, DATA, keys, LoadOptions(5, drop_last=False, shuffle=True, seed=1, epochs=epochs))
     found = Reading([], [])
     for number, batch in enumerate(dataset.serve()):
         if number == at and (any(found.num_cached) or not only_if_served):
             happens()
         found.content.append([batch.keys.tolist(), batch.data.tolist(), batch.labels.tolist()])  # type: ignore[union-attr]
         found.num_cached.append(sum(batch.cached))
-    assert len(found.content) == NUM_BATCHES
+    assert len(found.content) == NUM_BATCHES * epochs
     return found
 
 
@@ -323,6 +325,9 @@ class _Deed:
         return Path.touch, (self.path,)
 
 
+LARGE = "large"
+
+
 def _values(deed: Path) -> dict[str, Callable[[bytes], bytes]]:
     """What others may write in place of a value."""
     layout = b'["numpy","|O",[1],[]]'
@@ -333,55 +338,65 @@ def _values(deed: Path) -> dict[str, Callable[[bytes], bytes]]:
         "part": lambda value: value[: len(value) // 2],
         "more": lambda value: value * 2,
         "changed": lambda value: value[:-1] + bytes([value[-1] ^ 1]),
-        "large": lambda _: bytes(3 << 20),
+        LARGE: lambda _: bytes(3 << 20),
         "forged": lambda _: bytes(8) + forged,
         "a number": lambda _: b"17",
     }
 
 
-def _of_others(client: Any, key: bytes, change: Callable[[bytes], bytes]) -> None:
-    """Change all that one key holds, in its own type."""
+def _of_others(client: Any, key: bytes, what: str, change: Callable[[bytes], bytes]) -> None:
+    """Change all that one key holds, in its own type; of many values every eighth, where all would take a gigabyte."""
     if client.type(key) == b"hash":
-        for name, value in client.hgetall(key).items():
+        for name, value in islice(client.hgetall(key).items(), 0, None, 8 if what == LARGE else 1):
             client.hset(key, name, change(value))
     else:
         client.set(key, change(client.get(key)))
 
 
+def read_once(cache: CacheSource | None, short_cut: bool) -> list[list[object]]:
+    """One epoch."""
+    return read(cache, short_cut, epochs=1).content
+
+
 @LOCAL_IN_SLOW
 def test_batches_are_the_same_whatever_others_write_into_redis(redis: BreakableRedis, short_cut: bool, tmp_path: Path) -> None:
-    """Values of other samples, pickles, wrong lengths, large ones, other types, and into what counts them; nothing is unpickled."""
-    expected, deed = read(None, short_cut).content, tmp_path / "deed"
+    """Pickles, wrong lengths, large ones, and into what counts them; nothing is unpickled."""
+    expected, deed = read_once(None, short_cut), tmp_path / "deed"
     with Redis.from_url(redis.url) as client:
         for number, (what, change) in enumerate(_values(deed).items()):
             places: dict[TierName, TierPlace] = {
                 name: TierPlace(name, bytes([number]) * 12, BUDGET) for name in ("decoded", "encoded")
             }
             cache = CacheSource("redis", redis.url, places)
-            assert read(cache, short_cut).content == expected
+            assert read_once(cache, short_cut) == expected
             for key in client.keys("modyn:cache:*"):
-                _of_others(client, key, change)
-            assert read(cache, short_cut).content == expected, what
+                _of_others(client, key, what, change)
+            assert read_once(cache, short_cut) == expected, what
             client.flushall()
-        places = {"decoded": TierPlace("decoded", b"twelve bytes", BUDGET)}
-        cache = CacheSource("redis", redis.url, places)
+    assert not deed.exists()
 
-        def kept() -> list[bytes]:
-            """On a machine that is busy, an answer may come too late, and Redis is left alone for a while."""
-            assert read(cache, short_cut).content == expected
-            return list(client.keys("modyn:cache:*:twelve bytes"))
 
-        (key,) = eventually(lambda: is_asked(cache) and kept())
+@FLIGHT_IN_SLOW
+def test_batches_are_the_same_where_others_exchange_values_and_types(redis: BreakableRedis, short_cut: bool) -> None:
+    """Values of other samples, and keys of other types."""
+    expected, cache = read_once(None, short_cut), source(redis.url, "decoded")
+
+    def kept() -> list[bytes]:
+        """On a machine that is busy, an answer may come too late, and Redis is left alone for a while."""
+        assert read_once(cache, short_cut) == expected
+        return list(client.keys("modyn:cache:*:twelve bytes"))
+
+    with Redis.from_url(redis.url) as client:
+        (key,) = eventually(lambda: kept() if is_asked(cache) else [])
         values = client.hgetall(key)
         names = [name for name in values if name != b"used"]
         # Each under the key of another sample.
         client.hset(key, mapping={name: values[other] for name, other in zip(names, names[1:] + names[:1], strict=True)})
-        assert read(cache, short_cut).content == expected
+        assert read_once(cache, short_cut) == expected
         for key in client.keys("modyn:*"):
             client.delete(key)
             client.set(key, "of another type")
-        assert read(cache, short_cut).content == expected
-    assert not deed.exists()
+        assert read_once(cache, short_cut) == expected
 
 
 @pytest.mark.parametrize("what", _values(Path()))
@@ -392,7 +407,7 @@ def test_trainings_that_share_samples_go_on_whatever_others_write_into_redis(
     share_again(jobs)
     with Redis.from_url(redis.url) as client:
         for key in client.keys("modyn:*"):
-            _of_others(client, key, change)
+            _of_others(client, key, what, change)
         for _ in range(10):
             share(jobs)
         client.flushall()
