@@ -370,10 +370,10 @@ def test_memory_in_redis(shared_server: BreakableRedis, share: float, num_jobs: 
 def test_memory_in_redis_of_jobs_that_share_a_part_of_their_samples(shared_server: BreakableRedis) -> None:
     """Each has a set of its own: about a bit for each sample of all, if there is no pattern in it."""
     shared_server.ask("FLUSHALL")
-    num_samples, num_jobs = 50_000, 8
+    num_samples, num_jobs = 100_000, 8
     random = np.random.default_rng(0)
     sets = [np.flatnonzero(random.random(num_samples) < 0.5) for _ in range(num_jobs)]
-    _serve_from_redis(shared_server, sets, num_samples, num_rounds=15)
+    _serve_from_redis(shared_server, sets, num_samples, num_rounds=30)
     by_key = _bytes_in_redis(shared_server)
     of_sets = [used for key, used in by_key.items() if b":set:" in key]
     assert len(of_sets) == num_jobs
