@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,12 +13,15 @@ import numpy as np
 import pytest
 from redis import Redis
 
+from modyn.cache.breaker import BreakerState
 from modyn.cache.keys import TierName
+from modyn.cache.redis_address import TIMEOUT_S
+from modyn.cache.redis_deadline import Deadline
 from modyn.cache.tier import TierPlace
 from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.config import DataConfig
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
-from modyn.testing.waiting import eventually
+from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.dripping_proxy import DrippingProxy
 from tests.support.fake_dataset import FakeTriggerSet
 from tests.support.running_redis import BreakableRedis, running_nodes, running_redis
@@ -29,8 +33,8 @@ DATA = DataConfig(
     random_transformations=("lambda x: x + torch.rand(1)",),
 )
 BUDGET = 1 << 22
-NUM_BATCHES = 120
-"""Over all epochs."""
+NUM_BATCHES = 40
+"""Of each epoch."""
 
 
 @pytest.fixture
@@ -43,8 +47,14 @@ def source(url: str, *tiers: TierName) -> CacheSource:
     return CacheSource("redis", url, {name: TierPlace(name, b"twelve bytes", BUDGET) for name in tiers})
 
 
+def is_asked(cache: CacheSource) -> bool:
+    """Whether its Redis is asked now. One that was slow or away is left alone for a while."""
+    breaker = cache.breaker
+    return breaker.state is not BreakerState.OPEN and Deadline(breaker, TIMEOUT_S).has_time
+
+
 class Reading(NamedTuple):
-    """Of three epochs."""
+    """Of all epochs."""
 
     content: list[list[object]]
     num_cached: list[int]
@@ -58,17 +68,18 @@ def read(
     happens: Callable[[], object] = lambda: None,
     *,
     only_if_served: bool = False,
+    epochs: int = 3,
 ) -> Reading:
-    """Three epochs of 40 batches; before batch number `at` something happens, or only if samples came from the cache until then."""
+    """Epochs of 40 batches; before batch number `at` something happens, or only if samples came from the cache until then."""
     keys = FakeTriggerSet(np.arange(200), 60, answer_size=16, short_cut=short_cut, cache=cache)
-    dataset = TriggerSetDataset(keys.info, DATA, keys, LoadOptions(5, drop_last=False, shuffle=True, seed=1, epochs=3))
+    dataset = TriggerSetDataset(keys.info, DATA, keys, LoadOptions(5, drop_last=False, shuffle=True, seed=1, epochs=epochs))
     found = Reading([], [])
     for number, batch in enumerate(dataset.serve()):
         if number == at and (any(found.num_cached) or not only_if_served):
             happens()
         found.content.append([batch.keys.tolist(), batch.data.tolist(), batch.labels.tolist()])  # type: ignore[union-attr]
         found.num_cached.append(sum(batch.cached))
-    assert len(found.content) == NUM_BATCHES
+    assert len(found.content) == NUM_BATCHES * epochs
     return found
 
 
@@ -136,7 +147,8 @@ FAULTS: dict[str, Fault] = {
 
 
 WAYS = {False: "flight", True: "local"}
-BOTH_WAYS = pytest.mark.parametrize("short_cut", WAYS, ids=WAYS.get)
+FLIGHT_IN_SLOW = pytest.mark.parametrize("short_cut", [pytest.param(False, marks=pytest.mark.slow), True], ids=WAYS.values())
+LOCAL_IN_SLOW = pytest.mark.parametrize("short_cut", [False, pytest.param(True, marks=pytest.mark.slow)], ids=WAYS.values())
 EACH_FAULT = pytest.mark.parametrize(
     ("fault", "short_cut"),
     [
@@ -145,7 +157,7 @@ EACH_FAULT = pytest.mark.parametrize(
         for way, name in WAYS.items()
     ],
 )
-"""One way for each fault in the gate, both in `slow`: a cache is asked by the same code in both."""
+"""As above: one way for each fault in the gate, the other in `slow`. A cache is asked by the same code in both."""
 
 
 @EACH_FAULT
@@ -167,9 +179,9 @@ def test_batches_are_the_same_whatever_happens_to_redis(redis: BreakableRedis, f
         return began
 
     # On a machine that is busy an answer may come too late, and Redis is left alone for a while.
-    eventually(begins_while_it_serves)
+    eventually(lambda: is_asked(cache) and begins_while_it_serves())
     FAULTS[fault].end(redis)
-    eventually(serves)
+    eventually(lambda: is_asked(cache) and serves())
 
 
 @pytest.mark.parametrize(("short_cut", "serves_part"), [(False, False), (True, True)], ids=["flight-whole", "local-in part"])
@@ -202,6 +214,13 @@ def share(jobs: list[Job]) -> bool:
     return sum(job.num_augmented for job in jobs) > before
 
 
+def share_again(jobs: list[Job], timeout_s: float = PATIENCE_S) -> None:
+    """Wait until one is served what another has prepared; a batch is read only when it may be."""
+    cache = jobs[0].cache
+    assert cache is not None
+    eventually(lambda: is_asked(cache) and share(jobs), timeout_s=timeout_s)
+
+
 def end(jobs: list[Job]) -> None:
     """Each has served every sample once an epoch, and none was served a value twice."""
     for job in jobs:
@@ -215,7 +234,7 @@ def test_trainings_that_share_samples_go_on_when_a_node_of_a_cluster_dies(number
     with running_nodes(3, "secret") as nodes:
         jobs = sharing_jobs(nodes[0].url)
         # Each batch asks three nodes, and after each slow answer up to 16 s pass.
-        eventually(lambda: share(jobs), timeout_s=150.0)
+        share_again(jobs, timeout_s=150.0)
         for happens in (nodes[number].kill, nodes[number].start):
             happens()
             for _ in range(20):
@@ -227,13 +246,13 @@ def test_trainings_that_share_samples_go_on_when_a_node_of_a_cluster_dies(number
 def test_trainings_that_share_samples_go_on_whatever_happens_to_redis(redis: BreakableRedis, fault: str, short_cut: bool) -> None:
     """Each serves every sample once an epoch, and none is served twice; they share before, and again after."""
     jobs = sharing_jobs(redis.url, short_cut)
-    eventually(lambda: share(jobs))
+    share_again(jobs)
     FAULTS[fault].begin(redis)
     shared = [share(jobs) for _ in range(20)]
     if FAULTS[fault].stops_hits:
         assert not any(shared[10:])
     FAULTS[fault].end(redis)
-    eventually(lambda: share(jobs))
+    share_again(jobs)
     end(jobs)
 
 
@@ -253,7 +272,7 @@ def slow(redis: BreakableRedis) -> Iterator[DrippingProxy]:
     path.unlink()
 
 
-@BOTH_WAYS
+@FLIGHT_IN_SLOW
 def test_batches_are_the_same_while_redis_is_slow(slow: DrippingProxy, short_cut: bool) -> None:
     """It serves samples before, and again after."""
     expected, cache = read(None, short_cut).content, source(slow.url, "decoded")
@@ -263,22 +282,22 @@ def test_batches_are_the_same_while_redis_is_slow(slow: DrippingProxy, short_cut
         assert found.content == expected
         return any(found.num_cached[:40])  # what was kept before
 
-    eventually(serves)
+    eventually(lambda: is_asked(cache) and serves())
     assert read(cache, short_cut, 50, lambda: setattr(slow, "drips", True)).content == expected
     assert not any(read(cache, short_cut).num_cached)
     slow.drips = False
-    eventually(serves)
+    eventually(lambda: is_asked(cache) and serves())
 
 
-@BOTH_WAYS
+@LOCAL_IN_SLOW
 def test_trainings_that_share_samples_go_on_while_redis_is_slow(slow: DrippingProxy, short_cut: bool) -> None:
     jobs = sharing_jobs(slow.url, short_cut)
-    eventually(lambda: share(jobs))
+    share_again(jobs)
     slow.drips = True
     share(jobs)
     assert not any(share(jobs) for _ in range(20))
     slow.drips = False
-    eventually(lambda: share(jobs))
+    share_again(jobs)
     end(jobs)
 
 
@@ -306,6 +325,9 @@ class _Deed:
         return Path.touch, (self.path,)
 
 
+LARGE = "large"
+
+
 def _values(deed: Path) -> dict[str, Callable[[bytes], bytes]]:
     """What others may write in place of a value."""
     layout = b'["numpy","|O",[1],[]]'
@@ -316,55 +338,65 @@ def _values(deed: Path) -> dict[str, Callable[[bytes], bytes]]:
         "part": lambda value: value[: len(value) // 2],
         "more": lambda value: value * 2,
         "changed": lambda value: value[:-1] + bytes([value[-1] ^ 1]),
-        "large": lambda _: bytes(3 << 20),
+        LARGE: lambda _: bytes(3 << 20),
         "forged": lambda _: bytes(8) + forged,
         "a number": lambda _: b"17",
     }
 
 
-def _of_others(client: Any, key: bytes, change: Callable[[bytes], bytes]) -> None:
-    """Change all that one key holds, in its own type."""
+def _of_others(client: Any, key: bytes, what: str, change: Callable[[bytes], bytes]) -> None:
+    """Change all that one key holds, in its own type; of many values every eighth, where all would take a gigabyte."""
     if client.type(key) == b"hash":
-        for name, value in client.hgetall(key).items():
+        for name, value in islice(client.hgetall(key).items(), 0, None, 8 if what == LARGE else 1):
             client.hset(key, name, change(value))
     else:
         client.set(key, change(client.get(key)))
 
 
-@BOTH_WAYS
+def read_once(cache: CacheSource | None, short_cut: bool) -> list[list[object]]:
+    """One epoch."""
+    return read(cache, short_cut, epochs=1).content
+
+
+@LOCAL_IN_SLOW
 def test_batches_are_the_same_whatever_others_write_into_redis(redis: BreakableRedis, short_cut: bool, tmp_path: Path) -> None:
-    """Values of other samples, pickles, wrong lengths, large ones, other types, and into what counts them; nothing is unpickled."""
-    expected, deed = read(None, short_cut).content, tmp_path / "deed"
+    """Pickles, wrong lengths, large ones, and into what counts them; nothing is unpickled."""
+    expected, deed = read_once(None, short_cut), tmp_path / "deed"
     with Redis.from_url(redis.url) as client:
         for number, (what, change) in enumerate(_values(deed).items()):
             places: dict[TierName, TierPlace] = {
                 name: TierPlace(name, bytes([number]) * 12, BUDGET) for name in ("decoded", "encoded")
             }
             cache = CacheSource("redis", redis.url, places)
-            assert read(cache, short_cut).content == expected
+            assert read_once(cache, short_cut) == expected
             for key in client.keys("modyn:cache:*"):
-                _of_others(client, key, change)
-            assert read(cache, short_cut).content == expected, what
+                _of_others(client, key, what, change)
+            assert read_once(cache, short_cut) == expected, what
             client.flushall()
-        places = {"decoded": TierPlace("decoded", b"twelve bytes", BUDGET)}
-        cache = CacheSource("redis", redis.url, places)
+    assert not deed.exists()
 
-        def kept() -> list[bytes]:
-            """On a machine that is busy, an answer may come too late, and Redis is left alone for a while."""
-            assert read(cache, short_cut).content == expected
-            return list(client.keys("modyn:cache:*:twelve bytes"))
 
-        (key,) = eventually(kept)
+@FLIGHT_IN_SLOW
+def test_batches_are_the_same_where_others_exchange_values_and_types(redis: BreakableRedis, short_cut: bool) -> None:
+    """Values of other samples, and keys of other types."""
+    expected, cache = read_once(None, short_cut), source(redis.url, "decoded")
+
+    def kept() -> list[bytes]:
+        """On a machine that is busy, an answer may come too late, and Redis is left alone for a while."""
+        assert read_once(cache, short_cut) == expected
+        return list(client.keys("modyn:cache:*:twelve bytes"))
+
+    with Redis.from_url(redis.url) as client:
+        (key,) = eventually(lambda: kept() if is_asked(cache) else [])
         values = client.hgetall(key)
         names = [name for name in values if name != b"used"]
         # Each under the key of another sample.
         client.hset(key, mapping={name: values[other] for name, other in zip(names, names[1:] + names[:1], strict=True)})
-        assert read(cache, short_cut).content == expected
+        assert read_once(cache, short_cut) == expected
         for key in client.keys("modyn:*"):
             client.delete(key)
             client.set(key, "of another type")
-        assert read(cache, short_cut).content == expected
-    assert not deed.exists()
+        assert read_once(cache, short_cut) == expected
 
 
 @pytest.mark.parametrize("what", _values(Path()))
@@ -372,13 +404,13 @@ def test_trainings_that_share_samples_go_on_whatever_others_write_into_redis(
     redis: BreakableRedis, what: str, tmp_path: Path
 ) -> None:
     jobs, change = sharing_jobs(redis.url), _values(tmp_path / "deed")[what]
-    eventually(lambda: share(jobs))
+    share_again(jobs)
     with Redis.from_url(redis.url) as client:
         for key in client.keys("modyn:*"):
-            _of_others(client, key, change)
+            _of_others(client, key, what, change)
         for _ in range(10):
             share(jobs)
         client.flushall()
-    eventually(lambda: share(jobs))
+    share_again(jobs)
     end(jobs)
     assert not (tmp_path / "deed").exists()

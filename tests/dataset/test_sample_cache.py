@@ -69,13 +69,22 @@ def counted(served: list[Batch]) -> CachedCounts:
 BOTH_WAYS = pytest.mark.parametrize("short_cut", [False, True])
 
 
-@BOTH_WAYS
-@pytest.mark.parametrize("data", [DATA, ROWS_OF_BATCHES, WHOLE_BATCHES], ids=["parser", "rows of batches", "whole batches"])
+@pytest.mark.parametrize(
+    ("data", "short_cut"),
+    [
+        pytest.param(DATA, False, id="parser-flight"),
+        pytest.param(DATA, True, id="parser-local"),
+        pytest.param(ROWS_OF_BATCHES, False, id="rows of batches-flight"),
+        pytest.param(ROWS_OF_BATCHES, True, id="rows of batches-local", marks=pytest.mark.slow),
+        pytest.param(WHOLE_BATCHES, False, id="whole batches-flight", marks=pytest.mark.slow),
+        pytest.param(WHOLE_BATCHES, True, id="whole batches-local"),
+    ],
+)
 @given(
     budgets=st.dictionaries(st.sampled_from(["encoded", "decoded"]), st.sampled_from([0, 60_000, LARGE]), min_size=1),
     deleted=st.frozensets(st.integers(0, 59), max_size=20),
 )
-@settings(max_examples=12)
+@settings(max_examples=6)
 def test_batches_are_the_same_with_and_without_a_cache(
     tmp_path_factory: pytest.TempPathFactory,
     data: DataConfig,
@@ -106,7 +115,7 @@ def files(folder: Path) -> list[Path]:
     repeats=st.integers(0, 200),
     deleted=st.frozensets(st.integers(0, 59), max_size=20),
 )
-@settings(max_examples=12)
+@settings(max_examples=6)
 def test_batches_are_the_same_with_a_compressed_cache(
     tmp_path_factory: pytest.TempPathFactory,
     short_cut: bool,

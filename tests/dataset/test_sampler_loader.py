@@ -230,8 +230,14 @@ def test_by_processes(tmp_path: Path) -> None:
         assert job.num_augmented > 0
 
 
-@pytest.mark.parametrize("sampler", COMPARED)
-@BOTH_WAYS
+@pytest.mark.parametrize(
+    ("sampler", "short_cut"),
+    [
+        pytest.param(sampler, way, marks=[] if number % 2 == way else pytest.mark.slow)
+        for number, sampler in enumerate(COMPARED)
+        for way in (False, True)
+    ],
+)
 def test_samplers_for_comparison(sampler: SamplerName, short_cut: bool, tmp_path: Path) -> None:
     """They serve each sample once, but for SHADE, by its definition. Jobs run side by side: in one thread the shared loader would wait for ever."""
     tier = managed_tier(sampler)

@@ -148,6 +148,6 @@ def test_redis_answers(folder: Path) -> None:
         memory = client.info("memory")
         assert (memory["maxmemory"], memory["maxmemory_policy"]) == (0, "noeviction"), "the tiers keep to their budgets"
     assert (folder / "redis" / "url").read_text() == server.url
-    server.stop()
+    assert server.stop() == 0
     assert server.pid is None
     assert not (folder / "redis" / "url").exists(), "no service takes it for one that runs"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing import forkserver
 from pathlib import Path
 from types import ModuleType
@@ -16,19 +17,30 @@ PRELOADED: Final = frozenset(sys.modules)
 """What was imported before this module. In a worker: by the fork server, which imports this module last."""
 
 
-def imports_after_fork(preload: Sequence[str], task: str, request: object, log_path: Path) -> list[str]:
-    """Run `task` with `request` in a worker of a new fork server that imports `preload`; return the modules that the worker imported."""
+@contextmanager
+def new_fork_server(preload: Sequence[str]) -> Iterator[Callable[[str, object, Path], list[str]]]:
+    """Within the block a fork server that imports `preload`. Gives a function as `imports_after_fork`, without the first argument."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")  # each child imports the main module: here it would be that of pytest
     forkserver._forkserver._stop()  # type: ignore[attr-defined]  # one that runs keeps the modules that it began with
     pool = WorkerPool(1, preload=[*preload, __name__])
-    try:
+
+    def imports(task: str, request: object, log_path: Path) -> list[str]:
         name = f"{__name__}:run_and_list_imports"
         found: list[str] = pool.submit(JobSpec(name, (task, request), name="imports", log_path=log_path)).result(120)
         return found
+
+    try:
+        yield imports
     finally:
         pool.close()
         sys.modules["__main__"] = main
+
+
+def imports_after_fork(preload: Sequence[str], task: str, request: object, log_path: Path) -> list[str]:
+    """Run `task` with `request` in a worker of a new fork server that imports `preload`; return the modules that the worker imported."""
+    with new_fork_server(preload) as imports:
+        return imports(task, request, log_path)
 
 
 def run_and_list_imports(request: tuple[str, object], connection: JobConnection) -> list[str]:

@@ -98,11 +98,7 @@ def room_of(folder: Path) -> TrainingRoom:
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        "plain",
-        "batch then sample",
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("processes", "validation", "sample then batch")),
-    ],
+    ["plain", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "plain")],
 )
 def test_trainings_prepare_samples_for_each_other(kind: str, tmp_path: Path) -> None:
     """The second training finds what the first, which runs meanwhile, has prepared; both train on as many samples as without a cache."""
@@ -123,8 +119,16 @@ def test_trainings_prepare_samples_for_each_other(kind: str, tmp_path: Path) -> 
         assert all(result["cache_saved_s"] == 1.5 for result in results)
 
 
-@pytest.mark.parametrize("kind", ["plain", "processes", "batch then sample"])
-@pytest.mark.parametrize("without", [False, True], ids=["with the cache", "whose cache is gone"])
+@pytest.mark.parametrize(
+    ("kind", "without"),
+    [
+        ("plain", True),
+        ("processes", False),
+        ("batch then sample", False),
+        *(pytest.param(kind, not slow, marks=pytest.mark.slow) for kind, slow in (("plain", True), ("processes", False))),
+        pytest.param("batch then sample", True, marks=pytest.mark.slow),
+    ],
+)
 def test_a_training_goes_on_in_its_order(kind: str, without: bool, tmp_path: Path) -> None:
     pipeline = pipeline_of(kind, checkpointing={"activated": True, "interval": 2})
     expected = train_in_memory(pipeline, MemoryData(40), tmp_path / "plain").result

@@ -312,9 +312,21 @@ def pipeline_of(config: dict[str, Any], training: dict[str, Any] | None = None) 
     return small_pipeline({"drop_last_batch": False, **(training or {})}, selection_strategy=section)
 
 
-@EACH
-@pytest.mark.parametrize("balance", [False, True], ids=["any", "balanced"])
-@pytest.mark.parametrize("sample_then_batch", [False, True], ids=["batches", "samples"])
+@pytest.mark.parametrize(
+    ("config", "balance", "sample_then_batch"),
+    [
+        pytest.param(
+            config,
+            balance,
+            first,
+            id=f"{'samples' if first else 'batches'}-{'balanced' if balance else 'any'}-{name}",
+            marks=[] if number % 4 == 2 * balance + first else pytest.mark.slow,
+        )
+        for number, (name, config) in enumerate(CONFIGS.items())
+        for balance in (False, True)
+        for first in (False, True)
+    ],
+)
 def test_a_training_that_goes_on_chooses_the_same(
     tmp_path: Path, config: dict[str, Any], balance: bool, sample_then_batch: bool
 ) -> None:

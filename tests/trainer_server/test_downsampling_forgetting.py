@@ -81,12 +81,13 @@ def pipeline_of(first: bool, **config: Any) -> dict[str, Any]:
     return pipeline
 
 
+@pytest.mark.parametrize("every", [11, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("first", [False, True])
-def test_a_training_that_is_stopped_anywhere_remembers_the_same(tmp_path: Path, first: bool) -> None:
+def test_a_training_that_is_stopped_anywhere_remembers_the_same(tmp_path: Path, first: bool, every: int) -> None:
     pipeline = pipeline_of(first)
     whole = train_in_memory(pipeline, MemoryData(45), tmp_path / "whole")
     looks = whole.report.looks
-    for stop_after in range(1, looks, 3):
+    for stop_after in range(1, looks, every):
         room = TrainingRoom(tmp_path / str(stop_after), limits={"report_interval_s": 0})
         with pytest.raises(CancelledError):
             room.train(pipeline, MemoryData(45), RecordedReport(stop_after=stop_after))

@@ -230,8 +230,19 @@ def runs(config: dict[str, Any], first: bool) -> bool:
     return first or config != {"strategy": "RS2"}
 
 
-@pytest.mark.parametrize("first", [False, True], ids=["batch-then-sample", "sample-then-batch"])
-@pytest.mark.parametrize("config", STRATEGIES, ids=lambda config: "-".join(map(str, config.values())))
+@pytest.mark.parametrize(
+    ("config", "first"),
+    [
+        pytest.param(
+            config,
+            first,
+            id=f"{'-'.join(map(str, config.values()))}-{'sample-then-batch' if first else 'batch-then-sample'}",
+            marks=[] if number % 2 == first else pytest.mark.slow,
+        )
+        for number, config in enumerate(STRATEGIES)
+        for first in (False, True)
+    ],
+)
 def test_every_policy_goes_on_after_a_stop_as_if_there_had_been_none(tmp_path: Path, config: dict[str, Any], first: bool) -> None:
     pipeline = pipeline_of(config, first=first, checkpointing={"activated": True, "interval": 1})
     if not runs(config, first):

@@ -32,7 +32,20 @@ POLICIES: list[dict[str, Any]] = [
     {"strategy": "RS2", "with_replacement": True},
     *BY_FEATURES,
 ]
-EACH = pytest.mark.parametrize("config", POLICIES, ids=lambda config: config["strategy"])
+EACH_ONCE = pytest.mark.parametrize(
+    ("config", "first"),
+    [
+        pytest.param(
+            config,
+            first,
+            id=f"{config['strategy']}-{'sample-then-batch' if first else 'batch-then-sample'}",
+            marks=[] if number % 2 == first else pytest.mark.slow,
+        )
+        for number, config in enumerate(POLICIES)
+        for first in (False, True)
+    ],
+)
+"""In the gate in one mode each; `test_models_with_several_inputs_are_trained` has both."""
 
 MODELS_OF_TWO = """
 import torch
@@ -119,16 +132,23 @@ def trained(pipeline: dict[str, Any], folder: Path) -> Outcome:
 
 
 @MODES
-@EACH
-@pytest.mark.parametrize("inputs", [BY_POSITION, BY_NAME], ids=["by position", "by name"])
+@pytest.mark.parametrize(
+    ("config", "inputs"),
+    [
+        pytest.param(
+            config, inputs, id=f"{config['strategy']}-{name}", marks=[] if (number + place) % 2 == 0 else pytest.mark.slow
+        )
+        for number, config in enumerate(POLICIES)
+        for place, (name, inputs) in enumerate({"by position": BY_POSITION, "by name": BY_NAME}.items())
+    ],
+)
 def test_models_with_several_inputs_are_trained(tmp_path: Path, config: dict[str, Any], inputs: str, first: bool) -> None:
     data = {"dataset_id": "fake", "batch_parser_function": PARSER.replace("{}", inputs)}
     with installed(tmp_path / "plugin", MODELS, "Pair", MODELS_OF_TWO, "Pair"):
         trained(pipeline_of(config, first, data=data, model={"id": "Pair"}), tmp_path)
 
 
-@MODES
-@EACH
+@EACH_ONCE
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 def test_models_of_masked_tokens_are_trained(tmp_path: Path, config: dict[str, Any], first: bool) -> None:
@@ -151,7 +171,7 @@ def test_a_label_for_each_token_is_trained_on(tmp_path: Path, strategy: str, fir
 
 @MODES
 @pytest.mark.parametrize("config", BY_FEATURES, ids=lambda config: config["strategy"])
-@pytest.mark.parametrize("loss", ["MSELoss", "HuberLoss"])
+@pytest.mark.parametrize("loss", ["MSELoss", pytest.param("HuberLoss", marks=pytest.mark.slow)])
 def test_a_regression_is_trained_on_what_features_choose(tmp_path: Path, loss: str, config: dict[str, Any], first: bool) -> None:
     pipeline = pipeline_of({**config, "balance": False}, first)
     pipeline["model"]["config"]["num_classes"] = 1

@@ -27,7 +27,7 @@ def main():
     pool.warm_up()
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))  # no file can grow
     trainings = Trainings(SystemConfig(state_dir=Path(sys.argv[1])), pool, pool, lambda run_id, trigger_id: None)
-    trainings.task = "trainer_tasks:fail_loudly"
+    trainings.task = "loud_task:fail_loudly"
     run_id = RunId("digits-0001")
     trainings.start(TrainingRequest(run_id, 0, {"model": {}, "training": {}, "data": {}}))
     *_, last = trainings.table.watch((run_id, 0))

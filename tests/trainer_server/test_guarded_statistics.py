@@ -50,7 +50,7 @@ def data(keys: tuple[int, ...], poison: Mapping[int, float], trigger_id: int = 1
 
 
 def pipeline(online: Mapping[str, Any], checkpointing: Mapping[str, Any]) -> dict[str, Any]:
-    training = {"epochs_per_trigger": 150, "optimizers": [OPTIMIZER], "checkpointing": checkpointing}
+    training = {"epochs_per_trigger": 75, "optimizers": [OPTIMIZER], "checkpointing": checkpointing}
     return column_pipeline(DENSE, training, online=online)
 
 
@@ -65,7 +65,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> TrainingRoom:
 def learned_checked(tmp_path_factory: pytest.TempPathFactory) -> TrainingRoom:
     room = TrainingRoom(tmp_path_factory.mktemp("checked"))
     room.train(
-        column_pipeline(CHECKED, {"epochs_per_trigger": 150, "optimizers": [OPTIMIZER]}, online=ONLINE),
+        column_pipeline(CHECKED, {"epochs_per_trigger": 75, "optimizers": [OPTIMIZER]}, online=ONLINE),
         data(tuple(range(FIRST)), {}, 0),
     )
     return room
@@ -121,8 +121,14 @@ class Guarded:
         ]
 
 
-@pytest.mark.parametrize("online", [{}, {"update_samples": 2}])
-@pytest.mark.parametrize("stop_after", [2, 3, 4, 5])
+@pytest.mark.parametrize(
+    ("stop_after", "online"),
+    [
+        *((stop_after, {}) for stop_after in (2, 3, 4, 5)),
+        (4, {"update_samples": 2}),
+        *(pytest.param(stop_after, {"update_samples": 2}, marks=pytest.mark.slow) for stop_after in (2, 3, 5)),
+    ],
+)
 def test_statistics_are_those_of_the_steps_that_are_kept(
     stop_after: int, online: dict[str, Any], learned: TrainingRoom, tmp_path: Path
 ) -> None:
@@ -176,15 +182,22 @@ def test_statistics_that_one_value_spoils_are_undone(value: float, learned: Trai
 
 
 @pytest.mark.parametrize(
-    ("values", "undone"), [({POISON: 1e30}, [3]), ({POISON: 1e30, POISON + 9: 1e30, POISON + 17: 1e30}, [3, 5, 7])]
+    ("values", "undone", "stop_after"),
+    [
+        pytest.param(values, undone, stop_after, marks=[] if stop_after in gate else pytest.mark.slow)
+        for values, undone, gate in (
+            ({POISON: 1e30}, [3], (None, 3)),
+            ({POISON: 1e30, POISON + 9: 1e30, POISON + 17: 1e30}, [3, 5, 7], (2, 5)),
+        )
+        for stop_after in (None, 2, 3, 5)
+    ],
 )
-@pytest.mark.parametrize("stop_after", [None, 2, 3, 5])
 def test_of_values_far_outside_of_all_before_their_steps_are_undone(
     values: dict[int, float], undone: list[int], stop_after: int | None, learned_checked: TrainingRoom, tmp_path: Path
 ) -> None:
     """A snapshot is taken right before such a step, which is checked by itself; however many there are, all other steps are kept."""
     online = {**ONLINE, "history_samples": 0, "rollback": {"every": 100, "window": 40, "factor": 1.2}}
-    training = {"epochs_per_trigger": 150, "optimizers": [OPTIMIZER], "checkpointing": {"activated": True, "interval": 1}}
+    training = {"epochs_per_trigger": 75, "optimizers": [OPTIMIZER], "checkpointing": {"activated": True, "interval": 1}}
     room, checked = TrainingRoom(tmp_path), column_pipeline(CHECKED, training, online=online)
     given: dict[str, Any] = {"trigger_id": 1, "parent_model_id": adopted(learned_checked, room), "online": True}
     samples = data(tuple(range(FIRST, END)), values)

@@ -139,10 +139,23 @@ def test_what_is_held_out_is_measured_and_never_trained_on(tmp_path: Path) -> No
 CLASS_WEIGHTS = {"ignore_index": 3, "weight": [10.0] * 10}
 
 
-@pytest.mark.parametrize("uses_weights", [False, True])
-@pytest.mark.parametrize("first", [False, True], ids=["batch-then-sample", "sample-then-batch"])
-@pytest.mark.parametrize("strategy", ["Loss", "GradNorm", "Craig", "GradMatch"])
-@pytest.mark.parametrize("options", [{}, CLASS_WEIGHTS], ids=["plain", "class weights"])
+@pytest.mark.parametrize(
+    ("strategy", "options", "first", "uses_weights"),
+    [
+        pytest.param(
+            strategy,
+            options,
+            first,
+            uses_weights,
+            id=f"{strategy}-{'class weights' if options else 'plain'}-{'samples' if first else 'batches'}-{uses_weights}",
+            marks=[] if (bool(options) + first + uses_weights + number) % 2 == 0 and first == (number < 2) else pytest.mark.slow,
+        )
+        for number, strategy in enumerate(["Loss", "Craig", "GradNorm", "GradMatch"])
+        for options in ({}, CLASS_WEIGHTS)
+        for first in (False, True)
+        for uses_weights in (False, True)
+    ],
+)
 def test_what_is_held_out_counts_as_without_downsampling(
     tmp_path: Path, options: dict[str, Any], strategy: str, first: bool, uses_weights: bool
 ) -> None:

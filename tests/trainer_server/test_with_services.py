@@ -31,7 +31,7 @@ from modyn.trainer_server.client import TrainerServerClient, TrainingJob, Traini
 from modyn.trainer_server.service import PRELOAD
 from tests.support.running_storage import start_storage
 from tests.support.training import NUM_FEATURES, small_pipeline
-from tests.support.worker_imports import imports_after_fork
+from tests.support.worker_imports import new_fork_server
 
 RUN = RunId("numbers-0001")
 RECORD = np.dtype([("label", "<i8"), ("features", "<f4", (NUM_FEATURES,))])
@@ -201,9 +201,9 @@ def test_a_training_worker_imports_nothing_after_the_fork(config: SystemConfig, 
         "gradient_clip_norm": 1.0,
         "amp": True,
     }
-    for trigger_id, data in enumerate([{}, {"bytes_parser_function": parser}]):
-        sections = pipeline(model=model, **({"data": {"dataset_id": "numbers", **data}} if data else {}))
-        sections["training"] |= training if trigger_id else {}
-        request = TrainingJob(TrainingRequest(RUN, 0, sections), config)
-        imported = imports_after_fork(PRELOAD, "modyn.trainer_server.train:train", request, tmp_path / "log")
-        assert imported == []
+    with new_fork_server(PRELOAD) as imports:
+        for trigger_id, data in enumerate([{}, {"bytes_parser_function": parser}]):
+            sections = pipeline(model=model, **({"data": {"dataset_id": "numbers", **data}} if data else {}))
+            sections["training"] |= training if trigger_id else {}
+            request = TrainingJob(TrainingRequest(RUN, 0, sections), config)
+            assert imports("modyn.trainer_server.train:train", request, tmp_path / "log") == []

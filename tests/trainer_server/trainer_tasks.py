@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
-import sys
 import time
 from itertools import count
 from pathlib import Path
@@ -96,11 +94,3 @@ def match_for_ever(_: object, connection: JobConnection) -> None:
     """Run a user function that never releases the GIL."""
     source = "def bytes_parser_function(data):\n    import re\n    return re.match(r'(a+)+$', 'a' * 60 + 'b')"
     compile_function(source, "bytes_parser_function")(lambda: "sample 1", b"")
-
-
-def fail_loudly(job: TrainingJob, connection: JobConnection) -> None:
-    """Write to both outputs, of which neither can be written, then raise an error that is traced."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-    print("about to fail")
-    print("really", file=sys.stderr)
-    raise DataError("record 7 is short")

@@ -81,7 +81,15 @@ def test_orders_show_no_trace_of_keys_and_of_neighbours(name: str) -> None:
         assert abs(np.corrcoef(first, second)[0, 1]) < 0.05
 
 
-@pytest.mark.parametrize(("num_jobs", "share", "most"), [(2, 0.2, 0.5), (3, 0.2, 0.6), (3, 1.0, 0.4), (4, 0.2, 0.65)])
+@pytest.mark.parametrize(
+    ("num_jobs", "share", "most"),
+    [
+        (2, 0.2, 0.5),
+        (3, 1.0, 0.4),
+        pytest.param(3, 0.2, 0.6, marks=pytest.mark.slow),
+        pytest.param(4, 0.2, 0.65, marks=pytest.mark.slow),
+    ],
+)
 def test_epochs_of_coordinated_jobs_that_are_apart_are_alike_to_a_bounded_degree(
     num_jobs: int, share: float, most: float
 ) -> None:

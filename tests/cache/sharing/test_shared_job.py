@@ -159,7 +159,15 @@ def test_each_epoch_serves_each_sample_once(
         training.make_all()
 
 
-@pytest.mark.parametrize(("num_jobs", "augmented"), [(2, True), (4, False)], ids=["2-augmented", "4-decoded"])
+@pytest.mark.parametrize(
+    ("home", "num_jobs", "augmented"),
+    [
+        pytest.param(kind, num_jobs, num_jobs == 2, marks=[] if (kind == "redis") == (num_jobs == 2) else pytest.mark.slow)
+        for kind in ("memory", "redis")
+        for num_jobs in (2, 4)
+    ],
+    indirect=["home"],
+)
 def test_jobs_in_step_prepare_each_sample_once(home: Home, num_jobs: int, augmented: bool) -> None:
     """With four batches of each in flight."""
     keys, tier = np.arange(4000) * 3, Values()
@@ -345,7 +353,7 @@ def test_a_cluster_with_a_password() -> None:
 
 @pytest.mark.parametrize(
     ("share", "num_jobs"),
-    [pytest.param(0.2, 8, marks=pytest.mark.slow), (0.61, 2), (0.61, 8), pytest.param(1.0, 8, marks=pytest.mark.slow)],
+    [(0.61, 2), *(pytest.param(share, 8, marks=pytest.mark.slow) for share in (0.2, 0.61, 1.0))],
 )
 def test_memory_in_redis(shared_server: BreakableRedis, share: float, num_jobs: int) -> None:
     """At most 8 bytes a sample, and a bit for each job, whatever part of the samples is to be cached. Measured: 5.2 bytes where a fifth is, 8.01 to
