@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from psycopg2 import extensions
 from psycopg2.extras import execute_values
@@ -23,7 +23,7 @@ from modyn.db.engine import Database, open_database
 from modyn.errors import ConflictError
 from modyn.json_codec import sanitize
 from modyn.storage.index.segment_file import SegmentInfo
-from modyn.storage.model.file_table import FileRow, FileTable
+from modyn.storage.model.file_table import CheckedFile, Checksum, FileRow, FileTable
 from modyn.storage.model.records import FileProblem
 from modyn.storage.model.schema import DatasetSchema
 
@@ -31,6 +31,7 @@ LISTED_PROBLEMS = 10_000
 """At most so many problems of a dataset are listed, the newest ones; all are counted."""
 _ROWS_AT_ONCE = 1 << 13
 _FILE_COLUMNS = "file_id, path, size, mtime_ns, indexed_end, num_samples, fingerprint, altered, tail"
+_FORGOTTEN = ", checked_bytes = 0, crc32 = 0, times_forgotten = times_forgotten + 1"
 _OF_INDEXED: Final = "the rest of the file is indexed: once it is corrected, `modyn data reindex` takes it again"
 _SEGMENT_COLUMNS = "first_key, num_samples, min_timestamp, max_timestamp, num_bytes, checksum, file_name"
 
@@ -194,11 +195,7 @@ class Catalogue:
 
     def file(self, dataset_id: int, file_id: int) -> FileRow:
         """The row of one indexed file. Raises: ConflictError: `file_id` is no longer in the catalogue."""
-        with self.database.raw() as connection, connection.cursor() as cursor:
-            found = next(_file_rows(cursor, "WHERE dataset_id = %s AND file_id = %s", (dataset_id, file_id)), None)
-        if found is None:
-            raise ConflictError(f"file {file_id} of dataset {dataset_id} is not in the catalogue any more")
-        return found
+        return self.checked_file(dataset_id, file_id).row
 
     def num_skipped(self, dataset_id: int, file: FileRow) -> int:
         """How many rows were skipped in what is indexed of a file."""
@@ -215,11 +212,35 @@ class Catalogue:
         with self.database.raw() as connection, connection.cursor() as cursor:
             return list(_file_rows(cursor, "WHERE dataset_id = %s ORDER BY file_id", (dataset_id,)))
 
-    def fingerprinted_files(self, dataset_id: int) -> list[FileRow]:
-        """The rows of the files that have a fingerprint and are not known to be altered, by id."""
-        condition = "WHERE dataset_id = %s AND fingerprint <> '' AND NOT altered ORDER BY file_id"
+    def checked_file(self, dataset_id: int, file_id: int) -> CheckedFile:
+        """One indexed file, with its checksum. Raises: as `file`."""
+        found = self._checked_files("AND file_id = %s", (dataset_id, file_id))
+        if not found:
+            raise ConflictError(f"file {file_id} of dataset {dataset_id} is not in the catalogue any more")
+        return found[0]
+
+    def files_to_check(self, dataset_id: int, first_id: int, at_most: int) -> list[CheckedFile]:
+        """The files from id `first_id` on, in order, of which bytes are indexed and that are not known to be altered."""
+        condition = "AND file_id >= %s AND num_samples > 0 AND indexed_end > 0 AND NOT altered ORDER BY file_id LIMIT %s"
+        return self._checked_files(condition, (dataset_id, first_id, at_most))
+
+    def _checked_files(self, condition: str, values: tuple[object, ...]) -> list[CheckedFile]:
+        columns = f"checked_bytes, crc32, times_forgotten, {_FILE_COLUMNS}"
         with self.database.raw() as connection, connection.cursor() as cursor:
-            return list(_file_rows(cursor, condition, (dataset_id,)))
+            cursor.execute(f"SELECT {columns} FROM storage.files WHERE dataset_id = %s {condition}", values)
+            return [CheckedFile(_file_row(row[3:]), Checksum(*row[:2]), row[2]) for row in cursor]
+
+    def keep_checksums(self, dataset_id: int, files: Sequence[CheckedFile]) -> None:
+        """Keep the checksums of `files`, but of those that were forgotten since they were read, and that have one of as many bytes."""
+        values = [(file.row.file_id, file.times_forgotten, *file.checksum) for file in files]
+        statement = (
+            "UPDATE storage.files AS f SET checked_bytes = v.checked_bytes, crc32 = v.crc32 "
+            "FROM (VALUES %s) AS v (file_id, times_forgotten, checked_bytes, crc32) WHERE f.dataset_id = {} AND f.file_id = v.file_id "
+            "AND f.times_forgotten = v.times_forgotten AND f.checked_bytes < v.checked_bytes AND NOT f.altered"
+        )
+        if values:
+            with self.database.raw() as connection, connection.cursor() as cursor:
+                execute_values(cursor, statement.format(int(dataset_id)), values, page_size=len(values))
 
     def commit(self, dataset_id: int, version: int, change: Change) -> tuple[int, int]:
         """Apply `change` to the dataset at `version`, all of it or nothing.
@@ -236,12 +257,13 @@ class Catalogue:
             if cursor.rowcount != 1:
                 raise ConflictError(f"dataset {dataset_id} was changed or deleted by another process; repeat the command")
             _copy_files(cursor, dataset_id, change.new_files)
-            for file in (*change.changed_files, *change.forgotten):
-                cursor.execute(
-                    "UPDATE storage.files SET size = %s, mtime_ns = %s, indexed_end = %s, num_samples = %s, fingerprint = %s, "
-                    "altered = %s, tail = %s WHERE dataset_id = %s AND file_id = %s",
-                    (*file[2:], dataset_id, file.file_id),
-                )
+            for files, more in ((change.changed_files, ""), (change.forgotten, _FORGOTTEN)):
+                for file in files:
+                    cursor.execute(
+                        "UPDATE storage.files SET size = %s, mtime_ns = %s, indexed_end = %s, num_samples = %s, fingerprint = %s, "
+                        f"altered = %s, tail = %s{more} WHERE dataset_id = %s AND file_id = %s",
+                        (*file[2:], dataset_id, file.file_id),
+                    )
             if change.replaced_segments:
                 cursor.execute(
                     "DELETE FROM storage.segments WHERE dataset_id = %s AND first_key = ANY(%s)",
@@ -322,7 +344,11 @@ def _dataset_rows(cursor: extensions.cursor, condition: str, values: tuple[objec
 def _file_rows(cursor: extensions.cursor, condition: str, values: tuple[object, ...]) -> Iterator[FileRow]:
     cursor.execute(f"SELECT {_FILE_COLUMNS} FROM storage.files {condition}", values)
     for row in cursor:
-        yield FileRow(row[0], os.fsdecode(bytes(row[1])), *row[2:])
+        yield _file_row(row)
+
+
+def _file_row(row: tuple[Any, ...]) -> FileRow:
+    return FileRow(row[0], os.fsdecode(bytes(row[1])), *row[2:])
 
 
 def _copy_files(cursor: extensions.cursor, dataset_id: int, files: Sequence[FileRow]) -> None:
