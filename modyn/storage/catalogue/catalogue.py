@@ -31,6 +31,7 @@ LISTED_PROBLEMS = 10_000
 """At most so many problems of a dataset are listed, the newest ones; all are counted."""
 _ROWS_AT_ONCE = 1 << 13
 _FILE_COLUMNS = "file_id, path, size, mtime_ns, indexed_end, num_samples, fingerprint, altered, tail"
+_CHECKED_COLUMNS = f"checked_bytes, crc32, times_forgotten, {_FILE_COLUMNS}"
 _FORGOTTEN = ", checked_bytes = 0, crc32 = 0, times_forgotten = times_forgotten + 1"
 _OF_INDEXED: Final = "the rest of the file is indexed: once it is corrected, `modyn data reindex` takes it again"
 _SEGMENT_COLUMNS = "first_key, num_samples, min_timestamp, max_timestamp, num_bytes, checksum, file_name"
@@ -225,22 +226,23 @@ class Catalogue:
         return self._checked_files(condition, (dataset_id, first_id, at_most))
 
     def _checked_files(self, condition: str, values: tuple[object, ...]) -> list[CheckedFile]:
-        columns = f"checked_bytes, crc32, times_forgotten, {_FILE_COLUMNS}"
         with self.database.raw() as connection, connection.cursor() as cursor:
-            cursor.execute(f"SELECT {columns} FROM storage.files WHERE dataset_id = %s {condition}", values)
-            return [CheckedFile(_file_row(row[3:]), Checksum(*row[:2]), row[2]) for row in cursor]
+            cursor.execute(f"SELECT {_CHECKED_COLUMNS} FROM storage.files WHERE dataset_id = %s {condition}", values)
+            return [CheckedFile(_file_row(row[3:]), Checksum(row[0], row[1]), row[2]) for row in cursor]
 
     def keep_checksums(self, dataset_id: int, files: Sequence[CheckedFile]) -> None:
-        """Keep the checksums of `files`, but of those that were forgotten since they were read, and that have one of as many bytes."""
+        """Keep the checksums of `files`, at least one, but of those that were forgotten since they were read, or that have one of as many bytes.
+        Files that a commit is changing are left out: to wait for it could keep it waiting for others of them."""
         values = [(file.row.file_id, file.times_forgotten, *file.checksum) for file in files]
+        of_dataset = f"dataset_id = {int(dataset_id)} AND file_id IN ({', '.join(str(int(file.row.file_id)) for file in files)})"
         statement = (
             "UPDATE storage.files AS f SET checked_bytes = v.checked_bytes, crc32 = v.crc32 "
-            "FROM (VALUES %s) AS v (file_id, times_forgotten, checked_bytes, crc32) WHERE f.dataset_id = {} AND f.file_id = v.file_id "
-            "AND f.times_forgotten = v.times_forgotten AND f.checked_bytes < v.checked_bytes AND NOT f.altered"
+            f"FROM (VALUES %s) AS v (id, times_forgotten, checked_bytes, crc32) WHERE {of_dataset} AND f.file_id = v.id "
+            "AND f.times_forgotten = v.times_forgotten AND f.checked_bytes < v.checked_bytes AND NOT f.altered "
+            f"AND f.file_id IN (SELECT file_id FROM storage.files WHERE {of_dataset} FOR UPDATE SKIP LOCKED)"
         )
-        if values:
-            with self.database.raw() as connection, connection.cursor() as cursor:
-                execute_values(cursor, statement.format(int(dataset_id)), values, page_size=len(values))
+        with self.database.raw() as connection, connection.cursor() as cursor:
+            execute_values(cursor, statement, values, page_size=len(values))
 
     def commit(self, dataset_id: int, version: int, change: Change) -> tuple[int, int]:
         """Apply `change` to the dataset at `version`, all of it or nothing.

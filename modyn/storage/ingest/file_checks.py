@@ -99,11 +99,12 @@ def _scrub_some(dataset: OpenDataset, files: Sequence[CheckedFile]) -> Iterator[
         else:
             if checksum != file.checksum:
                 read.append(file._replace(checksum=checksum))
-        if time.monotonic() - written >= _WRITE_EVERY_S:
+        if read and time.monotonic() - written >= _WRITE_EVERY_S:
             dataset.catalogue.keep_checksums(dataset.row.id, read)
             read, written = [], time.monotonic()
         yield ScrubbedFile(is_first, problem)
-    dataset.catalogue.keep_checksums(dataset.row.id, read)
+    if read:
+        dataset.catalogue.keep_checksums(dataset.row.id, read)
 
 
 def _compared(dataset: OpenDataset, file: CheckedFile) -> Checksum:

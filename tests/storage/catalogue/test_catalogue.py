@@ -144,8 +144,19 @@ def test_checksums_are_kept_of_files_that_are_as_they_were_read(catalogue: Catal
     )
     catalogue.commit(row.id, 1, Change(0, changed_files=[grown, altered], forgotten=forgotten))
     catalogue.keep_checksums(row.id, [file._replace(checksum=Checksum(9, 7)) for file in found])
-    catalogue.keep_checksums(row.id, [])
     kept = [catalogue.checked_file(row.id, i) for i in range(5)]
     assert [file.checksum for file in kept] == [Checksum(10, 2**32 - 1), Checksum(), Checksum(), Checksum(), Checksum(9, 7)]
     assert [file.times_forgotten for file in kept] == [0, 1, 0, 1, 0]
     assert [file.row.file_id for file in catalogue.files_to_check(row.id, 0, 9)] == [0, 1, 4]
+
+
+def test_checksums_do_not_wait_for_a_commit(catalogue: Catalogue) -> None:
+    """It may wait for the row of another file that they are about to change."""
+    row = catalogue.add(CONFIG, float_labels=False)
+    catalogue.commit(row.id, 0, Change(0, [FileRow(i, f"{i}.bin", 10, 1, 10, 1, "") for i in range(3)]))
+    files = [file._replace(checksum=Checksum(10, 7)) for file in catalogue.files_to_check(row.id, 0, 9)]
+    with catalogue.database.raw() as connection, connection.cursor() as cursor:
+        cursor.execute("UPDATE storage.files SET mtime_ns = 2 WHERE dataset_id = %s AND file_id = 1", (row.id,))
+        catalogue.keep_checksums(row.id, files)
+    assert [catalogue.checked_file(row.id, i).checksum.crc32 for i in range(3)] == [7, 0, 7]
+    assert catalogue.file(row.id, 1).mtime_ns == 2
