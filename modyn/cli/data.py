@@ -12,6 +12,7 @@ import typer
 from modyn.cli.chosen_table import SHOWN_SAMPLES, show_chosen
 from modyn.cli.context import Json, connect, say
 from modyn.cli.data_label import label
+from modyn.cli.data_scrub import scrub
 from modyn.cli.ingest_progress import say_what_is_indexed, shown_progress
 from modyn.cli.output import date, print_fields, print_json, print_table
 
@@ -323,20 +324,7 @@ def cost_of_deletion(name: str, runs: Sequence[Run]) -> str:
     return f"{named} cannot be resumed then: a dataset that is registered under the name {name} later is another one"
 
 
-@app.command()
-def scrub(name: Name, json: Json = False) -> None:
-    """Read all of a dataset's index and compare it with its checksums. Exit code 1 if a file is damaged."""
-    with connect() as client:
-        damaged = client.storage.scrub_dataset(name)
-    if json:
-        print_json(damaged)
-    else:
-        for problem in damaged:
-            say(problem.reason)
-        if not damaged:
-            say(f"{name}: all files of its index match their checksums")
-    if damaged:
-        raise typer.Exit(1)
+app.command()(scrub)
 
 
 @app.command()

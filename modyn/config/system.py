@@ -101,7 +101,10 @@ class StorageConfig(ServiceConfig):
     )
     records: RecordsConfig = Field(default_factory=RecordsConfig, description="datasets of records")
     scrub_every_s: float | None = Field(
-        604_800.0, gt=0, le=10**8, description="seconds between two slow comparisons of indexes with their checksums; null: none"
+        604_800.0,
+        gt=0,
+        le=10**8,
+        description="seconds between two slow comparisons of indexes and data files with their checksums; null: none",
     )
     datasets: list[DatasetConfig] = Field(default_factory=list, description="registered when storage starts")
 

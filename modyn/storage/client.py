@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -29,6 +29,7 @@ from modyn.storage.model.records import (
     LateLabelBatch,
     NewRecord,
     SamplePlace,
+    ScrubProgress,
 )
 from modyn.storage.model.schema import DatasetSchema, SchemaColumn
 from modyn.storage.read.locality import ShortCutOffer
@@ -57,6 +58,7 @@ __all__ = [
     "NewSamples",
     "SamplePlace",
     "SchemaColumn",
+    "ScrubProgress",
     "StorageClient",
 ]
 
@@ -68,7 +70,9 @@ RETRY_S = 30.0
 """How long a broken stream is opened again without any progress before its error is raised."""
 
 WHOLE_INDEX_DEADLINE_S = 3600.0
-"""To scrub a dataset reads all of its index, to rebuild one a part of each data file too."""
+"""To rebuild a dataset reads all of its index and a part of each data file."""
+SCRUB_DEADLINE_S = 7 * 24 * 3600.0
+"""A scrub reads all data files."""
 INGEST_DEADLINE_S = 24 * 3600.0
 """For the look at a folder that ends with all of its files indexed."""
 
@@ -139,10 +143,18 @@ class StorageClient(ServiceClient):
         for progress in self._stub.Ingest(storage_pb2.DatasetName(name=name), timeout=INGEST_DEADLINE_S):
             yield from_message(progress, IngestProgress)
 
-    def scrub_dataset(self, name: str) -> list[FileProblem]:
-        """Read all files of the dataset's index; return those that do not match their checksums."""
-        reply = self._stub.ScrubDataset(storage_pb2.DatasetName(name=name), timeout=WHOLE_INDEX_DEADLINE_S)
-        return [from_message(problem, FileProblem) for problem in reply.problems]
+    def scrub_dataset(self, name: str, progress: Callable[[ScrubProgress], None] | None = None) -> list[FileProblem]:
+        """Read all files of the dataset's index, and all indexed bytes of its data files; return those that do not match their checksums.
+
+        Args: progress: called in this thread, a few times a second.
+        """
+        problems: list[FileProblem] = []
+        for message in self._stub.ScrubDataset(storage_pb2.DatasetName(name=name), timeout=SCRUB_DEADLINE_S):
+            step = from_message(message, ScrubProgress)
+            problems += step.problems
+            if progress is not None:
+                progress(step)
+        return problems
 
     def forget_file(self, name: str, path: str) -> int:
         """Delete the samples of a data file, so that the next `ingest` adds what it holds then, under new keys; return how many were deleted.

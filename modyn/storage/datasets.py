@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -28,15 +29,24 @@ from modyn.storage.catalogue.catalogue import Catalogue, DatasetRow
 from modyn.storage.files.file_system import Roots
 from modyn.storage.files.local import LocalFiles, open_filesystem
 from modyn.storage.formats import build_format
+from modyn.storage.ingest.file_checks import scrub_files
 from modyn.storage.ingest.format_runner import FormatRunner, IndexingBounds
 from modyn.storage.ingest.ingestion import ingest
 from modyn.storage.ingest.locks import locked
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.publisher import withdraw
 from modyn.storage.ingest.rebuild import rebuild
-from modyn.storage.ingest.reindex import forget_file, scrub_files
+from modyn.storage.ingest.reindex import forget_file
 from modyn.storage.ingest.watcher import Watcher
-from modyn.storage.model.records import AppendedRecord, DatasetInfo, FileProblem, IngestProgress, NewRecord, located
+from modyn.storage.model.records import (
+    AppendedRecord,
+    DatasetInfo,
+    FileProblem,
+    IngestProgress,
+    NewRecord,
+    ScrubProgress,
+    located,
+)
 from modyn.storage.read.column_reader import ColumnReader
 from modyn.storage.read.locality import ShortCutOffer
 from modyn.storage.read.published_datasets import PublishedNames
@@ -254,18 +264,34 @@ class DatasetStore:
                 self._forget(row)
             self._deleting.pop(row.identity, None)
 
-    def scrub(self, name: str) -> list[FileProblem]:
-        """Read all files of the dataset's index and compare them with their checksums; return those that are damaged, missing or unreadable, and data
-        files that are not what was indexed (`scrub_files`).
+    def scrub(self, name: str, is_active: Callable[[], bool] = lambda: True) -> Iterator[ScrubProgress]:
+        """Read all files of the dataset's index and compare them with their checksums, then its data files (`scrub_files`). Ends after a file when
+        the listener has left (`is_active` is false).
 
-        Raises: NotFoundError: there is no such dataset. UnavailableError: its publication cannot be read.
+        Returns: progress a few times a second, and at the end.
+        Raises: NotFoundError: there is no such dataset. UnavailableError: its publication or the database cannot be read.
         """
         row = self._catalogue.dataset(name)
         if row is None:
             raise self._names.not_found(name)
-        if (dataset := self._open.get(name)) is not None and dataset.row.identity == row.identity:
-            return [*dataset.scrub(), *filter(None, scrub_files(dataset))]
-        return [problem for _, problem in scrub(self._folder / row.identity) if problem is not None]
+        dataset = self._open.get(name)
+        if dataset is None or dataset.row.identity != row.identity:
+            problems = [problem for _, problem in scrub(self._folder / row.identity) if problem is not None]
+            yield ScrubProgress(problems=tuple(problems))
+            return
+        progress = ScrubProgress(len(dataset.files), problems=tuple(dataset.scrub(is_active)))
+        yield progress
+        tick, found = time.monotonic(), list[FileProblem]()
+        for file in scrub_files(dataset):
+            if not is_active():
+                return
+            compared, first = progress.files_compared + 1, progress.files_first + file.is_first
+            found += [file.problem] if file.problem else []
+            progress = replace(progress, files_compared=compared, files_first=first, problems=tuple(found))
+            if time.monotonic() - tick >= _STEP_S:
+                yield progress
+                tick, found = time.monotonic(), []
+        yield replace(progress, problems=tuple(found))
 
     def forget_file(self, name: str, path: str) -> int:
         """Delete the samples of a data file, so that the next ingestion takes it again; as `reindex.forget_file`."""

@@ -1,4 +1,4 @@
-"""The slow scrub: damage of index files is found also where storage runs for months and opens each file once."""
+"""The slow scrub: damage of index files and rewritten data files are found also where storage runs for months and opens each file once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from modyn.errors import ModynError
 from modyn.periodic_task import PeriodicTask
 from modyn.rpc.logs import get_logger
 from modyn.storage.datasets import DatasetStore
+from modyn.storage.ingest.file_checks import scrub_files
 from modyn.storage.ingest.open_dataset import OpenDataset
-from modyn.storage.ingest.reindex import scrub_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,8 @@ class ScrubPace:
 
 
 class PeriodicScrub:
-    """Compares the indexes of all datasets with their checksums, first when `every_s` seconds have passed since the start, which compares them, too.
+    """Compares the indexes and data files of all datasets with their checksums, first when `every_s` seconds have passed since the start, which
+    compares the indexes, too.
 
     What it finds is logged and listed by `modyn data problems`. Reads are plain ones: the kernel gives up pages that were read once first,
     and keeps those of the maps that are in use.

@@ -96,10 +96,10 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         for progress in self._store.ingest(request.name, context.is_active):
             yield to_message(progress, storage_pb2.IngestProgress)
 
-    def ScrubDataset(self, request: storage_pb2.DatasetName, context: Context) -> storage_pb2.ProblemList:
-        """Files of the index that do not match their checksums; none if all is well."""
-        problems = self._store.scrub(request.name)
-        return storage_pb2.ProblemList(problems=[to_message(problem, storage_pb2.Problem) for problem in problems])
+    def ScrubDataset(self, request: storage_pb2.DatasetName, context: Context) -> Iterator[storage_pb2.ScrubProgress]:
+        """Compare the index and the data files with their checksums, and stream progress and what is damaged."""
+        for progress in self._store.scrub(request.name, context.is_active):
+            yield to_message(progress, storage_pb2.ScrubProgress)
 
     def ForgetFile(self, request: storage_pb2.DataFile, context: Context) -> storage_pb2.DeleteReply:
         """Delete the samples of a data file, which the next Ingest takes again; NOT_FOUND if it is not indexed, or missing."""

@@ -31,6 +31,7 @@ from modyn.storage.client import (
     IngestProgress,
     NewRecord,
     SamplePlace,
+    ScrubProgress,
     StorageClient,
 )
 from modyn.storage.model.samples import Payloads, common_size
@@ -158,7 +159,7 @@ class FakeStorageClient(FakeClient, StorageClient):
         """Raises NotImplementedError."""
         raise NotImplementedError(_NOT_FAKED)
 
-    def scrub_dataset(self, name: str) -> list[FileProblem]:
+    def scrub_dataset(self, name: str, progress: Callable[[ScrubProgress], None] | None = None) -> list[FileProblem]:
         """Not faked: there are no files."""
         raise NotImplementedError(_NOT_FAKED)
 

@@ -67,6 +67,9 @@ def test_a_dataset_from_registration_to_deletion(stack: RunningStack) -> None:
     assert listed[0].split("\t") == ["dataset", "samples", "files", "problems", "first", "last", "format"]
     assert any(line.split("\t")[:3] == ["by-hand", "20", "2"] for line in listed)
     assert answer(stack, "data", "problems", "by-hand") == []
+    scrubbed = stack.modyn("data", "scrub", "by-hand").stderr
+    assert "all files of its index match their checksums, 2 data files are as they were indexed" in scrubbed
+    assert "2 data files were read for the first time" in scrubbed
     assert answer(stack, "data", "scrub", "by-hand") == []
     assert "deleted 2 samples" in stack.modyn("data", "delete", "by-hand", "--key", "0", "--key", "7", "--yes").stderr
     assert answer(stack, "data", "show", "by-hand")["num_deleted"] == 2

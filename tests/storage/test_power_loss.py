@@ -98,7 +98,7 @@ def test_each_sample_is_there_once_under_its_key(quick_config: SystemConfig, tmp
                 assert live_data(found.snapshot("numbers")) == {
                     key: value for key, value in everything.items() if key not in gone
                 }
-                assert not found.scrub("numbers")
+                assert not any(step.problems for step in found.scrub("numbers"))
     assert any("remove" in line and ".segment" in line for line in loss.log), "no segments were merged"
     engine.dispose()
 
@@ -130,7 +130,7 @@ def test_kills_and_power_losses_one_after_the_other_lose_nothing(quick_config: S
             ingest_and_delete(config, Database(engine, "storage"), data, 4 * number + 1)
             with started(config, Database(engine, "storage")) as store:
                 assert live_data(store.snapshot("numbers")) == expected
-                assert not store.scrub("numbers")
+                assert not any(step.problems for step in store.scrub("numbers"))
     engine.dispose()
 
 

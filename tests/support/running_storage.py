@@ -80,6 +80,14 @@ def write_image(folder: Path, name: str, payload: bytes, label: int, mtime: int)
         os.utime(path, (mtime, mtime))
 
 
+def rewrite(path: Path, content: bytes) -> None:
+    """Write a file again, with the size and the time that it had."""
+    status = path.stat()
+    assert len(content) == status.st_size
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
 @dataclass
 class RunningStorage:
     """One storage service with a client of each plane."""

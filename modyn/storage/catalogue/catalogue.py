@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from psycopg2 import extensions
 from psycopg2.extras import execute_values
@@ -23,7 +23,7 @@ from modyn.db.engine import Database, open_database
 from modyn.errors import ConflictError
 from modyn.json_codec import sanitize
 from modyn.storage.index.segment_file import SegmentInfo
-from modyn.storage.model.file_table import FileRow, FileTable
+from modyn.storage.model.file_table import CheckedFile, Checksum, FileRow, FileTable
 from modyn.storage.model.records import FileProblem
 from modyn.storage.model.schema import DatasetSchema
 
@@ -31,6 +31,8 @@ LISTED_PROBLEMS = 10_000
 """At most so many problems of a dataset are listed, the newest ones; all are counted."""
 _ROWS_AT_ONCE = 1 << 13
 _FILE_COLUMNS = "file_id, path, size, mtime_ns, indexed_end, num_samples, fingerprint, altered, tail"
+_CHECKED_COLUMNS = f"checked_bytes, crc32, times_forgotten, {_FILE_COLUMNS}"
+_FORGOTTEN = ", checked_bytes = 0, crc32 = 0, times_forgotten = times_forgotten + 1"
 _OF_INDEXED: Final = "the rest of the file is indexed: once it is corrected, `modyn data reindex` takes it again"
 _SEGMENT_COLUMNS = "first_key, num_samples, min_timestamp, max_timestamp, num_bytes, checksum, file_name"
 
@@ -194,11 +196,7 @@ class Catalogue:
 
     def file(self, dataset_id: int, file_id: int) -> FileRow:
         """The row of one indexed file. Raises: ConflictError: `file_id` is no longer in the catalogue."""
-        with self.database.raw() as connection, connection.cursor() as cursor:
-            found = next(_file_rows(cursor, "WHERE dataset_id = %s AND file_id = %s", (dataset_id, file_id)), None)
-        if found is None:
-            raise ConflictError(f"file {file_id} of dataset {dataset_id} is not in the catalogue any more")
-        return found
+        return self.checked_file(dataset_id, file_id).row
 
     def num_skipped(self, dataset_id: int, file: FileRow) -> int:
         """How many rows were skipped in what is indexed of a file."""
@@ -215,11 +213,36 @@ class Catalogue:
         with self.database.raw() as connection, connection.cursor() as cursor:
             return list(_file_rows(cursor, "WHERE dataset_id = %s ORDER BY file_id", (dataset_id,)))
 
-    def fingerprinted_files(self, dataset_id: int) -> list[FileRow]:
-        """The rows of the files that have a fingerprint and are not known to be altered, by id."""
-        condition = "WHERE dataset_id = %s AND fingerprint <> '' AND NOT altered ORDER BY file_id"
+    def checked_file(self, dataset_id: int, file_id: int) -> CheckedFile:
+        """One indexed file, with its checksum. Raises: as `file`."""
+        found = self._checked_files("AND file_id = %s", (dataset_id, file_id))
+        if not found:
+            raise ConflictError(f"file {file_id} of dataset {dataset_id} is not in the catalogue any more")
+        return found[0]
+
+    def files_to_check(self, dataset_id: int, first_id: int, at_most: int) -> list[CheckedFile]:
+        """The files from id `first_id` on, in order, of which bytes are indexed and that are not known to be altered."""
+        condition = "AND file_id >= %s AND num_samples > 0 AND indexed_end > 0 AND NOT altered ORDER BY file_id LIMIT %s"
+        return self._checked_files(condition, (dataset_id, first_id, at_most))
+
+    def _checked_files(self, condition: str, values: tuple[object, ...]) -> list[CheckedFile]:
         with self.database.raw() as connection, connection.cursor() as cursor:
-            return list(_file_rows(cursor, condition, (dataset_id,)))
+            cursor.execute(f"SELECT {_CHECKED_COLUMNS} FROM storage.files WHERE dataset_id = %s {condition}", values)
+            return [CheckedFile(_file_row(row[3:]), Checksum(row[0], row[1]), row[2]) for row in cursor]
+
+    def keep_checksums(self, dataset_id: int, files: Sequence[CheckedFile]) -> None:
+        """Keep the checksums of `files`, at least one, but of those that were forgotten since they were read, or that have one of as many bytes.
+        Files that a commit is changing are left out: to wait for it could keep it waiting for others of them."""
+        values = [(file.row.file_id, file.times_forgotten, *file.checksum) for file in files]
+        of_dataset = f"dataset_id = {int(dataset_id)} AND file_id IN ({', '.join(str(int(file.row.file_id)) for file in files)})"
+        statement = (
+            "UPDATE storage.files AS f SET checked_bytes = v.checked_bytes, crc32 = v.crc32 "
+            f"FROM (VALUES %s) AS v (id, times_forgotten, checked_bytes, crc32) WHERE {of_dataset} AND f.file_id = v.id "
+            "AND f.times_forgotten = v.times_forgotten AND f.checked_bytes < v.checked_bytes AND NOT f.altered "
+            f"AND f.file_id IN (SELECT file_id FROM storage.files WHERE {of_dataset} FOR UPDATE SKIP LOCKED)"
+        )
+        with self.database.raw() as connection, connection.cursor() as cursor:
+            execute_values(cursor, statement, values, page_size=len(values))
 
     def commit(self, dataset_id: int, version: int, change: Change) -> tuple[int, int]:
         """Apply `change` to the dataset at `version`, all of it or nothing.
@@ -236,12 +259,13 @@ class Catalogue:
             if cursor.rowcount != 1:
                 raise ConflictError(f"dataset {dataset_id} was changed or deleted by another process; repeat the command")
             _copy_files(cursor, dataset_id, change.new_files)
-            for file in (*change.changed_files, *change.forgotten):
-                cursor.execute(
-                    "UPDATE storage.files SET size = %s, mtime_ns = %s, indexed_end = %s, num_samples = %s, fingerprint = %s, "
-                    "altered = %s, tail = %s WHERE dataset_id = %s AND file_id = %s",
-                    (*file[2:], dataset_id, file.file_id),
-                )
+            for files, more in ((change.changed_files, ""), (change.forgotten, _FORGOTTEN)):
+                for file in files:
+                    cursor.execute(
+                        "UPDATE storage.files SET size = %s, mtime_ns = %s, indexed_end = %s, num_samples = %s, fingerprint = %s, "
+                        f"altered = %s, tail = %s{more} WHERE dataset_id = %s AND file_id = %s",
+                        (*file[2:], dataset_id, file.file_id),
+                    )
             if change.replaced_segments:
                 cursor.execute(
                     "DELETE FROM storage.segments WHERE dataset_id = %s AND first_key = ANY(%s)",
@@ -322,7 +346,11 @@ def _dataset_rows(cursor: extensions.cursor, condition: str, values: tuple[objec
 def _file_rows(cursor: extensions.cursor, condition: str, values: tuple[object, ...]) -> Iterator[FileRow]:
     cursor.execute(f"SELECT {_FILE_COLUMNS} FROM storage.files {condition}", values)
     for row in cursor:
-        yield FileRow(row[0], os.fsdecode(bytes(row[1])), *row[2:])
+        yield _file_row(row)
+
+
+def _file_row(row: tuple[Any, ...]) -> FileRow:
+    return FileRow(row[0], os.fsdecode(bytes(row[1])), *row[2:])
 
 
 def _copy_files(cursor: extensions.cursor, dataset_id: int, files: Sequence[FileRow]) -> None:

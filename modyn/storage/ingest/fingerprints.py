@@ -1,4 +1,4 @@
-"""What tells later whether the indexed bytes of a file are the same: fingerprints, and the checksum of its last bytes."""
+"""What tells later whether the indexed bytes of a file are the same: fingerprints, and checksums of all and of the last ones."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from modyn.errors import DataError
 from modyn.storage.files.file_system import FileSystem, IndexedVersion, SeenFile
 from modyn.storage.formats.base import FileFormat, FormatResume
+from modyn.storage.model.file_table import Checksum
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,6 +22,8 @@ _FINGERPRINT_BLOCKS, _FINGERPRINT_BLOCK_BYTES = 64, 1 << 12
 """Evenly spread between the ends."""
 _TAIL_BYTES = 1 << 12
 """As in C++, which compares (`checksum_of_tail`)."""
+_READ_BYTES = 1 << 20
+"""At once, of a file that is read as a whole."""
 
 
 def fingerprint(folder: FileSystem, path: str, num_bytes: int, version: IndexedVersion | None = None) -> str:
@@ -78,7 +81,27 @@ def check_unchanged(folder: FileSystem, path: str, indexed: FormatResume, versio
         size = file.size()
         same = size >= indexed.end and fingerprint_of(file, indexed.end) == indexed.fingerprint
     if not same:
-        cut = f"cut: {indexed.end} bytes of it are indexed, it has {size} now. Samples in it can no longer be read"
-        other = f"rewritten: its first {indexed.end} bytes, which are indexed, are not the same any more"
-        what = cut if size < indexed.end else other
-        raise DataError(f"{path} was {what}. Restore the file, or take what it holds now with `modyn data reindex`")
+        raise _rewritten(path, indexed.end, size)
+
+
+def compared_checksum(folder: FileSystem, path: str, known: Checksum, num_bytes: int) -> Checksum:
+    """Compute the checksum of the first `num_bytes` bytes of `path`, a file of this machine; `known` is that of them or of fewer.
+
+    With plain reads, whose pages the kernel gives up first. Raises DataError if the bytes are missing, not those of `known`, or not readable.
+    """
+    crc32 = at = 0
+    with folder.reading(path), folder.open(path) as file:
+        for end in (known.num_bytes, num_bytes):
+            while at < end and (data := file.read(min(end - at, _READ_BYTES))):
+                crc32, at = zlib.crc32(data, crc32), at + len(data)
+            if at < end or (end == known.num_bytes and crc32 != known.crc32):
+                raise _rewritten(path, end, file.size())
+    return Checksum(num_bytes, crc32)
+
+
+def _rewritten(path: str, indexed_end: int, size: int) -> DataError:
+    """The error of a file whose first `indexed_end` bytes are not as they were. size: that it has now."""
+    cut = f"cut: {indexed_end} bytes of it are indexed, it has {size} now. Samples in it can no longer be read"
+    other = f"rewritten: its first {indexed_end} bytes, which are indexed, are not the same any more"
+    what = cut if size < indexed_end else other
+    return DataError(f"{path} was {what}. Restore the file, or take what it holds now with `modyn data reindex`")

@@ -20,9 +20,10 @@ from modyn.errors import ConflictError, DataError, NotFoundError, SecurityError,
 from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, NameEndings, Roots, SeenFile, SeenFiles, UnusableNowError
 from modyn.storage.files.local import LocalFiles
 from modyn.storage.files.unpacked import NotUnpackedError
-from modyn.storage.formats.base import FormatResume, WholeFileFormat
+from modyn.storage.formats.base import WholeFileFormat
 from modyn.storage.formats.timestamps import TimeRange
 from modyn.storage.ingest.copies import CopyKeeper
+from modyn.storage.ingest.file_checks import check_known_file
 from modyn.storage.ingest.file_groups import Found, JobQueue, ahead, find
 from modyn.storage.ingest.file_indexer import (
     COPIES_AT_ONCE,
@@ -30,11 +31,10 @@ from modyn.storage.ingest.file_indexer import (
     FileJob,
     future_samples,
     index_whole_files,
-    listed,
     refused_samples,
     watching,
 )
-from modyn.storage.ingest.fingerprints import check_unchanged, tail_of
+from modyn.storage.ingest.fingerprints import tail_of
 from modyn.storage.ingest.locks import locked
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.problems import FOLDER, ProblemReporter
@@ -187,8 +187,8 @@ class _Ingestion:
         """Record what became of an indexed file whose size or time is another; a job if samples were appended to it."""
         file_id = self._dataset.files.id_of(seen.path)
         assert file_id is not None
-        row = self._dataset.catalogue.file(self._dataset.row.id, file_id)
-        if not row.num_samples:
+        known = self._dataset.catalogue.checked_file(self._dataset.row.id, file_id)
+        if not (row := known.row).num_samples:
             return self._job(seen, row)  # Nothing is indexed that could have changed.
         job: FileJob | None = None
         try:
@@ -198,7 +198,7 @@ class _Ingestion:
                     job = self._job(seen, row)
                     job.begin()  # Compares what the file unpacks to now.
                 elif not self._format.is_packed(seen.path):
-                    self._check_unchanged(row, seen)
+                    check_known_file(self._dataset, known, seen)
         except ChangedError:
             self._num_changed += 1
             return None
@@ -212,24 +212,6 @@ class _Ingestion:
         self._writer.change_file(row._replace(size=seen.size, mtime_ns=seen.mtime_ns, altered=False, tail=tail))
         self._writer.solve(seen.path)
         return None
-
-    def _check_unchanged(self, row: FileRow, seen: SeenFile) -> None:
-        path = self._files.full_path(seen.path)
-        if seen.tag != UNKNOWN_TAG and (seen.tag, seen.size) == (row.tail, row.size):
-            return  # An object that was written again with the same content.
-        if not self._format.can_grow and seen.size != row.size:
-            raise DataError(
-                f"{path} was rewritten: it had {row.size} bytes when it was indexed and has {seen.size} now. "
-                f"Restore the file, or take what it holds now with `modyn data reindex`"
-            )
-        if not isinstance(self._format, WholeFileFormat):
-            resume = FormatResume(row.indexed_end, row.num_samples, row.fingerprint)
-            check_unchanged(self._files, path, resume, listed(self._files, seen))
-        elif seen.mtime_ns != row.mtime_ns:  # No fingerprint is kept of files of one sample: there may be millions.
-            raise DataError(
-                f"{path} was written again after it was indexed, maybe with something else. Restore the file with the time that it "
-                f"had, or take what it holds now with `modyn data reindex`"
-            )
 
     def _index_files(self, jobs: Iterator[FileJob]) -> None:
         """Index files by several threads, and add them in their order."""

@@ -1,9 +1,7 @@
-"""Data files whose content is no longer what was indexed: they are found by their fingerprints, and taken again on request."""
+"""Data files whose content is no longer what was indexed, and which are taken again on request."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,60 +9,16 @@ import numpy as np
 from modyn.errors import DataError, InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.records import Int64Array
 from modyn.registry import nearest
-from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, SeenFile
-from modyn.storage.files.local import LocalFiles
-from modyn.storage.formats.base import FormatResume, WholeFileFormat
+from modyn.storage.files.file_system import SeenFile
+from modyn.storage.formats.base import WholeFileFormat
 from modyn.storage.formats.timestamps import TimeRange
 from modyn.storage.index.segment_index import SegmentIndex
 from modyn.storage.ingest.file_indexer import ChangedError, FileJob, index_whole_files, refused_samples
-from modyn.storage.ingest.fingerprints import check_unchanged
 from modyn.storage.ingest.locks import locked
 from modyn.storage.ingest.open_dataset import OpenDataset
-from modyn.storage.ingest.problems import ProblemReporter
 from modyn.storage.ingest.segment_writer import SegmentWriter
 from modyn.storage.ingest.time_decision import TimeDecision
-from modyn.storage.model.file_table import UNKNOWN_TAG, FileRow
-from modyn.storage.model.records import FileProblem
-
-
-def scrub_files(dataset: OpenDataset) -> Iterator[FileProblem | None]:
-    """Compare the data files of a dataset with the fingerprints of what is indexed of them, one file after the other.
-
-    This finds files that were rewritten with the size and the time that they had, within what a fingerprint covers (see `fingerprint`). From then
-    on their samples are refused. Files of one sample have no fingerprint, objects in buckets are known by their ETags, compressed files are read
-    from copies, and record logs have checksums of their own.
-
-    Returns: for each file its problem; None: it is as it was indexed.
-    Raises: UnavailableError: the database or the disk cannot be used.
-    """
-    if dataset.row.config.holds_records or not isinstance(dataset.filesystem, LocalFiles):
-        return
-    for row in dataset.catalogue.fingerprinted_files(dataset.row.id):
-        if dataset.format.is_packed(row.path):
-            continue
-        path = dataset.filesystem.full_path(row.path)
-        try:
-            check_unchanged(dataset.filesystem, path, FormatResume(row.indexed_end, row.num_samples, row.fingerprint))
-        except DataError as error:
-            if isinstance(error, UNRELATED_TO_CONTENT) or not _set_aside(dataset, row, error):
-                continue  # the next scan of the folder says what is the matter
-            yield FileProblem(path, error.message, time.time())
-        else:
-            yield None
-
-
-def _set_aside(dataset: OpenDataset, row: FileRow, error: DataError) -> bool:
-    """Refuse the samples of a file from now on, unless the file was indexed again meanwhile: then return False."""
-    with locked(dataset):
-        dataset.refresh()
-        if dataset.catalogue.file(dataset.row.id, row.file_id) != row:
-            return False
-        writer = SegmentWriter(dataset)
-        seen = SeenFile(row.path, row.size, row.mtime_ns)
-        ProblemReporter(dataset, writer, lambda: None).set_aside(seen, error)
-        writer.change_file(row._replace(altered=True))
-        writer.flush()
-        return True
+from modyn.storage.model.file_table import UNKNOWN_TAG
 
 
 def forget_file(dataset: OpenDataset, path: str) -> int:

@@ -40,6 +40,23 @@ class FileRow(NamedTuple):
     file is known to be the same one. Of an object in a bucket: its tag, 63 bits of a hash of its ETag. -1: it has none, or it is not known."""
 
 
+class Checksum(NamedTuple):
+    """CRC-32 of the first `num_bytes` bytes of a file; of 0 bytes: it is not known."""
+
+    num_bytes: int = 0
+    crc32: int = 0
+
+
+class CheckedFile(NamedTuple):
+    """An indexed file as a scrub compares it."""
+
+    row: FileRow
+    checksum: Checksum = Checksum()
+    """Of the bytes that were indexed when a scrub read the file last."""
+    times_forgotten: int = 0
+    """How often its samples were deleted, so that it was taken anew: what was read before says nothing of it since then."""
+
+
 class FileTable:
     """Indexed files by id (dense from 0) and by path, in the core's memory: about 50 bytes each and the path. One writer; readers may look up
     ids that they know."""

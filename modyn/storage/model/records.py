@@ -92,6 +92,20 @@ class FileProblem:
     """Seconds since 1970."""
 
 
+@dataclass(frozen=True, slots=True)
+class ScrubProgress:
+    """What a scrub of a dataset has done so far."""
+
+    files_seen: int = 0
+    """Data files of the dataset; the files of its index are not counted."""
+    files_compared: int = 0
+    """Of these, those whose indexed bytes were read."""
+    files_first: int = 0
+    """Of these, those that no scrub had read before, so that only what their fingerprints cover was compared."""
+    problems: tuple[FileProblem, ...] = ()
+    """Those that were found since the step before: damaged files of the index, and data files that are not what was indexed."""
+
+
 MOST_RECORDS = 10_000
 """Most records that are appended with one call."""
 

@@ -14,7 +14,7 @@ from modyn.config.system import SystemConfig
 from modyn.errors import ConflictError
 from modyn.storage.catalogue.catalogue import Catalogue, Change, ProblemRow, SegmentRow
 from modyn.storage.index.segment_file import SegmentInfo
-from modyn.storage.model.file_table import FileRow
+from modyn.storage.model.file_table import CheckedFile, Checksum, FileRow
 
 CONFIG = DatasetConfig(
     name="numbers",
@@ -127,3 +127,36 @@ def test_deleting_has_two_steps(catalogue: Catalogue) -> None:
         catalogue.commit(row.id, 2, Change(4))
     catalogue.end_delete(row.id)
     assert catalogue.add(CONFIG, float_labels=False).id != row.id
+
+
+def test_checksums_are_kept_of_files_that_are_as_they_were_read(catalogue: Catalogue) -> None:
+    row = catalogue.add(CONFIG, float_labels=False)
+    files = [FileRow(i, f"{i}.bin", 10, 1, 10, 1, "") for i in range(5)]
+    catalogue.commit(row.id, 0, Change(0, [*files, FileRow(5, "nothing", 10, 1, 0, 0, "")]))
+    found = catalogue.files_to_check(row.id, 0, 9)
+    assert found == [CheckedFile(file) for file in files]
+    assert catalogue.files_to_check(row.id, 1, 2) == found[1:3]
+    catalogue.keep_checksums(row.id, [file._replace(checksum=Checksum(10, 2**32 - 1)) for file in found[:2]])
+    grown, altered, forgotten = (
+        files[0]._replace(indexed_end=20),
+        files[2]._replace(altered=True),
+        [files[1], files[3]._replace(num_samples=0, indexed_end=0)],
+    )
+    catalogue.commit(row.id, 1, Change(0, changed_files=[grown, altered], forgotten=forgotten))
+    catalogue.keep_checksums(row.id, [file._replace(checksum=Checksum(9, 7)) for file in found])
+    kept = [catalogue.checked_file(row.id, i) for i in range(5)]
+    assert [file.checksum for file in kept] == [Checksum(10, 2**32 - 1), Checksum(), Checksum(), Checksum(), Checksum(9, 7)]
+    assert [file.times_forgotten for file in kept] == [0, 1, 0, 1, 0]
+    assert [file.row.file_id for file in catalogue.files_to_check(row.id, 0, 9)] == [0, 1, 4]
+
+
+def test_checksums_do_not_wait_for_a_commit(catalogue: Catalogue) -> None:
+    """It may wait for the row of another file that they are about to change."""
+    row = catalogue.add(CONFIG, float_labels=False)
+    catalogue.commit(row.id, 0, Change(0, [FileRow(i, f"{i}.bin", 10, 1, 10, 1, "") for i in range(3)]))
+    files = [file._replace(checksum=Checksum(10, 7)) for file in catalogue.files_to_check(row.id, 0, 9)]
+    with catalogue.database.raw() as connection, connection.cursor() as cursor:
+        cursor.execute("UPDATE storage.files SET mtime_ns = 2 WHERE dataset_id = %s AND file_id = 1", (row.id,))
+        catalogue.keep_checksums(row.id, files)
+    assert [catalogue.checked_file(row.id, i).checksum.crc32 for i in range(3)] == [7, 0, 7]
+    assert catalogue.file(row.id, 1).mtime_ns == 2

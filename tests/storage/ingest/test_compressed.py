@@ -156,13 +156,13 @@ def test_a_copy_that_is_missing_is_made_anew_and_damage_is_found(storage: Runnin
     folder.ingest()
     (copy,) = folder.copies.rglob("a.csv.gz")
     copy.write_bytes(folder.rows(1, 3))
-    (problem,) = storage.store.scrub("missing")
+    (problem,) = storage.client.scrub_dataset("missing")
     assert "is damaged: its checksum is another; `modyn data ingest` makes it again" in problem.reason
     shutil.rmtree(copy.parent)
     with pytest.raises(DataError):
         folder.payloads()
     folder.ingest()
-    assert (folder.payloads(), storage.store.scrub("missing")) == (folder.expected(1, 2), [])
+    assert (folder.payloads(), storage.client.scrub_dataset("missing")) == (folder.expected(1, 2), [])
 
 
 def test_a_copy_that_is_known_to_be_damaged_is_read_by_nobody_and_made_anew(storage: RunningStorage, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_copy_that_is_known_to_be_damaged_is_read_by_nobody_and_made_anew(stor
         with copy.open("r+b") as file:
             file.write(b"9")
         os.utime(copy, ns=(before.st_atime_ns, before.st_mtime_ns))
-        (problem,) = storage.store.scrub("flipped")
+        (problem,) = storage.client.scrub_dataset("flipped")
         assert problem.path == str(copy.parent)
         asked: list[Callable[[], object]] = [lambda: read(0), folder.payloads]
         for ask in asked:
@@ -193,7 +193,7 @@ def test_a_copy_that_is_known_to_be_damaged_is_read_by_nobody_and_made_anew(stor
         assert sorted(read(2, 3)) == folder.expected(3, 4), "the others are read on"
         folder.ingest()
         assert (sorted(read(0, 1, 2, 3)), folder.payloads()) == (folder.expected(1, 2, 3, 4), folder.expected(1, 2, 3, 4))
-    assert (storage.client.problems("flipped"), storage.store.scrub("flipped")) == ([], [])
+    assert (storage.client.problems("flipped"), storage.client.scrub_dataset("flipped")) == ([], [])
 
 
 def test_copies_that_no_file_needs_are_removed(tmp_path: Path) -> None:

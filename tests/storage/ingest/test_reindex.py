@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +11,7 @@ from modyn.config.dataset import DatasetConfig
 from modyn.errors import DataError, NotFoundError
 from modyn.records import Interval
 from modyn.storage.periodic_scrub import PeriodicScrub, ScrubPace
-from tests.support.running_storage import RunningStorage, image_dataset, write_image
-
-
-def rewrite(path: Path, content: bytes) -> None:
-    """Write a file again, with the size and the time that it had."""
-    status = path.stat()
-    assert len(content) == status.st_size
-    path.write_bytes(content)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+from tests.support.running_storage import RunningStorage, image_dataset, rewrite, write_image
 
 
 def labels(storage: RunningStorage, name: str) -> dict[int, int]:
