@@ -105,7 +105,8 @@ def test_a_missing_dataset(stack: RunningStack) -> None:
 def test_a_model_that_is_not_registered(stack: RunningStack) -> None:
     message = refused(stack, tiny_pipeline("sound", model={"id": "SmalCNN"}))
     assert "model.id: " in message
-    assert "'SmalCNN', did you mean 'SmallCNN'? Registered: LogisticRegression, MLP, " in message
+    assert "'SmalCNN', did you mean 'SmallCNN'? Registered: " in message
+    assert "LogisticRegression, MLP, " in message
     assert "entry-point group 'modyn.models'" in message
 
 
