@@ -275,7 +275,8 @@ def test_a_dataset_is_ingested_by_two_processes_at_once(breakable: BreakableStac
     keys = np.empty(0, np.int64)
     count = 0
     with (
-        subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1, env=clean_environment()) as other,
+        # Its files are private, as those of a service.
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1, env=clean_environment(), umask=0o077) as other,
         ThreadPoolExecutor(2) as pool,
     ):
         assert other.stdin is not None
