@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 
 
 class PeriodicTask:
-    """Calls actions in a thread of its own, at once and then every so many seconds, until it is closed.
+    """Calls actions in a thread of its own, after `first_s` seconds and then every `every_s` seconds, until it is closed.
 
-    Args: on_error: called with what an action raised; the thread goes on. at_once: whether the first round begins at once, or after the
-    first pause.
+    Args: on_error: called with what an action raised; the thread goes on.
     """
 
     def __init__(
@@ -19,12 +18,12 @@ class PeriodicTask:
         every_s: float,
         actions: Sequence[Callable[[], object]],
         on_error: Callable[[Exception], object],
-        at_once: bool = True,
+        first_s: float = 0.0,
     ) -> None:
         self._every_s = every_s
         self._actions = actions
         self._on_error = on_error
-        self._first_s = 0.0 if at_once else every_s
+        self._first_s = first_s
         self._closed = threading.Event()  # Ends the pause between two rounds.
         self._thread = threading.Thread(target=self._repeat, name=name, daemon=True)
 

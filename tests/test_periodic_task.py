@@ -27,12 +27,12 @@ def test_a_round_that_fails_does_not_end_the_rounds() -> None:
 
 def test_the_first_round_may_come_after_the_first_pause() -> None:
     calls = list[int]()
-    task = PeriodicTask("test", 3600.0, [lambda: calls.append(1)], lambda error: None, at_once=False)
+    task = PeriodicTask("test", 3600.0, [lambda: calls.append(1)], lambda error: None, 3600.0)
     task.start()
     task.close(PATIENCE_S)
     assert not calls
     rounds = threading.Event()
-    soon = PeriodicTask("test", 0.001, [rounds.set], lambda error: None, at_once=False)
+    soon = PeriodicTask("test", 0.001, [rounds.set], lambda error: None, 0.001)
     soon.start()
     assert rounds.wait(PATIENCE_S)
     soon.close()

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from modyn.atomic_write import make_folder, write_atomically
+from modyn.atomic_write import write_atomically
 from modyn.cache.measuring import StoreRates
 from modyn.cache.memory_tier import FILE_BYTES, PAGE_BYTES
 from modyn.cache.performance_model import CacheStore, DatasetSizes, TrainingNodes, Workload
 from modyn.cache.redis_scripts import OVERHEAD_BYTES
 from modyn.errors import CorruptStateError, InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.json_codec import from_json, to_json
+from modyn.state_folders import make_private_folder
 
 PROFILE_VERSION: Final = 2
 """Raised with every change of the record: files of other versions are refused."""
@@ -144,7 +145,7 @@ def write_profile(path: Path, profile: CacheProfile) -> None:
     """Keep a profile in place of the one before. Raises UnavailableError: it cannot be written."""
     content = {"version": PROFILE_VERSION, "profile": dataclasses.asdict(profile)}
     try:
-        make_folder(path.parent)
+        make_private_folder(path.parent)
     except OSError as error:
         raise UnavailableError(f"cannot make {path.parent}: {error.strerror or error}; make it writable for you") from error
     write_atomically(path, [sealed(content)])

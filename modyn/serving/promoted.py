@@ -117,7 +117,7 @@ class RunFollower:
         self._loading: threading.Thread | None = None
         self._logger = get_logger("serving.follower")
         self._away = False
-        self._task = PeriodicTask("follow", every_s, [self.look], self._report, at_once=False)
+        self._task = PeriodicTask("follow", every_s, [self.look], self._report, every_s)
 
     def start(self) -> ServingPlan:
         """Load what is to be used now and what is pinned, and follow from then on. Returns the former. Raises: as the loader and the client.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
+from typing import Final
 
 from modyn.errors import ModynError
 from modyn.periodic_task import PeriodicTask
@@ -22,8 +23,12 @@ class ScrubPace:
     longest_s: float = 60.0
 
 
+FIRST_S: Final = 3600.0
+"""Seconds from the start of storage to the first round, unless `every_s` is less: a storage that starts each day makes rounds too."""
+
+
 class PeriodicScrub:
-    """Compares the indexes and data files of all datasets with their checksums, first when `every_s` seconds have passed since the start, which
+    """Compares the indexes and data files of all datasets with their checksums, an hour after the start and then every `every_s` seconds. The start
     compares the indexes, too.
 
     What it finds is logged and listed by `modyn data problems`. Reads are plain ones: the kernel gives up pages that were read once first,
@@ -33,7 +38,7 @@ class PeriodicScrub:
     def __init__(self, store: DatasetStore, every_s: float, pace: ScrubPace = ScrubPace()) -> None:
         self._store, self._pace = store, pace
         self._closed = threading.Event()  # Ends the pause between two files.
-        self._rounds = PeriodicTask("scrub", every_s, [self.scrub_all], _report, at_once=False)
+        self._rounds = PeriodicTask("scrub", every_s, [self.scrub_all], _report, min(every_s, FIRST_S))
 
     def start(self) -> None:
         """Begin with the pause before the first round."""

@@ -83,12 +83,15 @@ def labels_from_proto(request: storage_pb2.LabelsRequest) -> dict[str, float]:
 
 def late_labels_to_proto(batch: LateLabelBatch) -> storage_pb2.LateLabelBatch:
     """Labels that came late, as a message."""
-    return storage_pb2.LateLabelBatch(first=batch.first, samples=batch_to_proto(batch.samples))
+    deleted = batch.deleted.tobytes() if batch.deleted.any() else b""
+    return storage_pb2.LateLabelBatch(first=batch.first, samples=batch_to_proto(batch.samples), deleted=deleted)
 
 
 def late_labels_from_proto(message: storage_pb2.LateLabelBatch) -> LateLabelBatch:
     """The labels that a message holds."""
-    return LateLabelBatch(message.first, batch_from_proto(message.samples))
+    samples = batch_from_proto(message.samples)
+    deleted = np.frombuffer(message.deleted, np.bool_) if message.deleted else np.zeros(len(samples), np.bool_)
+    return LateLabelBatch(message.first, samples, deleted)
 
 
 def _label(label: float) -> dict[str, float]:

@@ -141,7 +141,7 @@ class RunExecutor:
             self._process_labels(*come)
             self._commit()
             source = replace(source, first_label=self._cursor.next_label)
-        late = LateLabelQueue(interval)
+        late = LateLabelQueue(interval, self._labels.received)
         wait_for_data = partial(self._journal.enter, RunState.WAITING_FOR_DATA)
         stream = SampleStream(self._storage, source, self._cursor.last, self._retrier)
         unregister = self._finishing.on_cancel(lambda _: stream.end())

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from modyn.errors import UnavailableError
-from modyn.records import RunId, SampleBatch, has_label
+from modyn.records import Int64Array, RunId, SampleBatch, has_label
 from modyn.supervisor.cursor import Cursor
-from modyn.supervisor.late_labels import LateLabelQueue
+from modyn.supervisor.late_labels import BoolArray, among
 from modyn.supervisor.records import RunMode
 from modyn.supervisor.triggers.label_clock import LabelClock, LateBatch
 
@@ -33,7 +33,7 @@ class StreamLabels:
         """Args: delay: seconds of stream time that labels come late. cursor: where the run stands."""
         self._run_id, self._selector = run_id, selector
         self._clock = LabelClock(delay, partial(selector.samples, run_id))
-        self._is_late = delay > 0 or cursor.num_waiting > 0
+        self._is_late = delay > 0 or cursor.num_waiting > 0 or cursor.next_label > 0
         self._has_begun = False
         """Whether the selector knows that labels come late."""
         self._restored_from: Cursor | None = cursor
@@ -53,19 +53,18 @@ class StreamLabels:
         """
         if not cursor.num_waiting or source.first_label is None:
             return None
-        number = self._selector.inform_labels(self._run_id, cursor.num_labelled, SampleBatch.empty()) - cursor.num_labelled
-        return retrier.call(self._read_held, number, cursor, storage, source) if number else None
+        end = self._selector.inform_labels(self._run_id, cursor.num_labelled, SampleBatch.empty())
+        parts, number = list[SampleBatch](), cursor.num_labelled
+        while number < end:
+            parts.append(self._selector.samples(self._run_id, number, end - number, labelled=True))
+            number += len(parts[-1])
+        if not parts:
+            return None
+        return SampleBatch.concatenate(parts), retrier.call(_number_after, int(parts[-1].keys[-1]), storage, source)
 
-    def _read_held(self, number: int, cursor: Cursor, storage: StorageClient, source: StreamSource) -> tuple[SampleBatch, int]:
-        queue = LateLabelQueue(source.interval, exactly=number)
-        with _until_left(
-            storage.new_labels(source.dataset, source.first_label or 0, source.batch_size, source.identity)
-        ) as stream:
-            for batch in stream:
-                queue.add(batch)
-                if (found := queue.take(cursor)) is not None:
-                    return found
-        raise UnavailableError(f"storage ended the labels of dataset '{source.dataset}'; `modyn resume` goes on when it is back")
+    def received(self, keys: Int64Array, position: int) -> BoolArray:
+        """Which of the samples with these keys, int64 (n,), are among the first `position` of a live stream."""
+        return among(keys, partial(self._selector.samples, self._run_id), position)
 
     def come(self, cursor: Cursor, labelled: SampleBatch) -> LateBatch:
         """Bring labels that come between two samples to the selector; return them with no samples. Args: cursor: where the run stands."""
@@ -97,6 +96,15 @@ class StreamLabels:
         late = self._clock.take(cursor.position, batch)
         self._selector.inform_labels(self._run_id, cursor.num_labelled, late.came)
         return late
+
+
+def _number_after(key: int, storage: StorageClient, source: StreamSource) -> int:
+    """The number of the label of storage that follows the one of sample `key`."""
+    with _until_left(storage.new_labels(source.dataset, source.first_label or 0, source.batch_size, source.identity)) as stream:
+        for batch in stream:
+            if len(found := np.flatnonzero(batch.samples.keys == key)):
+                return batch.first + int(found[0]) + 1
+    raise UnavailableError(f"storage ended the labels of dataset '{source.dataset}'; `modyn resume` goes on when it is back")
 
 
 @contextmanager

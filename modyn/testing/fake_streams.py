@@ -65,6 +65,6 @@ class FakeNewLabels(_Pushed[LateLabelBatch]):
         keys = np.array(list(dataset.late)[self._next : self._next + self._batch_size], np.int64)
         if not len(keys):
             return None
-        found = LateLabelBatch(self._next, dataset.batch(keys))
+        found = LateLabelBatch(self._next, dataset.batch(keys), np.isin(keys, list(dataset.deleted)))
         self._next = found.end
         return found

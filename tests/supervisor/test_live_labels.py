@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from modyn.config.system import SupervisorConfig, SystemConfig
 from modyn.errors import CancelledError
@@ -19,7 +21,7 @@ from modyn.storage.client import LateLabelBatch, NewRecord, StorageClient
 from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.events import EventHub
 from modyn.supervisor.executor import RunExecutor
-from modyn.supervisor.late_labels import LateLabelQueue
+from modyn.supervisor.late_labels import LateLabelQueue, among
 from modyn.supervisor.queue import RunQueue
 from modyn.supervisor.records import NewRun, RunMode, RunOptions
 from modyn.supervisor.run_clients import RunClients
@@ -102,33 +104,87 @@ def test_drift_is_watched_on_samples_without_labels(system_config: SystemConfig,
         wait_until_terminal(runs, run_id)
 
 
+def late_batch(first: int, keys: list[int], deleted: tuple[int, ...] = ()) -> LateLabelBatch:
+    """Sample `key` is of the time 100 + `key`."""
+    found = np.array(keys, np.int64)
+    return LateLabelBatch(first, SampleBatch(found, found + 100, found), np.isin(found, deleted))
+
+
+def label_queue(*received: int) -> LateLabelQueue:
+    """Of a run that begins with key 2, and has received these of the samples that are deleted now."""
+    return LateLabelQueue(Interval(102), lambda keys, _: np.isin(keys, received))
+
+
+def taken(queue: LateLabelQueue, last_key: int) -> tuple[list[int], int] | None:
+    found = queue.take(Cursor(last_key=last_key))
+    return None if found is None else (found[0].keys.tolist(), found[1])
+
+
 def test_labels_wait_for_their_samples_and_those_of_no_sample_are_left_out() -> None:
-    keys = np.array([1, 2, 9, 3], np.int64)
-    batch = LateLabelBatch(5, SampleBatch(keys, keys + 100, keys))
-    queue = LateLabelQueue(Interval(102))
-    assert queue.take(Cursor()) is None
-    queue.add(batch)
-    queue.add(LateLabelBatch(9, SampleBatch(keys[:1] + 3, keys[:1] + 103, keys[:1])))
-    assert queue.take(Cursor(last_key=0)) is None
-    found = queue.take(Cursor(last_key=4))
-    assert found is not None
-    assert (found[0].keys.tolist(), found[1]) == ([2], 7), (
-        "the label of key 1 is of before the interval; that of key 9 waits, and all behind it"
-    )
-    assert queue.take(Cursor(last_key=8)) is None
-    found = queue.take(Cursor(last_key=9))
-    assert found is not None
-    assert (found[0].keys.tolist(), found[1]) == ([9, 3, 4], 10)
+    queue = label_queue()
+    assert taken(queue, 0) is None
+    queue.add(late_batch(5, [1, 2, 9, 3]))
+    queue.add(late_batch(9, [4]))
+    assert taken(queue, 4) == ([2], 7), "the label of key 1 is of before the interval; that of key 9 waits, and all after it"
+    assert taken(queue, 8) is None
+    assert taken(queue, 9) == ([9, 3, 4], 10)
 
 
-def test_labels_that_an_attempt_before_has_decided_with_come_by_themselves() -> None:
-    keys = np.array([1, 2, 3, 4, 5], np.int64)
-    queue = LateLabelQueue(Interval(102), exactly=2)
-    queue.add(LateLabelBatch(0, SampleBatch(keys[:2], keys[:2] + 100, keys[:2])))
-    assert queue.take(Cursor(last_key=9)) is None, "one of two, of which the first is of before the interval"
-    queue.add(LateLabelBatch(2, SampleBatch(keys[2:], keys[2:] + 100, keys[2:])))
-    found = [queue.take(Cursor(last_key=9)) for _ in range(3)]
-    assert [(batch.keys.tolist(), end) for batch, end in filter(None, found)] == [([2, 3], 3), ([4, 5], 5)]
+def test_labels_of_samples_that_never_come_hold_up_no_other() -> None:
+    queue = label_queue(5)
+    queue.add(late_batch(0, [1, 8, 3, 4, 5, 9, 6], deleted=(8, 4, 5)))
+    # 1 is of before the interval, 8 and 4 were deleted before the run came to them, 5 after it; 9 comes.
+    assert taken(queue, 0) == ([], 2)
+    assert taken(queue, 6) == ([3, 5], 5)
+    assert taken(queue, 9) == ([9, 6], 7)
+
+
+@given(stream=st.sets(st.integers(0, 300)), keys=st.lists(st.integers(0, 300), unique=True), most=st.integers(1, 7))
+def test_keys_are_found_in_a_stream_in_their_order(stream: set[int], keys: list[int], most: int) -> None:
+    held = np.array(sorted(stream), np.int64)
+
+    def read(position: int, limit: int) -> SampleBatch:
+        found = held[position : position + min(limit, most)]
+        return SampleBatch(found, found, found)
+
+    assert among(np.array(keys, np.int64), read, len(held)).tolist() == [key in stream for key in keys]
+
+
+def test_a_run_goes_on_where_all_labels_have_come(system_config: SystemConfig, tmp_path: Path) -> None:
+    """The samples that come after its stop bring their labels with them."""
+    services, client = services_in(tmp_path / "x")
+    with running(system_config, services) as (runs, run_id):
+        client.append_records("train", records(0, 4))
+        client.set_labels("train", {f"key-{number}": 1 for number in range(4)})
+        eventually(lambda: sets_of(services, run_id) == [[0, 1, 2, 3]])
+        eventually(lambda: runs.journal.run(run_id).num_waiting == 0)
+        runs.stop(run_id)
+        wait_until_terminal(runs, run_id)
+        client.append_records("train", records(4, 10, label=1))
+        runs.resume(run_id)
+        eventually(lambda: runs.journal.run(run_id).num_samples == 10)
+        runs.finish(run_id)
+        done = wait_until_terminal(runs, run_id)
+    assert done.state is RunState.FINISHED, done.error
+    assert sets_of(services, run_id) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_labels_of_deleted_samples_count_where_the_run_has_received_these(system_config: SystemConfig, tmp_path: Path) -> None:
+    services, client = services_in(tmp_path / "x")
+    client.append_records("train", records(0, 8))
+    client.set_labels("train", {"key-0": 1, "key-1": 1})
+    client.delete_samples("train", np.array([0, 1]))
+    with running(system_config, services) as (runs, run_id):
+        eventually(lambda: runs.journal.run(run_id).num_samples == 6)
+        client.delete_samples("train", np.array([5]))
+        client.set_labels("train", {"key-7": 1, "key-6": 1, "key-2": 1})
+        eventually(lambda: runs.journal.run(run_id).num_waiting == 3)
+        assert sets_of(services, run_id) == []
+        client.set_labels("train", {"key-3": 1})
+        eventually(lambda: sets_of(services, run_id) == [[7, 6, 2, 3]])
+        runs.finish(run_id)
+        done = wait_until_terminal(runs, run_id)
+    assert "the labels of 2 of 6 samples have not come" in done.message
 
 
 def test_a_run_that_has_received_labels_which_storage_lost_fails_by_name(system_config: SystemConfig, tmp_path: Path) -> None:

@@ -109,7 +109,8 @@ class GrowingConfig(FormatConfig):
 
     last_row_wait_s: float = Field(60, ge=0, le=10**8)
     """A last row that does not end, such as a line without a line break, may be half-written: it waits for its end, and `modyn data problems`
-    names it. Once the file has not changed for this number of seconds, the row is taken as it is."""
+    names it. Once the file has not changed for this number of seconds, the row is taken as it is. A part of a
+    binary record is never taken."""
 
 
 class FileFormat(ABC):

@@ -51,7 +51,8 @@ class BinaryConfig(GrowingConfig):
 
 
 class BinaryFormat(FileFormat):
-    """Records of `record_size` bytes; the payload is record[label_size:]. A file whose size is no multiple of it is an error."""
+    """Records of `record_size` bytes; the payload is record[label_size:]. A part of a record at the end waits until the
+    record is whole, and so does a new file that ends within a record."""
 
     Config: ClassVar[type[BinaryConfig]] = BinaryConfig
     config: BinaryConfig

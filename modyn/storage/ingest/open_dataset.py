@@ -215,7 +215,8 @@ class OpenDataset:
             while first < len(snapshot.late):
                 if not is_active():
                     return
-                found = LateLabelBatch(first, snapshot.labelled(first, batch_size))
+                samples = snapshot.labelled(first, batch_size)
+                found = LateLabelBatch(first, samples, snapshot.missing(samples.keys))
                 yield found
                 first = found.end
             with self._arrived:  # As in `new_samples`.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from modyn.config.dataset import DatasetConfig
 from modyn.records import Int64Array, SampleBatch
@@ -129,11 +130,17 @@ class LateLabelBatch:
 
     first: int
     samples: SampleBatch
+    deleted: npt.NDArray[np.bool_]
+    """Which of the samples are deleted."""
 
     @property
     def end(self) -> int:
         """The number after the last."""
         return self.first + len(self.samples)
+
+    def slice(self, start: int, stop: int) -> LateLabelBatch:
+        """Labels [start, stop) of this batch, as views."""
+        return LateLabelBatch(self.first + start, self.samples.slice(start, stop), self.deleted[start:stop])
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,6 +199,18 @@ def test_who_has_received_more_labels_than_there_are_is_told(storage: RunningSto
             pushed(client, "int", 2, 1)
 
 
+def test_labels_of_deleted_samples_are_marked(storage: RunningStorage, fake: StorageClient) -> None:
+    """A run that has not received them gets them no more."""
+    for client in (storage.client, fake):
+        client.append_records("int", [record(0), record(1), record(2)])
+        client.set_labels("int", {"key-2": 5, "key-0": 6})
+        client.delete_samples("int", np.array([0, 1]))
+        stream = client.new_labels("int", 0, 10)
+        batch = next(stream)
+        stream.cancel()
+        assert (batch.samples.keys.tolist(), batch.deleted.tolist()) == ([2, 0], [False, True])
+
+
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 40), max_size=12), max_size=12), st.integers(0, 150))
 def test_labels_are_found_however_they_came(parts: list[list[int]], end: int) -> None:

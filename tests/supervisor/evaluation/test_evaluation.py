@@ -8,7 +8,7 @@ from math import inf
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from modyn.config.base import Section
@@ -60,6 +60,7 @@ def test_every_strategy_passes_the_checks(type_: str, config: dict[str, Any]) ->
 @given(st.integers(-(10**6), 10**6), st.integers(1, 10**5), st.integers(1, 5000), st.lists(st.integers(-(2 * 10**6), 2 * 10**6)))
 def test_tumbling_windows_partition_the_range(start: int, length: int, every: int, times: list[int]) -> None:
     end = start + min(length, every * 200)
+    assume(not {start, end} & set(range(1900, 2101)))  # refused, for these are years most likely
     windows = _intervals({"type": "SlicingEvalStrategy", "eval_every": every, "eval_start_from": start, "eval_end_at": end})
     assert windows[0].start == start
     assert windows[-1].end == end
