@@ -136,7 +136,9 @@ class ParquetFormat(RangedFormat):
                 times_of_text = [name for name in self._time_column() if is_text(schema.field(name).type)]
                 texts = [name for name in payload if is_text(schema.field(name).type)]
                 packed = pq.ParquetFile(source, metadata=plain.metadata, read_dictionary=[*texts, *times_of_text], **INT96)
-                unpacked = pq.ParquetFile(source, metadata=plain.metadata, read_dictionary=times_of_text, **INT96)
+                unpacked = packed
+                if texts:
+                    unpacked = pq.ParquetFile(source, metadata=plain.metadata, read_dictionary=times_of_text, **INT96)
                 fixed = typed.num_bytes
                 # Where lengths are known and nothing is null, the payloads need not be read.
                 unread = fixed is not None and _certainly_without_nulls(plain.metadata, payload)
