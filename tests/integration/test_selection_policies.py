@@ -232,8 +232,10 @@ class DeadlyStack(KilledStack):
 
 
 @pytest.fixture(scope="module")
-def deadly(running_stack: RunningStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeadlyStack]:
-    folder, stack = tmp_path_factory.mktemp("deadly"), running_stack
+def deadly(running_stack: RunningStack) -> Iterator[DeadlyStack]:
+    """Made again, with the same files, where a worker comes back to this module (`--dist worksteal`)."""
+    folder, stack = running_stack.folder / "deadly", running_stack
+    folder.mkdir(exist_ok=True)
     files = sorted(stack.tiny_dataset("deadly", NUM_SAMPLES, 2).iterdir())
     (folder / "late.bin").write_bytes(np.fromfile(files[1], RECORD)["features"].tobytes())
     assert stack.plug_ins is not None
@@ -245,7 +247,7 @@ def deadly(running_stack: RunningStack, tmp_path_factory: pytest.TempPathFactory
 
 def with_sites(files: Sequence[Path], folder: Path) -> DatasetConfig:
     """Write the records of binary files as Parquet, with a column `site` of three values and none; return the dataset."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     for file in files:
         records, path = np.fromfile(file, RECORD), folder / f"{file.stem}.parquet"
         sites = np.random.default_rng(1).choice(["a", "a", "a", "b", "c", None], len(records))  # type: ignore[arg-type]
