@@ -24,7 +24,7 @@ class LateLabelQueue:
 
     def __init__(self, interval: Interval, received: Callable[[Int64Array, int], BoolArray]) -> None:
         """Args: interval: that of the run. received: which of the deleted samples with these keys, int64 (n,), none newer than the last sample of the
-        run, are among the first samples of its stream, so many as the second argument says."""
+        run, are among the first samples of its stream, whose number is the second argument."""
         self._interval = interval
         self._received = received
         self._waiting = LateLabelBatch(0, SampleBatch.empty(), np.zeros(0, np.bool_))

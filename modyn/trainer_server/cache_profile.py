@@ -41,7 +41,7 @@ from modyn.trainer_server.train import configure_torch
 from modyn.trainer_server.training_rate import pytorch_threads, training_rate
 
 SECONDS: Final = 60.0
-"""That measuring takes, about: where samples take long to decode, it takes longer."""
+"""About how long measuring takes: longer where samples take long to decode."""
 SHARES: Final = {"storage": 2.0, "sizes": 2.0, "decoding": 4.0, "augmenting": 2.0, "stores": 2.0, "training": 3.0}
 """How those are divided, but for what starting processes takes before them."""
 MOST_KEYS: Final = 1_000_000

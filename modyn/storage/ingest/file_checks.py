@@ -64,7 +64,7 @@ def scrub_files(dataset: OpenDataset) -> Iterator[ScrubbedFile]:
     """Compare all indexed bytes of the data files of a dataset with their checksums, one file after the other.
 
     A file that no scrub has read before is compared with its fingerprint, if it has one, and gets its checksum then; one that grew is compared up
-    to where it was read before, and its checksum goes on. So a file that was rewritten with the size and the time that it had is found from the
+    to where it was read before, and its checksum is carried on. So a file that was rewritten with the size and the time that it had is found from the
     second scrub on. From then on its samples are refused. A file of which size or time are others is left to the next look at the folder, but for
     what its fingerprint says. Objects in buckets are known by their ETags, compressed files are read from copies, and record logs have
     checksums of their own.

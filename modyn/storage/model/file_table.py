@@ -54,7 +54,7 @@ class CheckedFile(NamedTuple):
     checksum: Checksum = Checksum()
     """Of the bytes that were indexed when a scrub read the file last."""
     times_forgotten: int = 0
-    """How often its samples were deleted, so that it was taken anew: what was read before says nothing of it since then."""
+    """How often its samples were deleted, so that it was taken again: what was read before says nothing of it since then."""
 
 
 class FileTable:
