@@ -76,7 +76,13 @@ def test_where_the_run_trained_nothing_the_reference_stays_as_in_the_run() -> No
     assert {asked.reference for asked in source.asked} == {StreamWindow(0, 10), StreamWindow(50, 70)}
 
 
-@pytest.mark.parametrize("name", list(example_streams(1)))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("one sample", "uneven, many equal", "late samples") else pytest.mark.slow)
+        for name in example_streams(1)
+    ],
+)
 def test_all_policies_together_decide_as_each_alone_whatever_the_batches(name: str) -> None:
     stream = example_streams(300)[name]
     whole = simulation(SECTIONS, SharedEvidence(FakeEvidence(stream)))
