@@ -242,7 +242,8 @@ class _JsonRows:
             # For pyarrow, a field that is null and one that is absent are the same.
             nulls = {row for column in columns.values() if column.null_count for row in np.flatnonzero(column.is_null()).tolist()}
             for row in sorted(nulls):
-                self._values(row, payloads[row])
+                if not self._has_all(payloads[row]):
+                    self._values(row, payloads[row])
         return columns
 
     def _read(self, payloads: Sequence[bytes]) -> pa.Table | None:
@@ -270,6 +271,14 @@ class _JsonRows:
                     row, f"there is no column '{name}'; its fields are {fields}. Write null where a value is unknown"
                 )
         return [_value(row, name, found.get(name), kind, self._na_values) for name, kind in self._kinds.items()]
+
+    def _has_all(self, payload: bytes) -> bool:
+        """Whether an object plainly has the fields of all columns."""
+        try:
+            found = json.loads(payload)
+        except (ValueError, RecursionError):
+            return False
+        return isinstance(found, dict) and self._types.keys() <= found.keys()
 
     def _object(self, row: int, payload: bytes) -> dict[str, Any]:
         try:
