@@ -110,7 +110,9 @@ def test_samples_that_were_held_out_are_of_the_run_s_registration_of_its_dataset
                 keys = np.concatenate([np.arange(window.start, window.stop) for window in windows])
             case _:
                 raise AssertionError(request.source)
-        return Measured(rows=Rows(keys, keys, np.zeros(len(keys), np.int64), np.tile(np.float32([0, 0.1, 0.9]), (len(keys), 1))))
+        return Measured(
+            rows=Rows(keys, keys, np.zeros(len(keys), np.int64), np.tile(np.array([0, 0.1, 0.9], np.float32), (len(keys), 1)))
+        )
 
     services.evaluator.measured = measured
     data = {"dataset_id": "train", "batch_size": 4, "bytes_parser_function": "def bytes_parser_function(data): return data"}
