@@ -238,9 +238,9 @@ def test_what_a_training_worker_imports_to_read() -> None:
 ALL_WORKERS = {
     "": "_core atomic_write columnar errors json_codec log_files records registry retention tolerance zstd",
     "cache": "breaker call_costs evictions keys memory_tier sample_codec sample_files sample_numbers tier value_layout",
-    "config": "alerts base buckets cache dataset downsampling_turns durations endpoint field_names logs online policy preprocessing promotion "
+    "config": "alerts base buckets cache dataset downsampling_turns durations endpoint logs online policy preprocessing promotion "
     "record_log retention security serving sizes system",
-    "dataset": "bad_samples batch cache_source chunks config connections decode features flight_batches functions local_batches prefetch "
+    "dataset": "bad_samples batch cache_source chunks config connections decode features field_names flight_batches functions local_batches prefetch "
     "preparation_clock processes reader sample_cache user_code",
     "dataset.order": "plan",
     "model_storage": "client",
@@ -253,7 +253,7 @@ ALL_WORKERS = {
     "storage": "client payloads wire",
     "storage.files": "file_system local",
     "storage.flight": "client endpoints fetch protocol",
-    "storage.formats": "arrow_times bad_rows base binary csv json_fields json_lines parquet parquet_footer parquet_types record_log "
+    "storage.formats": "arrow_times bad_rows base binary csv json_fields json_lines json_schema parquet parquet_footer parquet_types record_log "
     "single_sample tar text_start timestamps",
     "storage.index": "late_labels segment_file segment_index tombstones",
     "storage.model": "file_table records samples schema",

@@ -47,7 +47,11 @@ class BatchPipeline:
     of `classes` are bad samples.
     """
 
-    def __init__(self, config: DataConfig, *, training: bool, classes: LabelClasses | None = None) -> None:
+    def __init__(
+        self, config: DataConfig, *, training: bool, classes: LabelClasses | None = None, absent_is_missing: bool = True
+    ) -> None:
+        """Args: absent_is_missing: as of `ColumnParser`."""
+
         def functions(*fields: str) -> list[UserFunction]:
             return [
                 compile_transformation(text, f"{name}.{i}") for name in fields for i, text in enumerate(getattr(config, name))
@@ -64,7 +68,7 @@ class BatchPipeline:
         self._alone = threading.Lock() if config.runs_per_sample else nullcontext()
         self._layout = config.record_layout
         schema = None if config.preprocessing is None else load_section(ColumnSchema, config.preprocessing, PREPROCESSING)
-        self._columns = None if schema is None else ColumnParser(schema)
+        self._columns = None if schema is None else ColumnParser(schema, absent_is_missing=absent_is_missing)
         self._kinds = None if schema is None else schema.kinds
         self._parse, self._parse_batch = function("bytes_parser_function"), function("batch_parser_function")
         self._label = function("label_transformer_function")

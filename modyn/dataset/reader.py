@@ -5,7 +5,7 @@ partition reads → keys (prefetched) → chunks, by the local or the Flight flo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,6 @@ import numpy as np
 from modyn.cache.keys import TierName
 from modyn.cache.sample_numbers import NO_SAMPLES
 from modyn.config.base import refuse
-from modyn.config.field_names import with_names, wrong_names
 from modyn.config.preprocessing import PREPROCESSING
 from modyn.dataset.bad_samples import BadSamples
 from modyn.dataset.batch import NO_WORK, BadSample, Batch
@@ -23,6 +22,7 @@ from modyn.dataset.chunks import Chunk, GatheredSamples, KeyStream, PartitionKey
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import PayloadReader
 from modyn.dataset.decode import BatchPipeline, as_tensor
+from modyn.dataset.field_names import with_names, wrong_names
 from modyn.dataset.flight_batches import FlightBatches
 from modyn.dataset.local_batches import LocalBatches
 from modyn.dataset.order.plan import PartitionRead
@@ -31,6 +31,7 @@ from modyn.dataset.preparation_clock import PreparationClock
 from modyn.dataset.sample_cache import SampleCache
 from modyn.errors import DataError, ModynError, UserCodeError
 from modyn.records import Int64Array, KeysAndWeights
+from modyn.storage.client import DatasetSchema
 from modyn.storage.payloads import PayloadClient
 
 BATCHES_AHEAD = 2
@@ -60,19 +61,25 @@ class Decoder:
     @classmethod
     def made_for(cls, data: DataConfig, payloads: PayloadReader, options: ReadOptions) -> Decoder:
         """Compile the functions. Raises: ConfigError: the section `preprocessing` names other columns than the files of the dataset."""
-        data = with_field_names(data, payloads)
-        return cls(BatchPipeline(data, training=options.training, classes=options.classes), BadSamples(data, payloads))
+        section = data.preprocessing
+        schema = None if section is None else payloads.schema(data.dataset_id)
+        if section is not None:
+            data = _with_field_names(data, section, schema)
+        # Whether files of JSON Lines lack a field was looked at when they were indexed; any other object stands for itself.
+        absent_is_missing = schema is not None and schema.payloads == "json"
+        pipeline = BatchPipeline(data, training=options.training, classes=options.classes, absent_is_missing=absent_is_missing)
+        return cls(pipeline, BadSamples(data, payloads))
 
 
-def with_field_names(data: DataConfig, payloads: PayloadReader) -> DataConfig:
-    """Return `data` with the names of the fields of CSV rows that the files of its dataset give. Raises: as `Decoder.made_for`."""
-    section = data.preprocessing
-    if section is None or section.get("format") != "csv":
+def _with_field_names(data: DataConfig, section: Mapping[str, Any], schema: DatasetSchema | None) -> DataConfig:
+    """Return `data` with the names of the fields of CSV rows that the files of its dataset give. Args: section: `preprocessing`.
+
+    Raises: as `Decoder.made_for`.
+    """
+    refuse(wrong_names(section, data.dataset_id, schema))
+    if section.get("format") != "csv" or schema is None or schema.payloads != "csv" or not schema.names:
         return data
-    schema = payloads.schema(data.dataset_id)
-    kind, names = (schema.payloads, schema.names) if schema else ("", [])
-    refuse(wrong_names(section, data.dataset_id, kind, names))
-    return data.model_copy(update={PREPROCESSING: with_names(section, names)}) if names else data
+    return data.model_copy(update={PREPROCESSING: with_names(section, schema.names)})
 
 
 class BatchReader:

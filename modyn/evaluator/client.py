@@ -200,8 +200,8 @@ class EvaluatorClient(SectionClient):
         """Pass the samples of a source through a model, and wait for the end. Outputs are kept: what was passed before is not passed again.
 
         Args: token: ends the call and the pass when it is cancelled.
-        Raises: ConfigError, InvalidArgumentError: the section or the source is wrong. NotFoundError: there is no such dataset, model or key.
-        UnavailableError: too many passes are being made.
+        Raises: ConfigError, InvalidArgumentError: the section or the source is wrong. NotFoundError: there is no such dataset, model or key,
+        or another dataset is registered under the name. UnavailableError: too many passes are being made.
         """
         stream = self._stub.Measure(measure_request_to_proto(request))
         parts = [part_from_proto(part) for part in _all_of(stream, token)]

@@ -9,7 +9,7 @@ from shutil import rmtree
 from typing import Any, Final
 
 from modyn.config.base import load_section
-from modyn.errors import ConfigError, UnavailableError
+from modyn.errors import ConfigError, NotFoundError, UnavailableError
 from modyn.evaluator.config import DriftDataConfig, load_dataset
 from modyn.evaluator.evaluations import MakeJob, session_key
 from modyn.evaluator.outputs import DriftJob, EvaluationJob, read_rows
@@ -47,13 +47,14 @@ class Measurements:
     def measure(self, request: MeasureRequest, on_stop: OnStop) -> Iterator[Score | Rows]:
         """Pass the samples through the model and yield the scores, or the rows in any order.
 
-        Raises: ConfigError, InvalidArgumentError: the request is wrong. UnavailableError: too many passes are being made. What the pass raised.
+        Raises: ConfigError, InvalidArgumentError: the request is wrong. NotFoundError: the dataset is not the one that is meant. UnavailableError:
+        too many passes are being made. What the pass raised.
         """
         load_dataset(request.dataset)
         check_run_id(request.run_id)
         source = checked_source(request.source)
         with self._permit():
-            work = self._make_job(request, source, self._version(request.dataset))
+            work = self._make_job(request, source, self._version(request.dataset, request.dataset_identity))
             with self._answer("modyn.evaluator.evaluate:run", work, f"measure-{request.model_id}.log", on_stop) as answer:
                 for found in answer:
                     yield found if isinstance(found, Score) else read_rows(found)
@@ -72,8 +73,16 @@ class Measurements:
                 measured: list[MeasuredDrift] = answer
                 return measured
 
-    def _version(self, section: Mapping[str, Any]) -> DataVersion:
-        return DataVersion(self._storage.dataset(section["dataset_id"]).identity, decoding_digest(section))
+    def _version(self, section: Mapping[str, Any], wanted: str = "") -> DataVersion:
+        """What is passed through the model. Args: wanted: the identity that is meant. Raises: NotFoundError: another dataset has the name."""
+        name = section["dataset_id"]
+        identity = self._storage.dataset(name).identity
+        if wanted not in ("", identity):
+            raise NotFoundError(
+                f"dataset '{name}' was deleted and registered again since it was decided what to measure on it, so values of other samples would be "
+                "compared with those of before: nothing was measured on it; ask again"
+            )
+        return DataVersion(identity, decoding_digest(section))
 
     @contextmanager
     def _permit(self) -> Iterator[None]:

@@ -76,6 +76,8 @@ class MeasureRequest:
     device: str = "cpu"
     cache: Mapping[str, Any] = field(default_factory=dict)
     """Section `cache` of the pipeline."""
+    dataset_identity: str = ""
+    """Identity of the registered dataset that is meant; another one is refused. Empty: any."""
 
     def __str__(self) -> str:
         """What messages call this pass."""

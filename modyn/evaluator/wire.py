@@ -44,6 +44,7 @@ def measure_request_to_proto(request: MeasureRequest) -> evaluator_pb2.MeasureRe
         kind=f"OUTPUT_KIND_{request.kind.name}",
         device=request.device,
         cache=to_struct(request.cache),
+        dataset_identity=request.dataset_identity,
     )
 
 
@@ -60,6 +61,7 @@ def measure_request_from_proto(message: evaluator_pb2.MeasureRequest) -> Measure
         OutputKind[name],
         message.device or "cpu",
         from_struct(message.cache),
+        message.dataset_identity,
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import Any, Final, Literal, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
@@ -22,6 +23,8 @@ from modyn.registry import nearest
 
 _TYPES: Final = {ColumnKind.NUMBER: pa.float64(), ColumnKind.CATEGORY: pa.string(), ColumnKind.TEXT: pa.string()}
 _LARGEST_BLOCK: Final = (1 << 31) - 1
+_LISTED: Final = 20
+"""Most fields of an object in a message."""
 _BOM: Final = "\ufeff".encode()
 _BLANKS: Final = b" \t\r\n"
 """What JSON takes for white space."""
@@ -114,14 +117,19 @@ class ColumnParser:
     numbers each of `na_values`. In JSON, a category or text may be a whole number or a boolean.
     """
 
-    def __init__(self, schema: ColumnSchema) -> None:
-        """Raises: ConfigError: the schema has no format, or no names of the fields of CSV."""
+    def __init__(self, schema: ColumnSchema, *, absent_is_missing: bool = True) -> None:
+        """Args: absent_is_missing: a JSON object without the field of a column has no value there; false: it is no row as declared, and null says so.
+
+        Raises: ConfigError: the schema has no format, or no names of the fields of CSV.
+        """
         if schema.format is None:
             raise ConfigError("preprocessing.format: is required to read payloads: csv or json")
         if schema.format == "csv" and schema.names is None:
             raise ConfigError("preprocessing.names: is required to read rows of CSV: the names of all fields of a row, in order")
         self._types = {name: _TYPES[kind] for name, kind in schema.kinds.items()}
-        self._parse = _JsonRows(schema, self._types).parse if schema.format == "json" else _CsvRows(schema, self._types).parse
+        is_json = schema.format == "json"
+        rows = _JsonRows(schema, self._types, absent_is_missing) if is_json else _CsvRows(schema, self._types)
+        self._parse = rows.parse
 
     def parse(self, payloads: Sequence[bytes]) -> dict[str, pa.Array]:
         """Columns of n samples, float64 or string arrays (n) with nulls.
@@ -216,8 +224,8 @@ class _CsvRows:
 class _JsonRows:
     """Reads rows of JSON, value by value where one is none, or has a category that is a number."""
 
-    def __init__(self, schema: ColumnSchema, types: dict[str, pa.DataType]) -> None:
-        self._kinds, self._types = schema.kinds, types
+    def __init__(self, schema: ColumnSchema, types: dict[str, pa.DataType], absent_is_missing: bool) -> None:
+        self._kinds, self._types, self._absent_is_missing = schema.kinds, types, absent_is_missing
         self._na_values = frozenset(schema.na_values)
         self._options = pajson.ParseOptions(
             explicit_schema=pa.schema(list(types.items())), unexpected_field_behavior="ignore", newlines_in_values=True
@@ -226,10 +234,17 @@ class _JsonRows:
     def parse(self, payloads: Sequence[bytes]) -> dict[str, pa.Array]:
         """As `ColumnParser.parse`, of one row or more."""
         table = self._read(payloads)
-        if table is not None:
-            return _arrays(table, self._types)
-        columns = zip(*(self._values(row, payload) for row, payload in enumerate(payloads)), strict=True)
-        return {name: pa.array(values, type_) for (name, type_), values in zip(self._types.items(), columns, strict=True)}
+        if table is None:
+            values = zip(*(self._values(row, payload) for row, payload in enumerate(payloads)), strict=True)
+            return {name: pa.array(found, type_) for (name, type_), found in zip(self._types.items(), values, strict=True)}
+        columns = _arrays(table, self._types)
+        if not self._absent_is_missing:
+            # For pyarrow, a field that is null and one that is absent are the same.
+            nulls = {row for column in columns.values() if column.null_count for row in np.flatnonzero(column.is_null()).tolist()}
+            for row in sorted(nulls):
+                if not self._has_all(payloads[row]):
+                    self._values(row, payloads[row])
+        return columns
 
     def _read(self, payloads: Sequence[bytes]) -> pa.Table | None:
         """A table of as many rows; None: not all are rows as they are declared."""
@@ -249,7 +264,21 @@ class _JsonRows:
 
     def _values(self, row: int, payload: bytes) -> list[Any]:
         found = self._object(row, payload)
+        for name in () if self._absent_is_missing else self._kinds:
+            if name not in found:
+                fields = ", ".join(list(found)[:_LISTED]) or "none"
+                raise BadRowError.of(
+                    row, f"there is no column '{name}'; its fields are {fields}. Write null where a value is unknown"
+                )
         return [_value(row, name, found.get(name), kind, self._na_values) for name, kind in self._kinds.items()]
+
+    def _has_all(self, payload: bytes) -> bool:
+        """Whether an object plainly has the fields of all columns."""
+        try:
+            found = json.loads(payload)
+        except (ValueError, RecursionError):
+            return False
+        return isinstance(found, dict) and self._types.keys() <= found.keys()
 
     def _object(self, row: int, payload: bytes) -> dict[str, Any]:
         try:
@@ -258,7 +287,7 @@ class _JsonRows:
             # pyarrow takes a little more: deep nesting and wrong UTF-8 in columns that are not declared, "Inf".
             if (table := self._read([payload])) is not None:
                 taken: dict[str, Any] = table.to_pylist()[0]
-                return taken
+                return {name: value for name, value in taken.items() if value is not None or f'"{name}"'.encode() in payload}
             why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
             raise BadRowError.of(row, f"{_shown(payload)}, is no JSON: {why}; a sample is one JSON object") from error
         if not isinstance(found, dict):

@@ -103,7 +103,8 @@ class _Value:
 
 
 class PromotionGate:
-    """The conditions of one run. Versions are measured on datasets as they are at that moment, whole or over a window, both on the same samples.
+    """The conditions of one run. Versions are measured on datasets as they are at that moment, whole or over a window, both on the same samples of
+    one registration.
 
     Args: pipeline: of the run, whose `evaluation.datasets` says how samples are read; one that it lacks is read as its first one, or as its
     `data`. clock: seconds since 1970, at which a window ends where samples lie in the future.
@@ -131,7 +132,8 @@ class PromotionGate:
     def promote(self, model_id: int, reason: str) -> GateDecision:
         """Measure a version and promote it if all conditions hold. The audit trail has the verdicts either way.
 
-        Raises: NotFoundError: there is no such version, dataset or sample. ConflictError: another version was promoted meanwhile; try again.
+        Raises: NotFoundError: there is no such version, dataset or sample, or a dataset was registered again while versions were measured on it:
+        nothing was decided. ConflictError: another version was promoted meanwhile; try again.
         UnavailableError: a service is away; nothing was decided. As `EvaluatorClient.measure`.
         """
         promoted_id = self._models.current(self._run_id).promoted_id
@@ -146,10 +148,12 @@ class PromotionGate:
         return GateDecision(model_id, passed, verdicts)
 
     def _judged(self, model_id: int, compared_id: int | None) -> tuple[GateVerdict, ...]:
-        intervals = {_samples(each): self._interval(*_samples(each)) for each in self.conditions}
-        own = {of: self._measured(model_id, of[0], interval) for of, interval in intervals.items()}
+        # Each dataset is looked at once: all values of a verdict are of one registration, and of the samples that it has at this moment.
+        datasets = {name: self._storage.dataset(name) for name in dict.fromkeys(each.dataset for each in self.conditions)}
+        intervals = {(name, window): self._interval(datasets[name], window) for name, window in map(_samples, self.conditions)}
+        own = {of: self._measured(model_id, datasets[of[0]], interval) for of, interval in intervals.items()}
         compared = {_samples(each) for each in self.conditions if each.compares} if compared_id is not None else set()
-        other = {of: self._measured(compared_id or 0, of[0], intervals[of]) for of in compared}
+        other = {of: self._measured(compared_id or 0, datasets[of[0]], intervals[of]) for of in compared}
         return tuple(
             judge(
                 each,
@@ -160,12 +164,11 @@ class PromotionGate:
             for each in self.conditions
         )
 
-    def _interval(self, dataset: str, window: str) -> Interval:
-        """The samples that the dataset has now, in the window: both versions are measured on the same ones, whatever comes meanwhile."""
-        found = self._storage.dataset(dataset)
+    def _interval(self, found: DatasetInfo, window: str) -> Interval:
+        """The samples that a dataset has, in the window: both versions are measured on the same ones, whatever comes meanwhile."""
         if found.max_timestamp is None or found.min_timestamp is None:
             raise NotFoundError(
-                f"dataset '{dataset}' has no samples, so no version can be measured on it; add some, or name another one"
+                f"dataset '{found.name}' has no samples, so no version can be measured on it; add some, or name another one"
             )
         if not window:
             return Interval(end=found.max_timestamp + 1)
@@ -174,9 +177,16 @@ class PromotionGate:
             newest = now  # A sample that lies in the future moves no window. Where all do, their time is not that of the clock.
         return Interval(newest + 1 - parse_duration(window), newest + 1)
 
-    def _measured(self, model_id: int, dataset: str, interval: Interval) -> Mapping[str, _Value]:
-        source = InIntervals([interval])
-        request = MeasureRequest(self._run_id, model_id, self._entries[dataset], source, device=self._device, cache=self._cache)
+    def _measured(self, model_id: int, dataset: DatasetInfo, interval: Interval) -> Mapping[str, _Value]:
+        request = MeasureRequest(
+            self._run_id,
+            model_id,
+            self._entries[dataset.name],
+            InIntervals([interval]),
+            device=self._device,
+            cache=self._cache,
+            dataset_identity=dataset.identity,
+        )
         return {score.metric: _value_of(score) for score in self._evaluator.measure(request).scores}
 
 

@@ -31,7 +31,7 @@ from modyn.storage.model.records import (
     SamplePlace,
     ScrubProgress,
 )
-from modyn.storage.model.schema import DatasetSchema, SchemaColumn
+from modyn.storage.model.schema import DatasetSchema, LackingFile, SchemaColumn
 from modyn.storage.read.locality import ShortCutOffer
 from modyn.storage.wire import (
     appended_from_proto,
@@ -52,6 +52,7 @@ __all__ = [
     "DatasetSchema",
     "FileProblem",
     "IngestProgress",
+    "LackingFile",
     "LateLabelBatch",
     "NewLabels",
     "NewRecord",

@@ -90,7 +90,7 @@ class RunExecutor:
         self._known = {trigger.trigger_id: trigger for trigger in snapshot.triggers}
         decoded = DecodedBy.pipeline(self._pipeline)
         self._trained = TrainedModels()
-        trainings = RunTrainings(self._run_id, self._pipeline, self._trained.training_of)
+        trainings = RunTrainings(self._run_id, self._pipeline, self._trained.training_of, snapshot.dataset_identity)
         load = partial(clients.loads.of, self._run_id) if self._run.mode is RunMode.PRODUCTION else lambda: None
         evidence = RunEvidence(self._run_id, decoded, clients.evaluator, clients.selector, self._retrier, trainings, load)
         asked = self._journal, self._run_id, snapshot.checks, self._cursor.max_timestamp, evidence

@@ -58,6 +58,8 @@ class RunTrainings:
     pipeline: Pipeline
     find: Callable[[int], TriggerRecord | None]
     """Returns the trigger that has made a model; None: it is not known."""
+    dataset_identity: str = ""
+    """Of the dataset whose keys trigger sets hold; empty: not known."""
 
     @property
     def percent_held_out(self) -> int:
@@ -139,7 +141,10 @@ class RunEvidence:
         keys = trainings.held_out(trigger, count, before, self._selector)
         if not len(keys):
             return None
-        request = MeasureRequest(self._run_id, model_id, dataset, OfKeys(keys), OutputKind.OUTCOMES, device, self._decoded.cache)
+        source, identity = OfKeys(keys), trainings.dataset_identity
+        request = MeasureRequest(
+            self._run_id, model_id, dataset, source, OutputKind.OUTCOMES, device, self._decoded.cache, identity
+        )
         return self._retrier.call_worker(self._evaluator.measure, request, self._retrier.token).rows
 
     def _order(self, keys: Int64Array, windows: Sequence[StreamWindow]) -> Int64Array:

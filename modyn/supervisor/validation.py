@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from modyn.config.base import Problem, Severity, refuse
-from modyn.config.field_names import wrong_names
 from modyn.config.online import ONLINE
 from modyn.config.pipeline import Pipeline, check_frame, load_pipeline
 from modyn.config.preprocessing import PREPROCESSING, decoding_sections, with_columns
 from modyn.config.published import pipeline_source
 from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
+from modyn.dataset.field_names import wrong_names
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
 from modyn.model_storage.client import ModelStorageClient
 from modyn.records import Interval
@@ -140,8 +140,7 @@ def _wrong_columns(pipeline: Mapping[str, Any], storage: StorageClient) -> list[
         with suppress(NotFoundError):  # which `check_references` says
             info = storage.dataset(name)
             if info.schema is not None or info.num_samples or info.config.holds_records:
-                payloads, fields = (info.schema.payloads, info.schema.names) if info.schema else ("", [])
-                found |= dict.fromkeys(wrong_names(section, name, payloads, fields))
+                found |= dict.fromkeys(wrong_names(section, name, info.schema))
     return list(found)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from modyn.dataset.key_loader import load_keys
-from modyn.errors import ConfigError
-from modyn.storage.client import DatasetSchema, SchemaColumn
+from modyn.errors import ConfigError, DataError
+from modyn.storage.client import DatasetSchema, LackingFile, SchemaColumn
 from modyn.testing.fake_storage import FakeStorage
 from tests.support.fake_dataset import FakeLocalPayloads
 
@@ -50,3 +51,43 @@ def test_fields_have_the_names_that_files_give(local: bool) -> None:
 def test_what_contradicts_the_files_is_refused(files: tuple[str, ...], section: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=f"preprocessing.{message}"):
         read(storage_of(*files), section, local=True)
+
+
+JSON: dict[str, Any] = {"format": "json", "columns": {"a": "number", "b": "number"}}
+
+
+def read_json(storage: FakeStorage, on_bad_sample: str = "fail") -> list[int]:
+    data = {"dataset_id": "rows", "preprocessing": JSON, "on_bad_sample": on_bad_sample}
+    return [key for batch in load_keys([0, 1], data, payloads=storage.payload_client()) for key in batch.keys.tolist()]
+
+
+def json_storage(schema: DatasetSchema | None, *payloads: bytes) -> FakeStorage:
+    storage = FakeStorage()
+    storage.add_dataset("rows")
+    storage.datasets["rows"].schema = schema
+    storage.add_samples("rows", [1, 2], payloads=payloads)
+    return storage
+
+
+def test_a_field_that_no_object_of_a_file_has_is_refused() -> None:
+    schema = replace(DatasetSchema("json", (SchemaColumn("a"),), "0.jsonl"), names_all=True)
+    with pytest.raises(
+        ConfigError, match=r"columns\.b: no object in the first lines of 0\.jsonl of dataset 'rows' has this field"
+    ):
+        read_json(json_storage(schema, b'{"a": 1}', b'{"a": 2}'))
+    lacking = replace(schema, some_lines=("b",), lacking=(LackingFile("3.jsonl", ("b",), ("a",)),))
+    with pytest.raises(
+        ConfigError, match=r"lines of 3\.jsonl of dataset 'rows' has this field. The fields there are a; `columns` are a, b"
+    ):
+        read_json(json_storage(lacking, b'{"a": 1}', b'{"a": 2}'))
+    some = replace(schema, some_lines=("b",))
+    assert read_json(json_storage(some, b'{"a": 1, "b": 2}', b'{"a": 2}')) == [0, 1]
+
+
+def test_a_record_without_a_field_is_a_bad_sample_by_name() -> None:
+    """Records have no schema, nor do files of one object."""
+    assert read_json(json_storage(None, b'{"a": 1, "b": null}', b'{"b": 1, "c": 3, "a": 2}')) == [0, 1]
+    renamed = json_storage(None, b'{"a": 1, "b": 2}', b'{"a": 2, "B": 2}')
+    with pytest.raises(DataError, match="sample 1 of dataset 'rows': there is no column 'b'; its fields are a, B. Write null"):
+        read_json(renamed)
+    assert read_json(renamed, "skip") == [0]

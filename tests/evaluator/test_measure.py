@@ -216,7 +216,7 @@ def test_requests_and_scores_survive_the_wire() -> None:
         OfKeys(np.array([3, -1, 2**62])),
     ]
     for source in sources:
-        asked = MeasureRequest(RUN, 4, SECTION, source, OutputKind.EMBEDDINGS, "cuda:1")
+        asked = MeasureRequest(RUN, 4, SECTION, source, OutputKind.EMBEDDINGS, "cuda:1", {"enabled": True}, "5eed")
         found = measure_request_from_proto(measure_request_to_proto(asked))
         if isinstance(source, OfKeys):
             assert isinstance(found.source, OfKeys)

@@ -203,12 +203,20 @@ def test_a_dataset_registered_anew_with_corrected_labels_gives_the_new_score(
 
     everything = request(model_id, intervals=[EvalInterval(0, 1000, 0)])
     assert accuracy(everything) == 0.9
+    pass_over_all = MeasureRequest(
+        RUN, model_id, DATASET, InIntervals([Interval()]), dataset_identity=storage.client.dataset("numbers").identity
+    )
+    assert evaluator.measure(pass_over_all).scores[0].value == 0.9
     storage.client.delete_dataset("numbers")
     write_records(tmp_path / "data" / "a.bin", range(60), 100, [int(n >= 40) for n in range(60)])
     storage.client.register_dataset(binary_dataset(tmp_path / "data"))
     storage.ingest()
     assert accuracy(everything) == 1.0
     assert accuracy(request(model_id, intervals=[EvalInterval(0, 1000, 0)], handler="other")) == 1.0
+    with pytest.raises(NotFoundError, match="dataset 'numbers' was deleted and registered again since.*; ask again"):
+        evaluator.measure(pass_over_all)
+    again = replace(pass_over_all, dataset_identity=storage.client.dataset("numbers").identity)
+    assert evaluator.measure(again).scores[0].value == 1.0
 
 
 def test_a_repeated_request_counts_samples_again(

@@ -25,6 +25,9 @@ def parser(**options: Any) -> ColumnParser:
 
 CSV = parser(format="csv", names=["label", "n", "c", "t"])
 JSON = parser(format="json")
+STRICT = ColumnParser(
+    load_section(ColumnSchema, {"columns": COLUMNS, "format": "json"}, "preprocessing"), absent_is_missing=False
+)
 DEEP = b"[" * 2000 + b"]" * 2000
 VISIBLE = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1, max_size=5)
 ROWS = st.lists(st.tuples(st.none() | st.floats(-1e9, 1e9), st.none() | VISIBLE, st.none() | VISIBLE), max_size=6)
@@ -57,6 +60,20 @@ def test_fields_that_are_absent_and_categories_that_are_numbers() -> None:
     payloads = [b'{"n": 1, "c": 7}', b'{"n": true, "c": "x", "t": false}', b"{}", b'{"n": 1e999, "c": 12345678901234567890}']
     inf = float("inf")
     assert parsed(JSON, payloads) == [(1, "7", None), (1, "x", "false"), (None, None, None), (inf, "12345678901234567890", None)]
+
+
+def test_fields_that_must_not_be_absent() -> None:
+    whole = b'{"n": null, "c": "x", "t": null}'
+    assert parsed(STRICT, [whole, b'{"n": 1, "c": 7, "t": ""}']) == [(None, "x", None), (1, "7", "")]
+    for payload, message in {
+        b'{"n": 1, "c": "t"}': "row 1, there is no column 't'; its fields are n, c. Write null where a value is unknown",
+        b'{"n": 1, "T": "x", "c": 7}': "row 1, there is no column 't'; its fields are n, T, c.",
+        b"{}": "row 1, there is no column 'n'; its fields are none.",
+        b'{"n": 1, "c": "a", "x":' + b"[" * 2000 + b"]" * 2000 + b"}": "row 1, there is no column 't'; its fields are n, c.",
+    }.items():
+        with pytest.raises(DataError) as raised:
+            STRICT.parse([whole, payload, whole])
+        assert message in str(raised.value)
 
 
 def test_other_separators_and_quoted_line_breaks() -> None:
@@ -194,6 +211,7 @@ def test_a_csv_row_is_read_alike_alone_and_among_others(payloads: list[bytes]) -
 @example(payloads=[b'{"n":-1e305,"x":"\xff"}', b'{"c":7}'])
 def test_a_json_row_is_read_alike_alone_and_among_others(payloads: list[bytes]) -> None:
     check_rows_are_independent(JSON, payloads)
+    check_rows_are_independent(STRICT, payloads)
 
 
 def test_the_first_bad_row_of_many_is_found() -> None:

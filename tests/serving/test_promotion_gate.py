@@ -37,7 +37,7 @@ class Gated:
     def __init__(self, folder: Path, *conditions: str, pipeline: Mapping[str, Any] = PIPELINE, now: float = 1e9) -> None:
         self.models, self.scores, self.folder = FakeModelStorage(), dict[int, dict[str, float | None]](), folder
         self.evaluator = FakeEvaluator(self._score)
-        storage = FakeStorage()
+        self.storage = storage = FakeStorage()
         for name in ("test", "other", "empty"):
             storage.add_dataset(name)
         for name in ("test", "other"):
@@ -153,6 +153,31 @@ def test_what_cannot_be_measured_is_named(tmp_path: Path) -> None:
         none = Gated(tmp_path, "Accuracy on none >= 0.9")
         none.gate.promote(none.put(Accuracy=1.0), "")
     assert gated.models.promotions(RUN) == ()
+
+
+def test_all_values_of_a_verdict_are_of_one_registration_of_a_dataset(tmp_path: Path) -> None:
+    gated = Gated(
+        tmp_path, "Accuracy on test >= 0.5", "Accuracy on test over 3s >= 0.5", "Accuracy on test not worse than promoted"
+    )
+    first, second = gated.put(Accuracy=0.6), gated.put(Accuracy=0.8)
+    gated.models.promote(first)
+    measure, identities = gated.evaluator.measured, list[str]()
+
+    def registers_again(request: MeasureRequest) -> Measured:
+        identities.append(request.dataset_identity)
+        gated.storage.find("test", request.dataset_identity)  # As the evaluator does.
+        gated.storage.add_dataset("test")
+        gated.storage.add_samples("test", [5, 9], [1, 1])
+        return measure(request)
+
+    gated.evaluator.measured = registers_again
+    with pytest.raises(NotFoundError, match="dataset 'test' was deleted, and another was registered under its name"):
+        gated.gate.promote(second, "")
+    assert identities[0] == identities[1] != ""
+    assert gated.models.current(RUN).promoted_id == first
+    assert len(gated.models.promotions(RUN)) == 1
+    gated.evaluator.measured = measure
+    assert gated.gate.promote(second, "").promoted
 
 
 def test_a_promotion_meanwhile_is_compared_with(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,7 +11,7 @@ import pytest
 
 from modyn.config.pipeline import load_pipeline
 from modyn.errors import ConfigError
-from modyn.storage.client import DatasetSchema, SchemaColumn
+from modyn.storage.client import DatasetSchema, LackingFile, SchemaColumn
 from modyn.supervisor.validation import check_pipeline, check_references, checked_references
 from modyn.testing.fake_storage import FakeStorage
 from modyn.testing.fakes import FakeModelStorage
@@ -86,6 +87,42 @@ def test_columns_that_contradict_the_files_are_found(
 ) -> None:
     (problem,) = check(storage_with(train=found), preprocessing)
     assert re.search(message, problem)
+
+
+JSON = replace(
+    schema("json", "y", "a"),
+    some_lines=("b", "c"),
+    names_all=True,
+    lacking=(LackingFile("2.jsonl", ("c",), ("y", "a", "b")), LackingFile("3.jsonl", ("c",), ("y", "b"))),
+)
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (
+            "B",
+            "preprocessing.columns.B: no object in the first lines of 0.csv of dataset 'train' has this field, did you mean 'b'? "
+            "The fields there are y, a, b, c; `columns` are a, B. Correct the name, or write the field in each file",
+        ),
+        (
+            "c",
+            "preprocessing.columns.c: no object in the first lines of 2.jsonl (and of 1 more) of dataset 'train' has this field",
+        ),
+        ("b", "warning: preprocessing.columns.b: the first file of dataset 'train' does not have this field in each line"),
+    ],
+)
+def test_a_json_field_that_no_object_of_a_file_has_is_refused_with_both_lists(column: str, message: str) -> None:
+    storage = storage_with(train=JSON)
+    preprocessing = {"format": "json", "columns": {"a": "number", column: "number"}}
+    (problem,) = check(storage, preprocessing)
+    assert message in problem
+    submitted = partial(checked_references, load_pipeline(pipeline(preprocessing), "p.yaml"), storage.client(), MODELS)
+    if message.startswith("warning"):
+        assert message in str(*submitted())
+    else:
+        with pytest.raises(ConfigError, match=rf"preprocessing\.columns\.{column}: no object in the first lines"):
+            submitted()
 
 
 @pytest.mark.parametrize(

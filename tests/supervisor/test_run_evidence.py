@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from modyn.config.system import SystemConfig
 from modyn.errors import DataError, ModynError, UnavailableError, WorkerDiedError
-from modyn.evaluator.client import DriftRequest, MeasuredDrift
+from modyn.evaluator.client import AtPositions, DriftRequest, Measured, MeasuredDrift, MeasureRequest, OfKeys, Rows
 from modyn.supervisor.client import Run
 from modyn.supervisor.records import RunMode, RunOptions
 from modyn.supervisor.states import RunState
@@ -91,3 +93,50 @@ def test_what_asking_again_would_not_mend_fails_the_run_at_once(make_config: Mak
     assert (ended.state, ended.error) == (RunState.FAILED, "model 1 has diverged")
     assert resumed.state is RunState.FINISHED
     assert asked == 4
+
+
+def test_samples_that_were_held_out_are_of_the_run_s_registration_of_its_dataset(make_config: Make, tmp_path: Path) -> None:
+    """They are asked about by key, and keys have a meaning in one registration alone."""
+    services, asked = InMemoryServices(tmp_path), list[MeasureRequest]()
+    services.storage.add_dataset("train")
+    services.storage.add_samples("train", range(40))
+
+    def measured(request: MeasureRequest) -> Measured:
+        asked.append(request)
+        match request.source:
+            case OfKeys(keys):
+                pass
+            case AtPositions(_, windows):
+                keys = np.concatenate([np.arange(window.start, window.stop) for window in windows])
+            case _:
+                raise AssertionError(request.source)
+        return Measured(
+            rows=Rows(keys, keys, np.zeros(len(keys), np.int64), np.tile(np.array([0, 0.1, 0.9], np.float32), (len(keys), 1)))
+        )
+
+    services.evaluator.measured = measured
+    data = {"dataset_id": "train", "batch_size": 4, "bytes_parser_function": "def bytes_parser_function(data): return data"}
+    criterion = {
+        "id": "StaticPerformanceThresholdCriterion",
+        "metric": "EstimatedAccuracyATC",
+        "metric_threshold": 0.1,
+    }
+    trigger = {
+        "id": "PerformanceTrigger",
+        "evaluation_interval_data_points": 10,
+        "evaluation": {"dataset": data},
+        "decision_criteria": {"sure": criterion},
+    }
+    training = {
+        "use_previous_model": True,
+        "seed": 7,
+        "batch_size": 1,
+        "validation": {"activated": True, "ratio": 50},
+    }
+    with services.supervise(make_config()) as runs:
+        text = pipeline_yaml(trigger=trigger, training=training, data=data)
+        run_id = runs.submit(text, "pipeline.yaml", RunOptions(RunMode.EXPERIMENT)).run_id
+        eventually(lambda: runs.journal.run(run_id).is_terminal)
+        assert runs.journal.run(run_id).error == ""
+    identity = services.storage.datasets["train"].identity
+    assert {request.dataset_identity for request in asked if isinstance(request.source, OfKeys)} == {identity}

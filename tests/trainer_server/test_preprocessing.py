@@ -211,7 +211,7 @@ def test_a_parent_without_statistics_or_of_another_section_is_refused(tmp_path: 
 
 def test_a_bad_row_is_named_with_its_key_and_can_be_left_out(tmp_path: Path) -> None:
     def payload(key: int) -> bytes:
-        return b'{"age": "old"}' if key == 13 else ColumnData().payload(key)
+        return b'{"age": "old", "income": 1, "site": null}' if key == 13 else ColumnData().payload(key)
 
     room = TrainingRoom(tmp_path)
     with pytest.raises(DataError, match=r"sample 13 of dataset 'fake': column 'age': \"old\" is no number"):
@@ -287,7 +287,9 @@ def test_inputs_of_a_training_are_counted_by_themselves(stop_after: int | None, 
     room = TrainingRoom(tmp_path)
     pipeline = column_pipeline(GUARDED, {"checkpointing": {"activated": True, "interval": 2}, "drop_last_batch": False})
     parent = room.train(pipeline, ColumnData(16))
-    data = ColumnData(40, payload=lambda key: json_row(key).replace(b'"age": ', b'"other_age": ') if key >= 8 else json_row(key))
+    data = ColumnData(
+        40, payload=lambda key: json_row(key).replace(b'"age": ', b'"age": null, "other_age": ') if key >= 8 else json_row(key)
+    )
     rest: dict[str, Any] = {"trigger_id": 1, "parent_model_id": parent.trained.model_id}
     if stop_after is not None:
         with pytest.raises(CancelledError):
@@ -314,7 +316,9 @@ def test_inputs_of_steps_that_update_no_statistics_are_counted_too(
     parent = room.train(pipeline, ColumnData(16))
     drawn = 0 if tests_only else ONLINE["history_samples"]
     keys = tuple(key for new in range(16, 56, 4) for key in (*range(new, new + 4), *range(drawn)))
-    data = ColumnData(len(keys), keys=keys, payload=lambda key: json_row(key).replace(b'"age": ', b'"other_age": '), trigger_id=1)
+    data = ColumnData(
+        len(keys), keys=keys, payload=lambda key: json_row(key).replace(b'"age": ', b'"age": null, "other_age": '), trigger_id=1
+    )
     rest: dict[str, Any] = {"trigger_id": 1, "parent_model_id": parent.trained.model_id, "online": True, "tests_only": tests_only}
     if stop_after is not None:
         with pytest.raises(CancelledError):

@@ -6,8 +6,10 @@ import codecs
 import csv
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import BinaryIO, ClassVar, Final, TextIO
 
 from pydantic import Field, field_validator, model_validator
@@ -19,9 +21,10 @@ from modyn.storage.formats.bad_rows import BadRows, RowsConfig
 from modyn.storage.formats.base import FileFormat, FormatResume, RowColumn, RowOrder
 from modyn.storage.formats.text_start import HEAD_BYTES, refuse_other_text
 from modyn.storage.model.samples import BadRow, IndexedSamples
-from modyn.storage.model.schema import DatasetSchema, SchemaColumn, field_order
+from modyn.storage.model.schema import DatasetSchema, SchemaColumn, field_order, listed
 
 _UTF8: Final = frozenset({"utf-8", "utf-8-sig", "ascii"})
+_VALUE: Final = re.compile(r"[-+.]?\d")
 HEADER_CHARACTERS: Final = 1 << 22
 """Most of a first line that names columns, so that a file without line breaks is not read into memory."""
 
@@ -38,7 +41,8 @@ class CsvConfig(RowsConfig):
     label_column: str | None = Field(None, min_length=1)
     """Column of the label by the name that the first line gives it."""
     ignore_first_line: bool = False
-    """The first line names the columns. So it does where one is chosen by its name."""
+    """The first line names the columns. So it does where one is chosen by its name. A first line that cannot be read, or names another number of
+    columns than most rows have, is never skipped as a bad row: the file is set aside."""
     columns: list[str] | None = Field(None, min_length=1)
     """Names of the columns, in the order in which rows are read. By default those of the first file; the others have the same ones, in any order.
     Where first lines name none: what the columns are called."""
@@ -124,11 +128,10 @@ class CsvFormat(FileFormat):
             """Where column `number` of the schema stands in the file."""
             return number if order is None or number >= len(order) else order[number]
 
-        indexer = _core.CsvIndexer(
+        open_rows = partial(
+            _core.CsvIndexer,
             path,
             roots=self.roots,
-            start=resume.end if resume else 0,
-            first_row=resume.num_samples + resume.num_skipped if resume else 0,
             separator=config.separator,
             quote=config.quote,
             label_column=_position(path, columns, config.label_column)
@@ -136,10 +139,14 @@ class CsvFormat(FileFormat):
             else position(config.label_index),
             float_labels=self.float_labels,
             timestamp_column=-1 if time is None else position(int(time)) if time.isdigit() else _position(path, columns, time),
-            skip_first_line=self._names_columns(),
             utf8=codecs.lookup(config.encoding).name in _UTF8,
             max_field_lines=config.max_field_lines,
             times=self.times,
+        )
+        indexer = open_rows(
+            start=resume.end if resume else 0,
+            first_row=resume.num_samples + resume.num_skipped if resume else 0,
+            skip_first_line=self._names_columns(),
         )
         num_columns = indexer.num_columns
         if columns and num_columns not in (0, len(columns)):  # A label would be taken from another column.
@@ -148,8 +155,15 @@ class CsvFormat(FileFormat):
                 "quotes and separators"
             )
         bad_rows = BadRows(path, config.max_bad_rows)
+        is_first = resume is None or not resume.end
+        """Whether the next chunk begins with the first row of the file."""
         while (rows := indexer.next(self.chunk_rows)) is not None:
             offsets, lengths, labels, timestamps, bad, is_unended = rows
+            if is_first and self._names_columns():
+                self._check_names(path, columns, lambda: open_rows(start=0, first_row=0, skip_first_line=False).num_columns, bad)
+            elif is_first and bad and (not len(offsets) or bad[0][0] < offsets[0]):
+                self._check_no_names(path, *bad[0])
+            is_first = False
             for offset, reason in bad:
                 bad_rows.add(BadRow(offset, reason))
             times = timestamps if shared_timestamp is None else shared_timestamp
@@ -161,6 +175,38 @@ class CsvFormat(FileFormat):
             found = schema and replace(schema, mixed_order=order is not None)
             yield IndexedSamples(offsets, lengths, labels, times, indexer.position, bad_rows.take(), unended, found)
         bad_rows.check()
+
+    def _check_names(self, path: str, columns: Sequence[str], usual: Callable[[], int], bad: Sequence[tuple[int, str]]) -> None:
+        """Refuse a file with rows of which the first line does not name the columns: they would be taken by position.
+
+        Args: columns: that it names. usual: number of fields of most of the first rows; asked only if there are bad ones, since it reads these again.
+        """
+        if not columns and self.schema is not None and self.config.columns is None:
+            raise DataError(
+                f"the first line of {path} names no columns, and those of the dataset, {self.schema.decider}, are {listed(self.schema.names)}; write "
+                "them there"
+            )
+        if columns and bad and (num_fields := usual()) != len(columns):
+            raise DataError(
+                f"the first line of {path} names {len(columns)} columns, and most of the first rows have {num_fields} fields; correct the first "
+                "line, or the separators and quotes of the rows"
+            )
+
+    def _check_no_names(self, path: str, offset: int, reason: str) -> None:
+        """Refuse a file whose first row cannot be used, for that `reason`, and looks like names of columns, which no option speaks of."""
+        with reading(path), self.open(path) as file:
+            file.seek(offset)
+            line, *_ = file.read(HEADER_CHARACTERS).splitlines(keepends=True)
+        fields = [
+            field.strip(f" \r\n{self.config.quote}")
+            for field in line.decode(self.config.encoding, "replace").split(self.config.separator)
+        ]
+        is_whole = line.endswith((b"\n", b"\r"))
+        if is_whole and any(fields) and not any(map(_VALUE.match, fields)):
+            raise DataError(
+                f"{reason}. None of the values in this first row begins with a digit, so that it most likely names the columns, and is not skipped: "
+                "set label_column or ignore_first_line, or correct it"
+            )
 
     def column(self, name: str) -> CsvColumn:
         """A column by its number, from 0, or by the name that the first line gives it. Raises: ConfigError: the first line names none."""

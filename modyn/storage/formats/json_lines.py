@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
 from typing import BinaryIO, ClassVar
 
 import numpy as np
@@ -36,14 +34,13 @@ from modyn.storage.formats.json_fields import (
     seconds_in,
     value_in,
 )
+from modyn.storage.formats.json_schema import compared_schema, decided_schema, objects_in, schema_of, schema_of_grown
 from modyn.storage.formats.text_start import HEAD_BYTES, UTF8_MARK, refuse_other_text
 from modyn.storage.model.samples import BadRow, IndexedSamples
-from modyn.storage.model.schema import DatasetSchema, SchemaColumn, other_columns
+from modyn.storage.model.schema import DatasetSchema
 
 _LEAST_ROUNDED = 2.0**53
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n"[0], b"\r"[0], b"{"[0], b"}"[0]
-_DECIDING_LINES = 1000
-"""First lines of the first file, which decide what fields all files have."""
 
 
 class JsonLinesConfig(RowsConfig):
@@ -55,7 +52,7 @@ class JsonLinesConfig(RowsConfig):
     """Ending of the names of files with samples; compressed ones have .gz, .zst or .bz2 after it."""
     required_fields: list[str] | None = None
     """Fields, without those of inner objects, that each file must have in some line. By default those that each of the first 1,000 lines of the first
-    file has."""
+    file has. Where it is set, a column of the section `preprocessing` that is none of them may be absent from whole files, where it is missing."""
 
     @field_validator("label_field")
     @classmethod
@@ -91,7 +88,7 @@ class JsonLinesFormat(FileFormat):
         self._schemas = [pa.schema(_struct_fields([(label, label_type), *column])) for column in times]
         """One for each kind of times, the kind that was found last first."""
         if config.required_fields is not None:
-            self.schema = _schema_of(config.required_fields)
+            self.schema = schema_of(config.required_fields)
 
     def row_begin(self, offset: int) -> int:
         """The payload is the whole line."""
@@ -112,43 +109,29 @@ class JsonLinesFormat(FileFormat):
     def declared(self, schema: DatasetSchema) -> DatasetSchema:
         """As `FileFormat.declared`: with `required_fields`."""
         fields = self.config.required_fields
-        return schema if fields is None else _schema_of(fields)
+        return schema if fields is None else schema_of(fields)
 
     def schema_in(self, path: str, file: BinaryIO) -> DatasetSchema | None:
-        """As `FileFormat.schema_in`: the fields that each of its first lines has, or None if no line can be read."""
-        lines = list(islice(self._objects(file), _DECIDING_LINES))
-        common = set[str]().union(*lines).intersection(*lines)
-        return self.declared(_schema_of([name for name in lines[0] if name in common])) if lines else None
+        """As `FileFormat.schema_in`: the fields that each of its first lines has, and those that some have, or None if no line can be read."""
+        found = decided_schema(objects_in(file, self.max_line_bytes))
+        return found and self.declared(found)
 
-    def _objects(self, file: BinaryIO) -> Iterator[dict[str, object]]:
-        """Yield the objects in the lines of a file; others are bad rows, which are looked for elsewhere."""
-        while line := file.readline(self.max_line_bytes):
-            with suppress(ValueError):
-                yield parse_object(line)
-
-    def _checked_schema(self, path: str) -> DatasetSchema | None:
-        """The schema of the dataset, or the one that this file decides. Raises: DataError: no line has one of the fields that all files have."""
+    def _schema_with(self, path: str, resume: FormatResume | None) -> DatasetSchema | None:
+        """The schema of the dataset, with what is known of it by a file, or the one that this file decides. Raises: DataError: no line has one of
+        the fields that all files have."""
         with self.open(path) as file:
-            if (schema := self.schema) is None:
+            if self.schema is None:
                 return self.schema_in(path, file)
-            missing, seen = set(schema.names), dict[str, None]()
-            for found in self._objects(file):
-                missing.difference_update(found)
-                if not missing:
-                    return schema
-                seen |= dict.fromkeys(found)
-        if missing and seen:
-            error = other_columns(path, list(seen), schema)
-            raise DataError(
-                f"{error.message}; or name the fields that all files have by the option required_fields (`modyn data change`)"
-            )
-        return schema
+            objects = objects_in(file, self.max_line_bytes)
+            if resume is not None and resume.end:
+                return schema_of_grown(path, objects, self.schema, resume.num_samples)
+            return compared_schema(path, objects, self.schema)
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
         """As `FileFormat.index`, in blocks of about `block_bytes`; a DataError names the lines and their bytes."""
         start = resume.end if resume else 0
         with reading(path):
-            schema = self.schema if start else self._checked_schema(path)
+            schema = self._schema_with(path, resume)
         with reading(path), self.open(path) as file:
             shared = self.file_time(path, os.fstat(file.fileno()).st_mtime_ns)
             if start:
@@ -301,10 +284,6 @@ class JsonColumn(RowColumn):
             if len(found) == len(rows):
                 return iter(found.to_pylist())
         return (value_in(parse_object(row), self._path) for row in rows)
-
-
-def _schema_of(names: Sequence[str]) -> DatasetSchema:
-    return DatasetSchema("json", tuple(map(SchemaColumn, names)))
 
 
 def _read(block: bytes, schema: pa.Schema) -> pa.Table:

@@ -55,12 +55,17 @@ class SchemaDecision:
 
     def note(self, job: FileJob) -> None:
         """Note the schema of a file whose samples are added."""
-        if job.schema is None or not job.indexed.num_samples:
+        found, known, path = job.schema, self._schema, sanitize(job.seen.path)
+        if found is None or not job.indexed.num_samples:
             return
-        if self._schema is not None:
-            self._set(self._schema.joined(job.schema))
+        if known is not None:
+            if known.lacking:  # What is known of this file is what `found` says: it may have been corrected, or grown.
+                known = replace(known, lacking=tuple(file for file in known.lacking if file.path != path))
+            if found.lacking:
+                found = replace(found, lacking=tuple(replace(file, path=path) for file in found.lacking))
+            self._set(known.joined(found))
         elif self._format.decides_schema:
-            self._set(self._decided_by(job.seen.path, job.schema))
+            self._set(self._decided_by(job.seen.path, found))
 
     def _decided_by(self, path: str, schema: DatasetSchema) -> DatasetSchema:
         return replace(schema, decided_by="" if self._dataset.declared_schema else sanitize(path))

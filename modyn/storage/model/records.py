@@ -121,7 +121,7 @@ class NewRecord:
     label: float | None
     """A whole number of 64 bits, unless the labels of the dataset are fractions; None: it comes later, by `set_labels`."""
     timestamp: int | None = None
-    """Seconds since 1970; None: the time of arrival."""
+    """Seconds since 1970; None: the time of arrival. Digits that are most likely a date (20130131) or another unit are refused, as in files."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,6 +11,8 @@ from modyn.errors import DataError
 
 _LISTED = 50
 """Most names of columns in a message."""
+MOST_LACKING = 100
+"""Most files of which a schema says that they lack a field."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -22,6 +24,17 @@ class SchemaColumn:
 
     def __str__(self) -> str:
         return f"{self.name} ({self.type})" if self.type else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class LackingFile:
+    """A file in whose first lines no object has some fields that objects of the first file have."""
+
+    path: str
+    """In the dataset's folder."""
+    lacks: tuple[str, ...]
+    fields: tuple[str, ...]
+    """That they have; the first ones where they are many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +51,13 @@ class DatasetSchema:
     """Files of CSV may have the columns in another order: their rows are read in this one."""
     casts: tuple[SchemaColumn, ...] = ()
     """Columns whose values some files have as another type, and that type: they are cast without loss."""
+    some_lines: tuple[str, ...] = ()
+    """Fields of JSON that some of the first lines of the first file have, and not all."""
+    names_all: bool = False
+    """Whether the first lines of the first file have no fields of JSON but `columns` and `some_lines`. False: that is not known, since options name
+    the fields, there are too many, or an earlier version has indexed the file."""
+    lacking: tuple[LackingFile, ...] = ()
+    """Files in whose first lines no object has one of `some_lines`, at most MOST_LACKING."""
 
     @property
     def names(self) -> list[str]:
@@ -59,13 +79,27 @@ class DatasetSchema:
             "decided by": self.decided_by or "options",
             "order of columns": "may differ between files; rows are read in this one" if self.mixed_order else "",
             "casts": "; ".join(casts),
+            "fields of some lines": listed(self.some_lines),
+            "files without them": "; ".join(f"{file.path} without {listed(file.lacks)}" for file in self.lacking),
         }
         return {key: value for key, value in said.items() if value}
 
     def joined(self, other: DatasetSchema) -> DatasetSchema:
         """This schema, with what was found of another file of the dataset."""
         casts = tuple(sorted({*self.casts, *other.casts}))
-        return replace(self, mixed_order=self.mixed_order or other.mixed_order, casts=casts)
+        some = (
+            self.some_lines
+            if self.some_lines == other.some_lines
+            else tuple(dict.fromkeys((*self.some_lines, *other.some_lines)))
+        )
+        return replace(
+            self,
+            mixed_order=self.mixed_order or other.mixed_order,
+            casts=casts,
+            some_lines=some,
+            names_all=self.names_all and other.names_all,
+            lacking=(*self.lacking, *other.lacking)[:MOST_LACKING],
+        )
 
     def to_json(self) -> str:
         """The schema as JSON."""
@@ -76,7 +110,8 @@ class DatasetSchema:
         """What `to_json` wrote. Raises: ValueError, KeyError, TypeError: it is something else."""
         found = json.loads(text)
         columns = {name: tuple(SchemaColumn(**column) for column in found[name]) for name in ("columns", "casts")}
-        return cls(**{**found, **columns})
+        lacking = [LackingFile(file["path"], tuple(file["lacks"]), tuple(file["fields"])) for file in found.get("lacking", ())]
+        return cls(**{**found, **columns, "some_lines": tuple(found.get("some_lines", ())), "lacking": tuple(lacking)})
 
 
 def field_order(path: str, names: Sequence[str], schema: DatasetSchema) -> list[int] | None:

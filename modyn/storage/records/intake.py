@@ -32,6 +32,8 @@ from modyn.storage.records.log import DurableLog, PreparedRecords, RecordLog, Re
 MOST_KEY_CHARACTERS: Final = 128
 _A_YEAR_S: Final = 365 * 86_400
 """A time in a finer unit that would be earlier is more likely a time in a coarser one."""
+_SECONDS: Final = TimeFormat()
+_DATES: Final = (TimeFormat("%Y%m%d"), TimeFormat("%Y%m%d%H%M%S"))
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 30.0
 """Before samples are made again after an error; each pause is twice the last one."""
@@ -228,16 +230,31 @@ def why_not_taken(record: NewRecord, float_labels: bool, most_bytes: int, latest
         return f"its payload has {len(record.payload):,} bytes; allowed are {most_bytes:,}, which storage.records.max_bytes sets in the system file"
     if record.label is not None and (reason := why_no_label(record.label, float_labels)):
         return f"its {reason}"
-    if record.timestamp is not None and not FIRST_SECOND <= record.timestamp <= latest:
+    if record.timestamp is not None and not _are_seconds(record.timestamp, latest):
         return f"its time is {record.timestamp}; {_advice(record.timestamp, latest)}, or none for the time of arrival"
     return ""
 
 
+def _are_seconds(timestamp: int, latest: float) -> bool:
+    """Whether a number is a time of a record, by the rule for times in files: one that is most likely a date or another unit is not."""
+    if not FIRST_SECOND <= timestamp <= latest:
+        return False
+    try:
+        return _SECONDS.of_integer(timestamp) <= latest
+    except ValueError:
+        return False
+
+
 def _advice(timestamp: int, latest: float) -> str:
+    for date in _DATES:
+        with suppress(ValueError):
+            return f"as a date that is {show_time(date.of_integer(timestamp))}: send seconds since 1970"
     for unit in ("ms", "us", "ns"):
         with suppress(ValueError):
             if _A_YEAR_S <= (seconds := TimeFormat(unit).of_integer(timestamp)) <= latest:
                 return f"in {unit} that is {show_time(seconds)}: send seconds since 1970"
+    if FIRST_SECOND <= timestamp <= latest:
+        return "it has the digits of a date: send seconds since 1970"
     return (
         "send seconds since 1970, of the years 1 to 9999, in the future by at most storage.future_tolerance_s in the system file"
     )

@@ -6,6 +6,7 @@ import csv
 import io
 import os
 import tracemalloc
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from modyn.errors import ConfigError, DataError
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import FileFormat, FormatResume
 from modyn.storage.formats.csv import HEADER_CHARACTERS
+from modyn.storage.model.schema import DatasetSchema, SchemaColumn
 from modyn.testing.format_checks import resume_point
 
 
@@ -301,3 +303,46 @@ def test_rows_that_are_appended_follow_the_same_header(tmp_path: Path) -> None:
         file.write("y,2\n")
     (more,) = format_.index(str(path), FormatResume(chunk.end, 1, ""))
     assert more.labels.tolist() == [2]
+
+
+UNREADABLE = ['y,a,"b', '"y,a,b', 'y,a,"b" x', "y,a", "y,a,b,c"]
+NAMED: list[dict[str, object]] = [{"label_index": 0, "ignore_first_line": True}, {"label_column": "y"}]
+NOT_NAMED: list[dict[str, object]] = [{"label_index": 0}, {"label_index": 0, "columns": ["y", "b", "a"]}]
+
+
+@pytest.mark.parametrize(
+    ("header", "config"),
+    [*product(UNREADABLE, NAMED), *product([*UNREADABLE, "y,a,b", '"y","a","b"', ",y,a"], NOT_NAMED)],
+)
+def test_a_first_line_that_is_not_read_as_names_is_never_skipped(tmp_path: Path, header: str, config: dict[str, object]) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"{header}\n1,2,3\n4,5,6\n7,8\n9,10,11\n")
+    with pytest.raises(DataError, match=r"a\.csv"):
+        rows_of(build_format("CsvFileWrapper", {**config, "max_bad_rows": 1_000}), path)
+
+
+def test_a_first_line_of_other_columns_than_rows_have_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("y,a\n1,2,3\n4,5\n6,7,8\n9,10,11\n")
+    with pytest.raises(DataError, match=r"the first line of .*a\.csv names 2 columns, and most of the first rows have 3 fields"):
+        rows_of(csv_format(label_index=None, label_column="y", max_bad_rows=1_000), path)
+
+
+@pytest.mark.parametrize("row", ["?,1.5,x", "?,2024-03-01,x", ",,"])
+def test_a_bad_first_row_of_values_is_skipped_as_others_are(tmp_path: Path, row: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"{row}\n1,2,3\n4,5,6\n")
+    (chunk,) = csv_format(max_bad_rows=1).index(str(path))
+    assert (chunk.labels.tolist(), [bad.offset for bad in chunk.skipped]) == ([1, 4], [0])
+
+
+def test_an_empty_first_line_is_no_header_where_other_files_have_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("\n1,2,3\n")
+    built = csv_format(ignore_first_line=True)
+    assert rows_of(built, path) == [(b"1,2,3", 1)]
+    built.schema = DatasetSchema("csv", tuple(map(SchemaColumn, "yab")), "0.csv")
+    with pytest.raises(
+        DataError, match=r"the first line of .*a\.csv names no columns, and .* 0\.csv, decided, are 'y', 'a', 'b'"
+    ):
+        rows_of(built, path)

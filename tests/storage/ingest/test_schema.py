@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from modyn.config.dataset import DatasetConfig
 from modyn.errors import DataError, InvalidArgumentError
-from modyn.storage.client import DatasetInfo, SchemaColumn
+from modyn.storage.client import DatasetInfo, LackingFile, SchemaColumn
 from modyn.testing.waiting import eventually
 from tests.support.running_storage import RunningStorage
 
@@ -200,12 +200,12 @@ def test_options_decide_before_a_file_does_and_stay(storage: RunningStorage, tmp
     assert storage.client.list_datasets()[0].schema is None
 
 
+def lines(*rows: Mapping[str, Any]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
 def test_a_json_file_without_a_field_of_the_dataset_is_refused(storage: RunningStorage, tmp_path: Path) -> None:
     name = register(storage, tmp_path / "json", "JsonLinesFileWrapper", {"label_field": "y"})
-
-    def lines(*rows: Mapping[str, Any]) -> str:
-        return "".join(json.dumps(row) + "\n" for row in rows)
-
     folder = tmp_path / name
     write(folder / "0.jsonl", lines({"y": 1, "a": 2, "b": 3, "note": "x"}, {"b": 4, "a": None, "y": 2}), 0)
     write(folder / "1.jsonl", lines({"b": 3, "y": 1}, {"y": 2, "a": 1}), 1)  # each in some line, and more is no fault
@@ -220,6 +220,48 @@ def test_a_json_file_without_a_field_of_the_dataset_is_refused(storage: RunningS
     fewer = info.config.model_copy(update={"file_wrapper_config": {"label_field": "y", "required_fields": ["y"]}})
     storage.client.change_dataset(fewer)
     assert ingested(storage, name).num_samples == 5
+
+
+def test_fields_of_some_lines_are_noted_and_files_without_them(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "rare", "JsonLinesFileWrapper", {"label_field": "y"})
+    folder = tmp_path / name
+    write(folder / "0.jsonl", lines({"y": 1, "a": 2}, {"y": 1, "b": 3, "c": 4}, {"y": 1}), 0)
+    write(folder / "1.jsonl", lines({"y": 1}, {"y": 2, "c": 1}, {"y": 2, "d": 1}, {"y": 1, "b": 0, "a": None}), 1)
+    write(folder / "2.jsonl", lines({"y": 1, "b": 2}, {"B": 2, "y": 1}), 2)
+    write(folder / "3.jsonl", lines({"y": 1, "b": 2}), 3)
+    schema = ingested(storage, name).schema
+    assert schema is not None
+    assert (schema.names, schema.some_lines, schema.names_all) == (["y"], ("a", "b", "c"), True)
+    without = (LackingFile("2.jsonl", ("a", "c"), ("y", "b", "B")), LackingFile("3.jsonl", ("a", "c"), ("y", "b")))
+    assert schema.lacking == without
+    assert schema.described()["files without them"] == "2.jsonl without 'a', 'c'; 3.jsonl without 'a', 'c'"
+    with storage.short_cut(name) as local:
+        assert local.schema(name) == schema
+
+    # A file that is corrected, or that grows, and more lines of the one that decided.
+    write(folder / "2.jsonl", lines({"y": 1, "a": 2}, {"y": 1, "c": 3, "b": 1}), 4)
+    storage.client.forget_file(name, "2.jsonl")
+    write(folder / "3.jsonl", lines({"y": 1, "b": 2}, {"y": 3, "a": 1}), 5)
+    write(folder / "0.jsonl", lines({"y": 1, "a": 2}, {"y": 1, "b": 3, "c": 4}, {"y": 1}, {"y": 1, "e": 1}), 6)
+    schema = ingested(storage, name).schema
+    assert schema is not None
+    assert problems(storage, name) == {}
+    assert (schema.some_lines, schema.lacking) == (("a", "b", "c", "e"), (LackingFile("3.jsonl", ("c",), ("y", "b", "a")),))
+    fixed = storage.client.dataset(name).config.model_copy(
+        update={"file_wrapper_config": {"label_field": "y", "required_fields": ["y"]}}
+    )
+    storage.client.change_dataset(fixed)
+    schema = storage.client.dataset(name).schema
+    assert schema is not None
+    assert (schema.names, schema.some_lines, schema.names_all, schema.lacking) == (["y"], (), False, ())
+
+
+def test_very_many_fields_of_some_lines_are_not_noted(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "any-field", "JsonLinesFileWrapper", {"label_field": "y"})
+    write(tmp_path / name / "0.jsonl", lines(*({"y": 1, f"f{i}": i, f"g{i}": i} for i in range(501))), 0)
+    schema = ingested(storage, name).schema
+    assert schema is not None
+    assert (schema.names, schema.some_lines, schema.names_all) == (["y"], (), False)
 
 
 @pytest.mark.parametrize(

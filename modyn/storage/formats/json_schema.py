@@ -1,0 +1,89 @@
+"""The schema of a dataset of JSON Lines: which fields the objects in the first lines of its files have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+from typing import BinaryIO, Final
+
+from modyn.errors import DataError
+from modyn.json_codec import sanitize
+from modyn.storage.formats.json_fields import parse_object
+from modyn.storage.model.schema import MOST_LACKING, DatasetSchema, LackingFile, SchemaColumn, other_columns
+
+FIRST_LINES: Final = 1000
+"""Of each file that are looked at, unless a field that all files have is in none of them."""
+_MOST_FIELDS: Final = 1000
+"""Most fields of some lines that are noted; of more, none is."""
+_NAMED_FIELDS: Final = 50
+"""Most fields of a file that are noted where it lacks others."""
+
+
+def schema_of(names: Sequence[str]) -> DatasetSchema:
+    """The schema of files that have these fields."""
+    return DatasetSchema("json", tuple(map(SchemaColumn, names)))
+
+
+def objects_in(file: BinaryIO, max_line_bytes: int) -> Iterator[dict[str, object]]:
+    """Yield the objects in the lines of a file; others are bad rows, which are looked for elsewhere."""
+    while line := file.readline(max_line_bytes):
+        with suppress(ValueError):
+            yield parse_object(line)
+
+
+def decided_schema(objects: Iterator[dict[str, object]]) -> DatasetSchema | None:
+    """The schema that a file decides: the fields that each of its first lines has, and those that some have. None: there are no objects."""
+    first = list(islice(objects, FIRST_LINES))
+    if not first:
+        return None
+    fields = dict.fromkeys(name for found in first for name in found)
+    common = set(fields).intersection(*first)
+    some = tuple(name for name in fields if name not in common)
+    schema = schema_of([name for name in fields if name in common])
+    return schema if len(some) > _MOST_FIELDS else replace(schema, some_lines=some, names_all=True)
+
+
+def compared_schema(path: str, objects: Iterator[dict[str, object]], schema: DatasetSchema) -> DatasetSchema:
+    """The schema of a dataset, with what one file of it lacks.
+
+    Args: path: of the file. objects: in its lines. Raises: DataError: none has one of the fields that all files have.
+    """
+    missing, seen = set(schema.names), dict[str, None]()
+    rare = set(schema.some_lines) if len(schema.lacking) < MOST_LACKING else set[str]()
+    for number, found in enumerate(objects, 1):
+        seen |= dict.fromkeys(found)
+        missing.difference_update(found)
+        rare.difference_update(found)
+        if not missing and (not rare or number >= FIRST_LINES):
+            break
+    if missing and seen:
+        error = other_columns(path, list(seen), schema)
+        raise DataError(
+            f"{error.message}; or name the fields that all files have by the option required_fields (`modyn data change`)"
+        )
+    lacking = (LackingFile("", tuple(sorted(rare)), tuple(islice(seen, _NAMED_FIELDS))),) if rare and seen else ()
+    return replace(schema, lacking=lacking)
+
+
+def schema_of_grown(path: str, objects: Iterator[dict[str, object]], schema: DatasetSchema, num_before: int) -> DatasetSchema:
+    """The schema of a dataset, with what is known of a file that has grown.
+
+    Looked at again are the first lines of the file that decided, and of one that lacks a field. What is added after them is not compared.
+
+    Args: objects: in all lines of the file. num_before: samples that it had. Raises: as `compared_schema`.
+    """
+    own = tuple(file for file in schema.lacking if _is_at(path, file.path))
+    if num_before < FIRST_LINES:
+        if _is_at(path, schema.decided_by) and schema.names_all and (now := decided_schema(objects)) is not None:
+            some = tuple(name for name in (*now.names, *now.some_lines) if name not in schema.names)
+            return replace(schema, some_lines=some, names_all=now.names_all, lacking=())
+        if own:
+            return compared_schema(path, objects, schema)
+    return replace(schema, lacking=own)
+
+
+def _is_at(path: str, place: str) -> bool:
+    """Whether a full path may be that of a file at a place in the dataset's folder, as a schema names it."""
+    return bool(place) and sanitize(path).endswith(f"/{place}")
