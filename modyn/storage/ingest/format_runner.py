@@ -80,10 +80,10 @@ class FormatRunner:
 
         left = deque(files)
         while left:
-            answers = self._request(_Request(pickle.dumps(file_format), tuple(left)))
+            answers, asked = self._request(_Request(pickle.dumps(file_format), tuple(left))), file_format.schema
             is_read = True
             while left and is_read:
-                file = _FileAnswers(self, file_format, left.popleft()[0], answers)
+                file = _FileAnswers(self, file_format, asked, left.popleft()[0], answers)
                 yield iter(file)
                 is_read = file.is_read
             if is_read:
@@ -280,8 +280,11 @@ def _joined(parts: Sequence[IndexedFiles]) -> IndexedFiles:
 class _FileAnswers:
     """The part of the answers of a process that is about one file."""
 
-    def __init__(self, runner: FormatRunner, file_format: FileFormat, path: str, answers: Iterator[_Indexed]) -> None:
-        self._runner, self._format, self._path, self._answers = runner, file_format, path, answers
+    def __init__(
+        self, runner: FormatRunner, file_format: FileFormat, asked: DatasetSchema | None, path: str, answers: Iterator[_Indexed]
+    ) -> None:
+        """Args: asked: the schema of the format when the process was asked; it may have changed since."""
+        self._runner, self._format, self._asked, self._path, self._answers = runner, file_format, asked, path, answers
         self.is_read = False
         """Whether the answers about the next file follow."""
         self._num_samples = 0
@@ -296,7 +299,7 @@ class _FileAnswers:
                 if answer.error is not None:
                     raise answer.error.error()
                 if isinstance(answer.found, _Packed):
-                    samples = answer.found.samples()
+                    samples = answer.found.samples(self._asked)
                     self._num_samples += len(samples)
                     yield samples
                 if answer.is_last:
@@ -320,22 +323,28 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """Samples. rows: of `found`, whose offsets are empty then, if they are consecutive numbers, as rows of row groups are."""
+    """Samples without what the asking process can fill in, because pickling it takes time.
+
+    rows: of `found`, whose offsets are empty then, if they are consecutive numbers, as rows of row groups are.
+    as_asked: `found` has no schema here, because it has that of the format that was asked.
+    """
 
     found: IndexedSamples
     rows: tuple[int, int] | None
+    as_asked: bool
 
     @staticmethod
-    def of(found: IndexedSamples) -> _Packed:
-        offsets = found.offsets
+    def of(found: IndexedSamples, asked: DatasetSchema | None) -> _Packed:
+        as_asked, rows, offsets = found.schema == asked, None, found.offsets
         if len(offsets) and offsets[-1] - offsets[0] == len(offsets) - 1:
             first, stop = int(offsets[0]), int(offsets[-1]) + 1
             if np.array_equal(offsets, np.arange(first, stop)):
-                return _Packed(replace(found, offsets=offsets[:0]), (first, stop))
-        return _Packed(found, None)
+                rows, offsets = (first, stop), offsets[:0]
+        return _Packed(replace(found, offsets=offsets, schema=None if as_asked else found.schema), rows, as_asked)
 
-    def samples(self) -> IndexedSamples:
-        return self.found if self.rows is None else replace(self.found, offsets=np.arange(*self.rows, dtype=np.int64))
+    def samples(self, asked: DatasetSchema | None) -> IndexedSamples:
+        offsets = self.found.offsets if self.rows is None else np.arange(*self.rows, dtype=np.int64)
+        return replace(self.found, offsets=offsets, schema=asked if self.as_asked else self.found.schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +379,7 @@ def index_requested(request: _Request) -> Iterator[_Indexed]:
         yield from _with_end_marked(_schema_in(file_format, request.files[0][0]))
     else:
         for path, resume in request.files:
-            yield from _with_end_marked(map(_Packed.of, file_format.index(path, resume)))
+            yield from _with_end_marked(_Packed.of(samples, file_format.schema) for samples in file_format.index(path, resume))
 
 
 def _schema_in(file_format: FileFormat, path: str) -> Iterator[DatasetSchema]:
