@@ -219,6 +219,20 @@ class SampleBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class DeletedSamples:
+    """The samples of a data file that were deleted, so that it is taken again."""
+
+    dataset: str
+    identity: str
+    """That of the dataset's registration."""
+    path: str
+    """Of the data file, as it was asked for."""
+    num_samples: int
+    first_key: int | None
+    """The smallest key of them; None: there are none."""
+
+
+@dataclass(frozen=True, slots=True)
 class TriggerSetInfo:
     """What is known of a trigger set without reading it. Partition p holds positions [p·size, (p+1)·size) of the set."""
 

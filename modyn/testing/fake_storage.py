@@ -20,7 +20,7 @@ from modyn._core import KeySet
 from modyn.config.buckets import RECORDS
 from modyn.config.dataset import DatasetConfig
 from modyn.errors import CancelledError, ConfigError, InvalidArgumentError, NotFoundError
-from modyn.records import NO_LABEL, Int64Array, Interval, LabelArray, SampleBatch, has_label
+from modyn.records import NO_LABEL, DeletedSamples, Int64Array, Interval, LabelArray, SampleBatch, has_label
 from modyn.registry import nearest
 from modyn.storage.client import (
     AppendedRecord,
@@ -163,7 +163,7 @@ class FakeStorageClient(FakeClient, StorageClient):
         """Not faked: there are no files."""
         raise NotImplementedError(_NOT_FAKED)
 
-    def forget_file(self, name: str, path: str) -> int:
+    def forget_file(self, name: str, path: str) -> DeletedSamples:
         """Not faked: there are no files."""
         raise NotImplementedError(_NOT_FAKED)
 
