@@ -14,9 +14,8 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from modyn.cache.tier import BoolArray
 from modyn.errors import UnavailableError
-from modyn.records import Int64Array
+from modyn.records import BoolArray, Int64Array
 
 Clock = Callable[[], float]
 """Returns seconds; never goes back."""

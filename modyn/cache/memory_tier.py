@@ -33,7 +33,6 @@ from modyn.cache.sample_files import name_file, read_files, size_of, write_unnam
 from modyn.cache.tier import (
     IDLE_S,
     IN_USE_S,
-    BoolArray,
     Buffer,
     StoredTier,
     TierCounts,
@@ -43,7 +42,7 @@ from modyn.cache.tier import (
     parts_of,
 )
 from modyn.errors import ConfigError, UnavailableError
-from modyn.records import Int64Array
+from modyn.records import BoolArray, Int64Array
 from modyn.rpc.logs import get_logger
 
 LOCK_S: Final = 0.1

@@ -25,9 +25,9 @@ from modyn.cache.keys import sample_keys
 from modyn.cache.redis_address import SEND_BYTES, TIMEOUT_S, RedisAddress
 from modyn.cache.redis_deadline import Deadline
 from modyn.cache.redis_scripts import OVERHEAD_BYTES
-from modyn.cache.tier import IDLE_S, BoolArray, Buffer, StoredTier, TierCounts, TierPlace, TierUsage, WritableBuffer
+from modyn.cache.tier import IDLE_S, Buffer, StoredTier, TierCounts, TierPlace, TierUsage, WritableBuffer
 from modyn.errors import ConfigError
-from modyn.records import Int64Array
+from modyn.records import BoolArray, Int64Array
 from modyn.rpc.logs import get_logger
 
 CALL_BYTES: Final = 2 << 20

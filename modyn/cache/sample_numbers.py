@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from modyn.records import Int64Array
+from modyn.records import BoolArray, Int64Array
 
 NO_SAMPLES: Final[Int64Array] = np.empty(0, np.int64)
-
-BoolArray = npt.NDArray[np.bool_]
 
 
 def among(samples: Int64Array, others: Int64Array) -> BoolArray:

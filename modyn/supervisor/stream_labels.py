@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from modyn.errors import UnavailableError
-from modyn.records import Int64Array, RunId, SampleBatch, has_label
+from modyn.records import BoolArray, Int64Array, RunId, SampleBatch, has_label
 from modyn.supervisor.cursor import Cursor
-from modyn.supervisor.late_labels import BoolArray, among
+from modyn.supervisor.late_labels import among
 from modyn.supervisor.records import RunMode
 from modyn.supervisor.triggers.label_clock import LabelClock, LateBatch
 

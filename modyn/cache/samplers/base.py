@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from modyn.cache.sample_numbers import NO_SAMPLES, among
-from modyn.cache.samplers.values import BoolArray, CachedValues
+from modyn.cache.samplers.values import CachedValues
 from modyn.errors import InvalidArgumentError
-from modyn.records import Int64Array
+from modyn.records import BoolArray, Int64Array
 
 _VERSION: Final = 1
 _ORDER, _BATCHES = 1, 2

@@ -10,8 +10,7 @@ import numpy as np
 
 from modyn.cache.sample_numbers import NO_SAMPLES
 from modyn.cache.samplers.base import CacheJob
-from modyn.cache.tier import BoolArray
-from modyn.records import Float32Array, Int64Array
+from modyn.records import BoolArray, Float32Array, Int64Array
 
 MOST_UNTRAINED: Final = 4096
 """More than any loader decides ahead: two batches for each of its processes, and a few."""
