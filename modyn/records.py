@@ -225,9 +225,9 @@ class DeletedSamples:
 
     dataset: str
     identity: str
-    """That of the dataset's registration."""
+    """Identity of the dataset's registration."""
     path: str
-    """Of the data file, as it was asked for."""
+    """The data file, as the caller named it."""
     num_samples: int
     first_key: int | None
     """The smallest key of them; None: there are none."""

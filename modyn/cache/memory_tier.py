@@ -155,7 +155,7 @@ class MemoryTier:
         return is_done  # noqa: RET504  (`_tried` may have ended the block)
 
     def take_not_asked(self) -> int:
-        """As `CacheTier.take_not_asked`."""
+        """See `CacheTier.take_not_asked`."""
         return 0
 
     def usage(self) -> TierUsage:

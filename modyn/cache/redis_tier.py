@@ -295,7 +295,7 @@ class RedisTier:
                 self._has_refused = True
                 self._log.warning("cache_does_not_keep", reason=str(error), budget_bytes=self._place.budget_bytes)
         except (ValueError, TypeError, IndexError) as error:
-            # Of another type than the scripts write: others have, and it is theirs to clear.
+            # The value has another type than the scripts write. Another program wrote it, and has to clear it.
             if self._breaker.failed():
                 self._log.warning(
                     "cache_away", reason=f"what it holds is not of this cache ({error}): `modyn cache clear` removes it"

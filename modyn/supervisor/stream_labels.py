@@ -39,7 +39,7 @@ class StreamLabels:
         self._restored_from: Cursor | None = cursor
 
     def first(self, mode: RunMode, dataset: str, cursor: Cursor, storage: StorageClient) -> int | None:
-        """Which of the labels that storage brings after their samples is next; None: it brings none. Args: cursor: where the run stands."""
+        """Return the number of the next label that storage brings after its sample; None: it brings none. Args: cursor: where the run stands."""
         brings = mode is RunMode.PRODUCTION and storage.dataset(dataset).config.holds_records
         return cursor.next_label if brings else None
 

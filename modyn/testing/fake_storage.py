@@ -172,7 +172,7 @@ class FakeStorageClient(FakeClient, StorageClient):
         raise NotImplementedError(_NOT_FAKED)
 
     def problems(self, name: str) -> list[FileProblem]:
-        """Those that a test gave the dataset. Raises NotFoundError."""
+        """Return the problems that a test gave the dataset. Raises NotFoundError."""
         with self._storage.arrived:
             return list(self._storage.find(name).problems)
 

@@ -30,7 +30,7 @@ class HeldDataset:
     appended: dict[str, tuple[int, NewRecord]] = field(default_factory=dict)
     problems: list[FileProblem] = field(default_factory=list)
     schema: DatasetSchema | None = None
-    """What its files would decide."""
+    """The schema that files of the dataset decide."""
     late: dict[int, float] = field(default_factory=dict)
     """By key, in the order in which they came, the labels that came after their samples."""
 

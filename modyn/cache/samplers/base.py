@@ -37,7 +37,7 @@ class Serving(NamedTuple):
     numbers: Int64Array = NO_SAMPLES
     """(n,), of the values of hits and of admitted samples, as `CachedValues.number_in`; 0 of others. `next_batch` fills it in, and the next one."""
     refilled_numbers: Int64Array = NO_SAMPLES
-    """The same of `refilled`."""
+    """Numbers of the values of `refilled`, as `numbers` has them."""
 
     @property
     def num_prepared(self) -> int:

@@ -37,7 +37,7 @@ class SharedBatch:
     """(n,), of the values of hits and of admitted samples. Each value that a sampler admits has another stamp, which the tier keeps with it: whoever
     reads finds the value that was decided on, or none. None: the values of a sample are equally good, for they are not random."""
     refilled_stamps: Int64Array | None = None
-    """As above, of the values of `refilled`."""
+    """Stamps of the values of `refilled`, as `stamps` has them."""
 
     def stamps_of(self, keys: Int64Array) -> Int64Array | None:
         """The stamps of some of its hits and admitted samples."""

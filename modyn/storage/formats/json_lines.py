@@ -106,16 +106,16 @@ class JsonLinesFormat(FileFormat):
 
     @property
     def decides_schema(self) -> bool:
-        """Always."""
+        """True: the first file decides."""
         return True
 
     def declared(self, schema: DatasetSchema) -> DatasetSchema:
-        """As `FileFormat.declared`: with `required_fields`."""
+        """Return the schema with the fields of the option `required_fields`."""
         fields = self.config.required_fields
         return schema if fields is None else _schema_of(fields)
 
     def schema_in(self, path: str, file: BinaryIO) -> DatasetSchema | None:
-        """As `FileFormat.schema_in`: the fields that each of its first lines has, or None if no line can be read."""
+        """Return the fields that each of the first lines has, see `FileFormat.schema_in`; None: no line can be read."""
         lines = list(islice(self._objects(file), _DECIDING_LINES))
         common = set[str]().union(*lines).intersection(*lines)
         return self.declared(_schema_of([name for name in lines[0] if name in common])) if lines else None

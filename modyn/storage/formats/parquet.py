@@ -38,7 +38,7 @@ _ENCODINGS_BY_DICTIONARY = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 READ_AS_DICTIONARIES = _ENCODINGS_OF_EACH_VALUE | _ENCODINGS_BY_DICTIONARY
 """Encodings that Arrow reads as dictionaries, in which a value that repeats is in memory once."""
 INT96: Final = {"coerce_int96_timestamp_unit": "s"}
-"""Of a `ParquetFile`: INT96 holds days, and Arrow's nanoseconds wrap around silently before 1677 and after 2262; whole seconds hold all of them."""
+"""Option of a `ParquetFile`: INT96 is read as seconds, which hold all its days. Nanoseconds wrap around silently before 1677 and after 2262."""
 _MAX_TIME_BYTES = 100
 """Most bytes of a time that is text."""
 
@@ -91,16 +91,16 @@ class ParquetFormat(RangedFormat):
 
     @property
     def decides_schema(self) -> bool:
-        """Always."""
+        """True: the first file decides."""
         return True
 
     def schema_in(self, path: str, file: BinaryIO) -> DatasetSchema:
-        """As `FileFormat.schema_in`: the payload columns."""
+        """Return the payload columns and their types, see `FileFormat.schema_in`."""
         with readable(path):
             return self._schema_of(path, pq.read_schema(file))
 
     def declared(self, schema: DatasetSchema) -> DatasetSchema:
-        """As `FileFormat.declared`: with `payload_types`."""
+        """Return the schema with the types of the option `payload_types`."""
         types = self.config.payload_types
         columns = tuple(SchemaColumn(column.name, types.get(column.name, column.type)) for column in schema.columns)
         return replace(schema, columns=columns)

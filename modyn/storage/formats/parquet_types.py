@@ -97,7 +97,7 @@ class TypedColumns:
         numbers = {name: pair for name, pair in pairs.items() if is_number(pair[0])}
         casts = tuple(SchemaColumn(name, type_name(kind)) for name, (kind, wanted) in numbers.items() if kind != wanted)
         self.schema = schema.joined(replace(schema, casts=casts))
-        """That of the dataset, with what is cast in these files."""
+        """The schema of the dataset, plus the casts that these files need."""
         self.texts = [name for name, (kind, _) in pairs.items() if is_text(kind)]
         """Columns that may be read as dictionaries."""
         self._fractions = {name: wanted for name, (kind, wanted) in numbers.items() if _may_be_inexact(kind, wanted)}

@@ -78,7 +78,7 @@ class FileJob:
         self.unended = ""
         """Why the last row of the file is not taken now, as `IndexedSamples.unended`, once `samples` has ended."""
         self.is_part = False
-        """That row is a part of one, and will not be taken as it is."""
+        """Whether the last row is only a part of a row, which is never taken as it is."""
         self._watched = ExitStack()
         self._begun = False
         self._runner = runner or FormatRunner()
@@ -90,7 +90,7 @@ class FileJob:
         self._takes_unended = takes_unended or self._is_whole
         self._copies = copies
         self._content, self._content_of = self._path, folder
-        """Of what is indexed: the full path, and the file system."""
+        """Full path and file system of what is indexed: the file, or its unpacked copy."""
         self._resume = (
             FormatResume(row.indexed_end, row.num_samples, row.fingerprint, num_skipped) if row and row.num_samples else None
         )
@@ -99,9 +99,9 @@ class FileJob:
         self.tail = -1
         """As `FileRow.tail`, once `samples` has ended."""
         self.schema: DatasetSchema | None = None
-        """Of the dataset, with what is known of it by the file, once `samples` has ended; None: the format has none."""
+        """The schema of the dataset, plus what this file says of it, once `samples` has ended; None: the format has none."""
         self.times: TimeRange | None = None
-        """Of the new samples, once `samples` has ended; None: there are none."""
+        """Range of the times of the new samples, once `samples` has ended; None: there are none."""
         self.skipped: Sequence[BadRow] = ()
         """Rows that cannot be used, which no sample is of, once `samples` has ended."""
 

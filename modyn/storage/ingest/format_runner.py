@@ -94,7 +94,7 @@ class FormatRunner:
                     next(answers, None)
 
     def schema_in(self, file_format: FileFormat, path: str) -> DatasetSchema | None:
-        """As `FileFormat.schema_in` of a file of this machine; None also for one whose beginning cannot be read: `index` says why."""
+        """Return `FileFormat.schema_in` of a file of this machine; None also where its beginning cannot be read: `index` says why."""
         from modyn.workers.bounded_process import AnswerError, EndedError
 
         request = _Request(pickle.dumps(file_format), ((path, None),), only_schema=True)
