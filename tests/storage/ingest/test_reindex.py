@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from modyn.client import Client
 from modyn.config.dataset import DatasetConfig
-from modyn.errors import DataError, NotFoundError
+from modyn.errors import DataError, NotFoundError, UnavailableError
 from modyn.records import DeletedSamples, Interval
 from modyn.storage.periodic_scrub import PeriodicScrub, ScrubPace
 from tests.support.running_storage import RunningStorage, image_dataset, rewrite, write_image
@@ -76,6 +77,12 @@ def test_a_corrected_file_is_taken_again(storage: RunningStorage, tmp_path: Path
     assert (deleted.num_samples, deleted.first_key) == (0, None), "one that broke off is repeated"
     storage.ingest("rows")
     assert sorted(labels(storage, "rows").values()) == [1, 2, 3, 4, 9]
+    with (
+        Client(storage.config, wait_s=0.01) as client,
+        pytest.raises(UnavailableError, match="4 samples of rows.csv are deleted, but"),
+    ):
+        client.reindex("rows", "rows.csv")  # No supervisor runs.
+    storage.ingest("rows")
     with path.open("a") as file:
         file.write("5,e\n")
     storage.ingest("rows")
