@@ -64,7 +64,7 @@ class _Connection(NamedTuple):
     """Typed as Any: the library's types allow for answers of its asynchronous clients."""
     shards: list[_Shard]
     patience: float = 1.0
-    """As of `RedisAddress.connect`."""
+    """How many times `timeout_s` the client waits for an answer, see `RedisAddress.connect`."""
 
     def eval(self, script: str, shard: _Shard, *arguments: object) -> Any:
         # The text each time, not its digest: it is small, and a Redis that was restarted knows no digest.
@@ -120,7 +120,7 @@ class RedisTier:
         self._has_refused = False
         """It is logged once."""
         self._not_asked = 0
-        """As `CacheTier.take_not_asked`. Threads may lose some of each other's."""
+        """See `CacheTier.take_not_asked`. Threads may lose some of each other's."""
         self._evicts = False
         """As above."""
         self._connection: _Connection | None = None
@@ -203,7 +203,7 @@ class RedisTier:
         return self._try(lambda connection, deadline: _drop(connection, keys, deadline), "drop")
 
     def take_not_asked(self) -> int:
-        """As `CacheTier.take_not_asked`."""
+        """See `CacheTier.take_not_asked`."""
         not_asked, self._not_asked = self._not_asked, 0
         return not_asked
 

@@ -205,7 +205,7 @@ class TierInUse:
                 self._undropped.pop(key, None)
 
     def take_not_asked(self) -> int:
-        """As `CacheTier.take_not_asked`."""
+        """See `CacheTier.take_not_asked`."""
         return self._tier.take_not_asked()
 
     def room(self, values: Sequence[Any]) -> int:

@@ -38,7 +38,7 @@ class RunSnapshot:
     file_name: str
     selection_seed: int
     end_key: int | None
-    """As in `NewRun`, and `end_label` and the identities."""
+    """See `NewRun`, also for `end_label` and the identities."""
     end_label: int | None
     dataset_identity: str
     evaluation_identities: Mapping[str, str]

@@ -202,7 +202,7 @@ class FakeStorageClient(FakeClient, StorageClient):
             return answers
 
     def new_labels(self, name: str, first: int, batch_size: int, identity: str = "") -> FakeNewLabels:
-        """As `StorageClient.new_labels`; new ones are those that `set_labels` sets. Raises NotFoundError."""
+        """See `StorageClient.new_labels`; new labels are those that `set_labels` sets. Raises NotFoundError."""
         self._storage.find(name, identity)
         return FakeNewLabels(self._storage.arrived, partial(self._storage.find, name), first, batch_size)
 
@@ -324,7 +324,7 @@ class FakePayloadClient(PayloadClient):
         """Without effect: there is no connection."""
 
     def schema(self, dataset: str) -> DatasetSchema | None:
-        """As `PayloadClient.schema`."""
+        """See `PayloadClient.schema`."""
         return self._storage.client().dataset(dataset).schema
 
     def fetch(

@@ -46,7 +46,7 @@ class HeldDataset:
         return 0 <= key < len(self.timestamps) and key not in self.deleted
 
     def set_labels(self, labels: Mapping[str, float]) -> list[AppendedRecord]:
-        """As `StorageClient.set_labels`. Raises: NotFoundError: there is no such record. InvalidArgumentError: a label is none."""
+        """See `StorageClient.set_labels`. Raises: NotFoundError: there is no such record. InvalidArgumentError: a label is invalid."""
         for key, label in labels.items():
             if reason := why_no_label(label, self.float_labels):
                 raise InvalidArgumentError(

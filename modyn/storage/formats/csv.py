@@ -95,7 +95,7 @@ class CsvFormat(FileFormat):
     row_times = (r"column:(.+)", "a CsvFileWrapper allows '', 'name:REGEX', 'column:N', 'column:NAME'")
 
     def __init__(self, config: CsvConfig, timestamp_source: str = "") -> None:
-        """As `FileFormat`."""
+        """See `FileFormat`."""
         super().__init__(config, timestamp_source)
         if config.columns is not None:
             self.schema = _schema_of(config.columns)

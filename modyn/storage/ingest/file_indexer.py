@@ -97,7 +97,7 @@ class FileJob:
         self.indexed = FormatResume(0, 0, "")
         """What is indexed of the file once `samples` has ended."""
         self.tail = -1
-        """As `FileRow.tail`, once `samples` has ended."""
+        """See `FileRow.tail`; set once `samples` has ended."""
         self.schema: DatasetSchema | None = None
         """The schema of the dataset, plus what this file says of it, once `samples` has ended; None: the format has none."""
         self.times: TimeRange | None = None
