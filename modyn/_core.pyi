@@ -150,10 +150,10 @@ class TimeFormat:
     def of_float(self, number: float) -> int:
         """Seconds. Raises: ValueError, as above."""
     def advice_for(self, text: str) -> str:
-        """Which other formats would read `text`, and as what, for messages; empty: none of the usual ones."""
+        """Say which other usual formats read `text`, and as what time, for messages; empty: none does."""
     def of_texts(self, bounds: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], int, str]:
-        """Of n typed texts in UTF-8, text i is data[bounds[i]:bounds[i + 1]]: seconds, int64 (n,); the first one that is no time, -1 if all are; and
-        what is wrong with it. Those from it on have no meaning."""
+        """Read n typed texts in UTF-8; text i is data[bounds[i]:bounds[i + 1]]. Returns the seconds, int64 (n,); the position of the first text that
+        is not a time, -1 if there is none; and what is wrong with it. Seconds from this position on have no meaning."""
     def of_integers(self, numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], int, str]:
         """The same of whole numbers."""
     def of_floats(self, numbers: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int64], int, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from modyn.config.base import Problem
 from modyn.config.dataset import DatasetConfig
 from modyn.config.overrides import override, pipeline_yaml, read_pipeline
 from modyn.config.system import SystemConfig, load_system_config
-from modyn.errors import InvalidArgumentError
+from modyn.errors import InvalidArgumentError, UnavailableError
 from modyn.local.control import StackStatus, stack_status, start_stack, stop_stack
 from modyn.model_access import ModelAccess
 from modyn.records import keys_array
@@ -32,6 +33,14 @@ if TYPE_CHECKING:
 
 _WATCH_POLICY = RetryPolicy(limit_s=120.0)
 """For how long `Client.watch` waits for a supervisor that restarts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reindexed:
+    """What `Client.reindex` has done. told: the runs that have an event about the deleted samples."""
+
+    num_deleted: int
+    told: tuple[str, ...]
 
 
 class Client(ModelAccess):
@@ -263,17 +272,25 @@ class Client(ModelAccess):
         """Delete a dataset's index. The data files are not touched. Raises: NotFoundError."""
         self.storage.delete_dataset(name)
 
-    def reindex(self, name: str, path: str, progress: Callable[[IngestProgress], None] = lambda _: None) -> int:
+    def reindex(self, name: str, path: str, progress: Callable[[IngestProgress], None] = lambda _: None) -> Reindexed:
         """Take a data file again that was changed after it was indexed: its samples are deleted, and what it holds now is added under new keys.
-        Bad rows, of which `max_bad_rows` allows some, are among the `problems`, and the others are taken.
+        Bad rows, of which `max_bad_rows` allows some, are among the `problems`, and the others are taken. Each run whose models or scores may rest on
+        the deleted samples gets an event about it.
 
         Args: path: of the file, full or below the dataset's folder. progress: as of `ingest`.
-        Returns: how many samples were deleted.
         Raises: NotFoundError: it is not indexed, or is missing. DataError: it cannot be used as it is now; nothing is deleted then.
+        UnavailableError: also if the samples are deleted, and runs cannot be told.
         """
-        num_deleted = self.storage.forget_file(name, path)
+        deleted = self.storage.forget_file(name, path)
+        try:
+            told = self.supervisor.tell_of_deletion(deleted)
+        except UnavailableError as error:
+            raise UnavailableError(
+                f"{deleted.num_samples:,} samples of {path} are deleted, but runs that have read them are not told: {error.message}; what the file "
+                f"holds now is taken by `modyn data ingest {name}`"
+            ) from error
         self.ingest(name, progress)
-        return num_deleted
+        return Reindexed(deleted.num_samples, tuple(told))
 
     def delete_samples(self, name: str, keys: Sequence[int]) -> int:
         """Delete the samples with these `keys` from the index, permanently. Returns how many existed. Raises: NotFoundError."""

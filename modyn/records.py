@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from modyn.errors import InvalidArgumentError
 
+BoolArray = npt.NDArray[np.bool_]
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
@@ -49,7 +50,7 @@ def why_no_label(label: float, float_labels: bool) -> str:
     return ""
 
 
-def has_label(labels: LabelArray) -> npt.NDArray[np.bool_]:
+def has_label(labels: LabelArray) -> BoolArray:
     """For each sample whether it has a label, bool (n,). Args: labels: int64 or float64 (n,).
 
     >>> has_label(np.array([3, NO_LABEL])).tolist(), has_label(np.array([0.5, np.nan])).tolist()
@@ -216,6 +217,20 @@ class SampleBatch:
             np.concatenate([b.timestamps for b in batches]),
             np.concatenate([b.labels for b in batches]),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedSamples:
+    """The samples of a data file that were deleted, so that it is taken again."""
+
+    dataset: str
+    identity: str
+    """Identity of the dataset's registration."""
+    path: str
+    """The data file, as the caller named it."""
+    num_samples: int
+    first_key: int | None
+    """The smallest key of them; None: there are none."""
 
 
 @dataclass(frozen=True, slots=True)

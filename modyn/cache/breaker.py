@@ -87,9 +87,9 @@ class CircuitBreaker:
         """By the clock; None: closed."""
         self._is_trying = False
         self.slow = SlowTime(clock)
-        """Of the calls that it lets through."""
+        """Time that slow calls have taken, among those that the breaker let through."""
         self.costs = costs or CallCosts()
-        """Of the same."""
+        """What the calls that the breaker let through have cost."""
         self.num_failures = 0
         """Calls that were reported as failed, since it was made."""
 

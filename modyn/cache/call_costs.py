@@ -10,15 +10,15 @@ from statistics import median
 from typing import Final
 
 REMEMBERED: Final = 16
-"""Calls of each kind."""
+"""Number of the newest calls of each kind whose costs are kept."""
 EXPECTED: Final = 2
 """Calls that each kind is taken to have made before its first one, at the cost that the load of the machine lets expect."""
 MARGIN: Final = 4.0
 """A call is slow if it costs this many times what calls of its kind usually cost."""
 MOST_FACTOR: Final = 16.0
-"""Times what a call may cost on an idle machine: from there on it is slow whatever others cost."""
+"""A call that costs this many times what it may cost on an idle machine is slow, whatever other calls cost."""
 MOST_PATIENCE: Final = 8.0
-"""The same, of the longest wait for one answer."""
+"""One answer is waited for at most this many times as long as on an idle machine."""
 
 
 def machine_load() -> float:

@@ -14,9 +14,8 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from modyn.cache.tier import BoolArray
 from modyn.errors import UnavailableError
-from modyn.records import Int64Array
+from modyn.records import BoolArray, Int64Array
 
 Clock = Callable[[], float]
 """Returns seconds; never goes back."""
@@ -26,7 +25,7 @@ _LEAST_S: Final = 1e-9
 _READ_AHEAD: Final = 2
 """Batches that a process of a DataLoader makes ahead."""
 _BATCHES: Final = 4
-"""Of each process that count."""
+"""Batches of each process that are measured."""
 _OVERTIME_S: Final = 1.0
 """For the batches that processes made ahead, and again for those that count, where starting them has taken all of the time."""
 

@@ -33,7 +33,6 @@ from modyn.cache.sample_files import name_file, read_files, size_of, write_unnam
 from modyn.cache.tier import (
     IDLE_S,
     IN_USE_S,
-    BoolArray,
     Buffer,
     StoredTier,
     TierCounts,
@@ -43,7 +42,7 @@ from modyn.cache.tier import (
     parts_of,
 )
 from modyn.errors import ConfigError, UnavailableError
-from modyn.records import Int64Array
+from modyn.records import BoolArray, Int64Array
 from modyn.rpc.logs import get_logger
 
 LOCK_S: Final = 0.1
@@ -156,7 +155,7 @@ class MemoryTier:
         return is_done  # noqa: RET504  (`_tried` may have ended the block)
 
     def take_not_asked(self) -> int:
-        """As `CacheTier.take_not_asked`."""
+        """See `CacheTier.take_not_asked`."""
         return 0
 
     def usage(self) -> TierUsage:

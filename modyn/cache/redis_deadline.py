@@ -12,11 +12,11 @@ from modyn.cache.call_costs import MOST_PATIENCE
 ANSWERS_PER_BATCH: Final = 1.0
 """Slow calls together, such as all of one batch, may take so many times the longest time of an answer, and one answer more: see `SlowTime`."""
 SLOW_PART: Final = 0.2
-"""Of the longest time of an answer: on an idle machine a call that takes longer is slow, unless it carries many bytes."""
+"""Part of the longest time of an answer. On an idle machine a call that takes longer is slow, unless it carries many bytes."""
 ANSWER_PART: Final = 0.02
-"""As above, for each further answer: a call asks all parts of a Cluster."""
+"""Part of the longest time of an answer that is added for each further answer, because a call asks all parts of a Cluster."""
 LEAST_BYTES_PER_S: Final = 100 << 20
-"""Of a call with many bytes that is not slow, however long it takes: those of a batch of images over a network of 1 Gbit/s may take half a second."""
+"""A call that moves its bytes at least this fast is not slow, however long it takes: a batch of images may take half a second over 1 Gbit/s."""
 
 
 class Deadline:

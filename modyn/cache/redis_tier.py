@@ -25,9 +25,9 @@ from modyn.cache.keys import sample_keys
 from modyn.cache.redis_address import SEND_BYTES, TIMEOUT_S, RedisAddress
 from modyn.cache.redis_deadline import Deadline
 from modyn.cache.redis_scripts import OVERHEAD_BYTES
-from modyn.cache.tier import IDLE_S, BoolArray, Buffer, StoredTier, TierCounts, TierPlace, TierUsage, WritableBuffer
+from modyn.cache.tier import IDLE_S, Buffer, StoredTier, TierCounts, TierPlace, TierUsage, WritableBuffer
 from modyn.errors import ConfigError
-from modyn.records import Int64Array
+from modyn.records import BoolArray, Int64Array
 from modyn.rpc.logs import get_logger
 
 CALL_BYTES: Final = 2 << 20
@@ -64,7 +64,7 @@ class _Connection(NamedTuple):
     """Typed as Any: the library's types allow for answers of its asynchronous clients."""
     shards: list[_Shard]
     patience: float = 1.0
-    """As of `RedisAddress.connect`."""
+    """How many times `timeout_s` the client waits for an answer, see `RedisAddress.connect`."""
 
     def eval(self, script: str, shard: _Shard, *arguments: object) -> Any:
         # The text each time, not its digest: it is small, and a Redis that was restarted knows no digest.
@@ -120,7 +120,7 @@ class RedisTier:
         self._has_refused = False
         """It is logged once."""
         self._not_asked = 0
-        """As `CacheTier.take_not_asked`. Threads may lose some of each other's."""
+        """See `CacheTier.take_not_asked`. Threads may lose some of each other's."""
         self._evicts = False
         """As above."""
         self._connection: _Connection | None = None
@@ -203,7 +203,7 @@ class RedisTier:
         return self._try(lambda connection, deadline: _drop(connection, keys, deadline), "drop")
 
     def take_not_asked(self) -> int:
-        """As `CacheTier.take_not_asked`."""
+        """See `CacheTier.take_not_asked`."""
         not_asked, self._not_asked = self._not_asked, 0
         return not_asked
 
@@ -295,7 +295,7 @@ class RedisTier:
                 self._has_refused = True
                 self._log.warning("cache_does_not_keep", reason=str(error), budget_bytes=self._place.budget_bytes)
         except (ValueError, TypeError, IndexError) as error:
-            # Of another type than the scripts write: others have, and it is theirs to clear.
+            # The value has another type than the scripts write. Another program wrote it, and has to clear it.
             if self._breaker.failed():
                 self._log.warning(
                     "cache_away", reason=f"what it holds is not of this cache ({error}): `modyn cache clear` removes it"

@@ -34,7 +34,7 @@ ZSTD_LEVEL: Final = 1
 """The fastest: what is slower to read than to decode again is of no use in a cache."""
 
 MOST_UNPACKED_BYTES: Final = 1 << 30
-"""Of a compressed value: others may write one of a few bytes that would unpack to all memory."""
+"""Largest size of a value once it is unpacked: another program may write a few bytes that unpack to more than the memory."""
 
 _HEADER: Final = struct.Struct("<Q3sBBxHQ")
 _CHECKED: Final = 8

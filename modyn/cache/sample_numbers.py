@@ -5,17 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from modyn.records import Int64Array
+from modyn.records import BoolArray, Int64Array
 
 NO_SAMPLES: Final[Int64Array] = np.empty(0, np.int64)
 
-BoolArray = npt.NDArray[np.bool_]
-
 
 def among(samples: Int64Array, others: Int64Array) -> BoolArray:
-    """Which of some samples are among others, as `numpy.isin`; for the sizes of batches, for which that is slow.
+    """Return which of some samples are among others. This is `numpy.isin`, but fast for arrays of the size of a batch.
 
     >>> among(np.array([3, 1, 2]), np.array([2, 3]))
     array([ True, False,  True])

@@ -10,11 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from modyn.errors import ConfigError, ConflictError
-from modyn.records import Int64Array
+from modyn.records import BoolArray, Int64Array
 
 Buffer = bytes | bytearray | memoryview
 """The bytes of one sample, whatever form it is in. Memoryviews are contiguous, of single bytes."""
@@ -50,7 +47,6 @@ def parts_of(buffer: WritableBuffer) -> Sequence[Buffer]:
 
 
 StoreName = Literal["memory", "redis"]
-BoolArray = npt.NDArray[np.bool_]
 
 IDLE_S: Final = 3600
 """Seconds after which samples of a namespace that nothing reads or keeps any more may be dropped."""

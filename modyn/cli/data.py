@@ -191,27 +191,18 @@ def reindex(
     file: Annotated[str, typer.Argument(help="Path of the data file, full or below the dataset's folder.", show_default=False)],
 ) -> None:
     """Take a data file again that was corrected after it was indexed: its samples are deleted, and what it holds now is added under new keys. Runs
-    that are under way train no more on the old samples; those in production mode get the new ones. A file that is missing, or cannot be used as it
-    is now, is refused before anything is deleted."""
-    from modyn.errors import UnavailableError
-    from modyn.supervisor.states import RunState
-
+    that are under way train no more on the old samples; those in production mode get the new ones. Runs that have made models get an event about the
+    deletion. A file that is missing, or cannot be used as it is now, is refused before anything is deleted."""
     with connect(start=True) as client, shown_progress() as progress:
-        num_deleted = client.reindex(name, file, progress)
-        info, readers = client.dataset(name), list[str]()
+        done, info = client.reindex(name, file, progress), client.dataset(name)
         paths = (file, os.path.join(info.config.base_path, file))
         wrong = [problem.reason for problem in client.storage.problems(name) if problem.path in paths]
-        try:
-            runs = client.supervisor.runs(with_pipelines=True)
-            readers = [run.run_id for run in runs if name in run.datasets and run.state is not RunState.FINISHED]
-        except UnavailableError as error:
-            say(f"which runs read {name} is not known: {error.message}")
-    say(f"{file}: {num_deleted:,} samples were deleted, and what the file holds now has new keys")
+    say(f"{file}: {done.num_deleted:,} samples were deleted, and what the file holds now has new keys")
     if wrong:
         say(f"not all of the file could be taken, {len(wrong):,} problems; the newest: {wrong[0]}")
     say_what_is_indexed(info)
-    if readers:
-        say(f"{', '.join(readers)} may have trained on the deleted samples; no later trigger does")
+    if done.told:
+        say(f"models or scores of {', '.join(done.told)} may rest on the deleted samples; an event of each run says so")
 
 
 @app.command("ls")

@@ -11,9 +11,9 @@ from modyn.cli.output import clock
 from modyn.storage.model.records import FileProblem
 
 _SHOWN_VALUES: Final = 3
-"""Other values of a group that are shown."""
+"""How many values of the other problems of a group are shown."""
 _QUOTED: Final = re.compile(r"(column |the label |the time |the sample |timestamp_format=)?'([^']*)'")
-"""A value; with the first group a name, in which problems must agree."""
+"""A quoted value. Where the first group matches, the value is a name, and problems of one group have the same one."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class ProblemGroup:
 
     @property
     def reason(self) -> str:
-        """Its reason, and values of others."""
+        """The reason of the problem that is shown, and values of the others."""
         others = [value for value in self.values if f"'{value}'" not in self.first.reason]
         shown = ", ".join(f"'{value}'" for value in others[:_SHOWN_VALUES])
         more = f" and {len(others) - _SHOWN_VALUES:,} more values" if len(others) > _SHOWN_VALUES else ""

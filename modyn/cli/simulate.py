@@ -17,7 +17,7 @@ from modyn.cli.context import Json, connect, say
 from modyn.cli.output import print_json, print_table
 
 _FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
-"""With which a text begins that a spreadsheet runs."""
+"""First characters of texts that a spreadsheet runs as formulas."""
 
 if TYPE_CHECKING:
     import pandas as pd

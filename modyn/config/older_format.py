@@ -30,9 +30,9 @@ _METRICS: Final[Mapping[str, Mapping[str, str]]] = {
     "WeightedF1-score": {"name": "F1Score", "average": "weighted"},
     "ROC-AUC": {"name": "RocAuc"},
 }
-"""What metrics are today, by name."""
+"""Today's sections of metrics, by their older names."""
 _SUFFIXES: Final = {"presampling_config": "PresamplingStrategy", "downsampling_config": "DownsamplingStrategy"}
-"""With what the names of strategies ended."""
+"""Endings of the older names of strategies, by section."""
 
 _WHOLE_DATASETS: Final = {"type": "StaticEvalStrategy", "intervals": [["0001-01-01", None]]}
 
@@ -43,9 +43,9 @@ class Converted:
 
     data: dict[str, Any]
     moved: dict[str, str]
-    """Where each key stands that has moved, by where it stood."""
+    """Older path → today's path of each key that has moved."""
     notes: list[Problem]
-    """A warning for each key that is written otherwise today."""
+    """One warning for each key that today's format writes in another way."""
 
 
 def in_todays_format(data: Mapping[str, Any]) -> Converted:

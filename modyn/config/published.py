@@ -24,7 +24,7 @@ _FUNCTIONS: Final = (
 """Fields of user code, which a tool that writes all fields gives as empty text where there is none."""
 
 _VALUES: Final[Mapping[tuple[str, str], str | None]] = {("device", "gpu"): "cuda", **{(name, ""): None for name in _FUNCTIONS}}
-"""What a text is here, by its key and itself."""
+"""(key, published text) → the value that means the same here."""
 
 _TRIGGERS: Final = ("trigger", "online", "policies")
 _TRAINED: Final = ("training", "selection_strategy")
@@ -32,15 +32,15 @@ _TRAINED: Final = ("training", "selection_strategy")
 
 @dataclass(frozen=True, slots=True)
 class _Leftover:
-    """A key that is accepted and means nothing here."""
+    """A published key that is accepted, and has no effect here."""
 
     sections: tuple[str, ...]
-    """Where it is accepted."""
+    """Sections in which the key is accepted."""
     reason: str
     ids: str = ""
-    """The `id`, or `name`, beside it begins with this."""
+    """The key is accepted only next to an `id` or `name` that begins with this text."""
     only_off: bool = False
-    """It is refused where it is not off (null, false, 0, empty, or `activated: false`)."""
+    """The key is refused unless its value is off: null, false, 0, empty, or `activated: false`."""
 
 
 _WITHOUT_MEANING: Final[Mapping[str, _Leftover]] = {

@@ -11,11 +11,10 @@ import numpy as np
 from modyn.cache.keys import TierName
 from modyn.cache.sample_numbers import NO_SAMPLES, among
 from modyn.cache.sharing.served_batch import SharedBatch
-from modyn.cache.tier import BoolArray
 from modyn.dataset.batch import NO_WORK, CacheWork, TierReport
 from modyn.dataset.chunks import PreparedValues
 from modyn.dataset.sample_cache import FoundSamples, SampleCache, TierInUse
-from modyn.records import Int64Array
+from modyn.records import BoolArray, Int64Array
 
 
 class BatchCache(SampleCache):

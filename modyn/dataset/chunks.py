@@ -10,13 +10,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from modyn._core import Column, find_runs, pick, take
-from modyn.cache.tier import BoolArray
 from modyn.dataset.batch import NONE_CACHED, CachedCounts
 from modyn.dataset.order.plan import PartitionRead
 from modyn.dataset.prefetch import Prefetcher
 from modyn.dataset.preparation_clock import NO_TIMES, PreparationTimes
 from modyn.models.classes import LabelClasses
-from modyn.records import Float32Array, Int64Array, KeysAndWeights, LabelArray
+from modyn.records import BoolArray, Float32Array, Int64Array, KeysAndWeights, LabelArray
 from modyn.storage.model.samples import UInt8Array
 from modyn.storage.payloads import OnMissing, Payloads
 

@@ -18,10 +18,10 @@ import numpy as np
 from modyn.cache.keys import TierName, value_identity
 from modyn.cache.sample_codec import SampleCodec
 from modyn.cache.sample_numbers import among
-from modyn.cache.tier import BoolArray, CacheTier, PartedBuffer, TierPlace
+from modyn.cache.tier import CacheTier, PartedBuffer, TierPlace
 from modyn.dataset.batch import NO_WORK, CacheWork
 from modyn.dataset.chunks import GatheredSamples, PreparedValues, fill_in
-from modyn.records import Float32Array, Int64Array
+from modyn.records import BoolArray, Float32Array, Int64Array
 from modyn.rpc.logs import get_logger
 from modyn.storage.model.samples import Payloads, UInt8Array
 
@@ -205,7 +205,7 @@ class TierInUse:
                 self._undropped.pop(key, None)
 
     def take_not_asked(self) -> int:
-        """As `CacheTier.take_not_asked`."""
+        """See `CacheTier.take_not_asked`."""
         return self._tier.take_not_asked()
 
     def room(self, values: Sequence[Any]) -> int:

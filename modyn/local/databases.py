@@ -179,7 +179,7 @@ class RedisServer(ChildProcess):
         write_atomically(self.folder / "url", [self.url.encode()])
 
     def ask_to_stop(self) -> None:
-        """As `ChildProcess.ask_to_stop`, and by a command: it looks for signals `hz` times a second."""
+        """Ask by a command too, since Redis looks for signals only `hz` times a second."""
         if self.pid is not None:
             with suppress(OSError), self._connect() as connection:
                 connection.sendall(b"SHUTDOWN NOSAVE\r\n")

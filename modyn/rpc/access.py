@@ -71,7 +71,7 @@ NEEDED: Final[dict[str, Role]] = {
             Role.READER: "ListPlugins ListRuns GetRun GetEvaluation ListEvaluations Watch ListTriggers ListChecks "
             "GetServing ListServed",
             Role.WRITER: "Validate Submit StopRun ResumeRun FinishRun EvaluateRun CancelEvaluation ReportLoad",
-            Role.ADMIN: "RemoveRun RemoveModel",
+            Role.ADMIN: "RemoveRun RemoveModel TellOfDeletion",
         },
     }.items()
     for role, names in calls.items()

@@ -15,7 +15,7 @@ from typing import Final
 from modyn.errors import InvalidArgumentError, SecurityError
 
 MAX_HEAD_BYTES: Final = 64 * 2**10
-"""Of the request line and the headers."""
+"""Largest size of the request line and the headers together."""
 _ONCE: Final = frozenset(
     {
         *(b"host", b"authorization", b"origin", b"sec-fetch-site", b"transfer-encoding", b"content-length", b"content-type"),

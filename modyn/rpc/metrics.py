@@ -23,7 +23,7 @@ from modyn.rpc.http_guard import MAX_HEAD_BYTES, HttpGuard
 from modyn.rpc.security import check_exposure
 
 _MAX_CONNECTIONS: Final = 64
-"""At one time, each in a thread of its own; of more, one is closed."""
+"""Most connections at one time, each in a thread of its own. A further one is closed."""
 
 
 class _Handler(MetricsHandler):

@@ -28,7 +28,7 @@ class LabelledStream(StreamReader):
 
     @classmethod
     def find(cls, run_id: RunId, directory: Path, samples: SampleLog) -> Self | None:
-        """That of a run; None: labels have not come late yet."""
+        """Return the labelled stream of a run; None: no label has come late yet."""
         path = next(directory.glob(f"{_PREFIX}*"), None)
         if path is None:
             return None
@@ -88,7 +88,7 @@ class LabelledStream(StreamReader):
         return self._labels.read_labels(*late) if late else self._samples.read_labels(*(same or (0, 0)))
 
     def _split(self, start: int, end: int) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-        """Which rows [start, end) of the first log, and which of the second, these are; None: none."""
+        """Return the rows [start, end) of the first log, and those of the second, that hold these samples; None: a log holds none."""
         first = self._first
         same = (start, min(end, first)) if start < min(end, first) else None
         late = (max(start - first, 0), end - first) if max(start, first) < end else None

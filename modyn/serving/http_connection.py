@@ -17,7 +17,7 @@ from modyn.rpc.http_guard import MAX_HEAD_BYTES
 from modyn.serving.http_limits import ClientConnections, HttpLimits
 
 _MARKS_BYTES: Final = 4
-"""Of the colon, space and end of a header's line."""
+"""Size of the colon, the space and the line break of a header."""
 _VERSIONS: Final = ("1.1", "1.0")
 _MAX_PIPELINED: Final = 100
 """Requests of one connection that wait for an earlier one's answer."""

@@ -20,13 +20,13 @@ class HttpLimits:
     """Bounds of one HTTP server."""
 
     max_body_bytes: int = 32 * 2**20
-    """Of a request."""
+    """Largest body of a request."""
     max_unfinished_bytes: int = 128 * 2**20
-    """Of all bodies that have come in part, and of labels that are being taken."""
+    """Largest sum of all bodies that have come in part and of labels that are being taken."""
     max_connections: int = 256
-    """Of one client, by its address."""
+    """Most connections of one address."""
     timeout_s: float = 30.0
-    """After which labels without an answer get one; the model server ends predictions by itself."""
+    """Seconds after which a request with labels is answered in any case. The model server bounds predictions by itself."""
 
 
 class HttpError(Exception):

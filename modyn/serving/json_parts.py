@@ -14,9 +14,9 @@ import numpy.typing as npt
 import orjson
 
 PART_BYTES: Final = 2**16
-"""Of JSON that is decoded at once. What has more is decoded by a thread of its own."""
+"""Largest JSON text that is decoded at once. A larger one is decoded by a thread of its own."""
 PART_VALUES: Final = 8192
-"""Of a tensor that are encoded or copied at once."""
+"""Most values of a tensor that are encoded or copied at once."""
 _MOST_PARTS: Final = 64
 """Parts that are tried as one where none of them can stand alone, before the rest is left whole."""
 _NAME: Final = b'"data"'

@@ -14,7 +14,7 @@ from modyn.config.dataset import DatasetConfig
 from modyn.config.endpoint import Endpoint
 from modyn.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.proto import common_pb2, storage_pb2, storage_pb2_grpc
-from modyn.records import Int64Array, Interval, SampleBatch
+from modyn.records import DeletedSamples, Int64Array, Interval, SampleBatch
 from modyn.rpc.client import ServiceClient
 from modyn.rpc.columns import batch_from_proto, items_per_message, keys_to_bytes
 from modyn.rpc.retry import ResumingStream, Retrier, RetryPolicy
@@ -157,14 +157,14 @@ class StorageClient(ServiceClient):
                 progress(step)
         return problems
 
-    def forget_file(self, name: str, path: str) -> int:
-        """Delete the samples of a data file, so that the next `ingest` adds what it holds then, under new keys; return how many were deleted.
+    def forget_file(self, name: str, path: str) -> DeletedSamples:
+        """Delete the samples of a data file, so that the next `ingest` adds what it holds then, under new keys; return what was deleted.
 
         Args: path: full, or below the dataset's folder.
         Raises: NotFoundError: it is not indexed, or is missing. DataError: it cannot be used as it is now; nothing is deleted then.
         """
         request = storage_pb2.DataFile(dataset=name, path=path)
-        return int(self._stub.ForgetFile(request, timeout=WHOLE_INDEX_DEADLINE_S).num_deleted)
+        return from_message(self._stub.ForgetFile(request, timeout=WHOLE_INDEX_DEADLINE_S), DeletedSamples)
 
     def rebuild_dataset(self, name: str) -> DatasetInfo:
         """Take what the restored, older database lacks of the dataset from its index. Raises: ConflictError: the database is not older."""

@@ -24,6 +24,7 @@ from modyn.errors import (
     UnavailableError,
 )
 from modyn.json_codec import sanitize
+from modyn.records import DeletedSamples
 from modyn.rpc.logs import get_logger
 from modyn.storage.catalogue.catalogue import Catalogue, DatasetRow
 from modyn.storage.files.file_system import Roots
@@ -293,7 +294,7 @@ class DatasetStore:
                 tick, found = time.monotonic(), []
         yield replace(progress, problems=tuple(found))
 
-    def forget_file(self, name: str, path: str) -> int:
+    def forget_file(self, name: str, path: str) -> DeletedSamples:
         """Delete the samples of a data file, so that the next ingestion takes it again; as `reindex.forget_file`."""
         return forget_file(self.dataset(name), path)
 

@@ -101,9 +101,9 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         for progress in self._store.scrub(request.name, context.is_active):
             yield to_message(progress, storage_pb2.ScrubProgress)
 
-    def ForgetFile(self, request: storage_pb2.DataFile, context: Context) -> storage_pb2.DeleteReply:
+    def ForgetFile(self, request: storage_pb2.DataFile, context: Context) -> common_pb2.DeletedSamples:
         """Delete the samples of a data file, which the next Ingest takes again; NOT_FOUND if it is not indexed, or missing."""
-        return storage_pb2.DeleteReply(num_deleted=self._store.forget_file(request.dataset, request.path))
+        return to_message(self._store.forget_file(request.dataset, request.path), common_pb2.DeletedSamples)
 
     def RebuildDataset(self, request: storage_pb2.DatasetName, context: Context) -> storage_pb2.Dataset:
         """Take the rows of the catalogue from the index, which is newer; CONFLICT if it is not."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from uuid import uuid4
 
 from modyn.config.base import Problem
-from modyn.proto import supervisor_pb2, supervisor_pb2_grpc
-from modyn.records import ServingLoad, VersionUse
+from modyn.proto import common_pb2, supervisor_pb2, supervisor_pb2_grpc
+from modyn.records import DeletedSamples, ServingLoad, VersionUse
 from modyn.rpc.client import ServiceClient
 from modyn.rpc.wire import from_message, to_message
 from modyn.supervisor.check_series import (
@@ -213,6 +213,10 @@ class SupervisorClient(ServiceClient):
         Raises: NotFoundError. ConflictError: it is promoted, or a run needs it to go on.
         """
         self._stub.RemoveModel(supervisor_pb2.RemoveModelRequest(model_id=model_id, even_promoted=even_promoted))
+
+    def tell_of_deletion(self, deleted: DeletedSamples) -> list[str]:
+        """Leave an event with each run whose models or scores may rest on the samples; return the ids of these runs."""
+        return list(self._stub.TellOfDeletion(to_message(deleted, common_pb2.DeletedSamples)).run_ids)
 
     def triggers(self, run_id: str, first: int = 0, *, with_losses: bool = True) -> list[TriggerRecord]:
         """List the triggers of a run, in order.

@@ -170,7 +170,7 @@ def explain_end(cursor: Cursor, trigger: Mapping[str, Any], lacking: str = "") -
 
 
 def _without_labels(cursor: Cursor) -> str:
-    """That samples stay out of all trigger sets, since their labels have not come; empty: all have."""
+    """Say how many samples no training has, since their labels have not come; empty: all labels have come."""
     if not cursor.num_waiting:
         return ""
     return f"the labels of {cursor.num_waiting:,} of {cursor.position:,} samples have not come until the end of the stream, so no training has them"

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from modyn.db.engine import Database
-from modyn.errors import ConflictError
+from modyn.errors import ConflictError, NotFoundError
 from modyn.json_codec import sanitize
-from modyn.records import JobState, RunId
+from modyn.records import DeletedSamples, JobState, RunId
 from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.error_rows import error_detail, rollback_message
 from modyn.supervisor.evaluation_plan import EvaluationTask
@@ -112,6 +112,20 @@ class Journal(JournalQueries):
         with self.write(run_id) as write:
             write.changes["finish_requested"] = True
             write.event(EventKind.MESSAGE, {"message": "the run was asked to finish: it reads no more samples"})
+
+    def tell_of_deletion(self, deleted: DeletedSamples) -> list[RunId]:
+        """Record the deletion among the events of each run whose models or scores may rest on the samples; return these runs."""
+        message = (
+            f"{deleted.num_samples:,} samples of dataset '{deleted.dataset}' were deleted, since {deleted.path} was taken again (modyn data "
+            "reindex): models and scores from before may rest on them, and no later trigger trains on them"
+        )
+        told = []
+        for run_id in self.users_of(deleted):
+            with suppress(NotFoundError, ConflictError):  # It is being removed.
+                with self.write(run_id) as write:
+                    write.event(EventKind.MESSAGE, {"message": message})
+                told.append(run_id)
+        return told
 
     def request_evaluation(self, run_id: str, handlers: Sequence[str], section: Mapping[str, Any] | None) -> RequestedEvaluation:
         """Queue evaluations of a run in any state.

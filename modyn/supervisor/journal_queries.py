@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from modyn.db.engine import Database
 from modyn.errors import CorruptStateError, NotFoundError
+from modyn.records import DeletedSamples, RunId
 from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.records import RequestedEvaluation, Run, RunEvent, TriggerRecord
 from modyn.supervisor.states import TERMINAL, RunState, TriggerState
@@ -37,7 +38,7 @@ class RunSnapshot:
     file_name: str
     selection_seed: int
     end_key: int | None
-    """As in `NewRun`, and `end_label` and the identities."""
+    """See `NewRun`, also for `end_label` and the identities."""
     end_label: int | None
     dataset_identity: str
     evaluation_identities: Mapping[str, str]
@@ -85,6 +86,18 @@ class JournalQueries:
         """Return a run. Raises: NotFoundError."""
         with self.database.session() as session:
             return from_row(run_row(session, run_id), Run)
+
+    def users_of(self, samples: DeletedSamples) -> list[RunId]:
+        """List the runs that have made a model, and have read as far as these samples in their stream or evaluate on the dataset, oldest first."""
+        if samples.first_key is None:
+            return []
+        read_until = func.coalesce(RUNS.c.end_key, CURSORS.c.last_key + 1)
+        trains = and_(RUNS.c.dataset_identity == samples.identity, read_until > samples.first_key)
+        evaluates = RUNS.c.evaluation_identities[samples.dataset].astext == samples.identity
+        has_model = exists().where(TRIGGERS.c.run_id == RUNS.c.run_id, TRIGGERS.c.model_id.is_not(None))
+        query = select(RUNS.c.run_id).outerjoin(CURSORS, CURSORS.c.run_id == RUNS.c.run_id).order_by(RUNS.c.number)
+        with self.database.session() as session:
+            return [RunId(run_id) for run_id in session.scalars(query.where(or_(trains, evaluates), has_model, ~RUNS.c.removing))]
 
     def is_removing(self, run_id: str) -> bool:
         """Return whether `modyn rm` has begun to remove the run. Raises: NotFoundError."""

@@ -6,14 +6,12 @@ from collections.abc import Callable
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from modyn.records import Int64Array, Interval, SampleBatch
+from modyn.records import BoolArray, Int64Array, Interval, SampleBatch
 from modyn.storage.client import LateLabelBatch
 from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.triggers.label_clock import ReadSamples
 
-BoolArray = npt.NDArray[np.bool_]
 _CHUNK: Final = 65_536
 """Samples of a stream that are read together."""
 

@@ -110,7 +110,7 @@ class Run:
     total_samples: int | None = None
     """Samples of the whole stream; None if not known (production mode)."""
     num_waiting: int = 0
-    """Of these, whose labels have not come."""
+    """Samples among `num_samples` whose labels have not come."""
     num_triggers: int = 0
     samples_trained: int = 0
     """Over all trainings, as the trainer counted: after downsampling, each epoch."""

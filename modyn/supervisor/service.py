@@ -10,7 +10,7 @@ import grpc
 from modyn.db.engine import open_database
 from modyn.periodic_task import PeriodicTask
 from modyn.proto import common_pb2, supervisor_pb2, supervisor_pb2_grpc
-from modyn.records import ServingLoad, VersionUse
+from modyn.records import DeletedSamples, ServingLoad, VersionUse
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.wire import from_message, plugins_to_proto, problems_to_proto, to_message
 from modyn.supervisor.alerts import follow_runs
@@ -124,6 +124,10 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
         """Remove one model version; CONFLICT if it is promoted or needed."""
         self._runs.remove_model(request.model_id, even_promoted=request.even_promoted)
         return common_pb2.Empty()
+
+    def TellOfDeletion(self, request: common_pb2.DeletedSamples, context: grpc.ServicerContext) -> supervisor_pb2.RunNames:
+        """Leave an event with each run whose models or scores may rest on the samples; return these runs."""
+        return supervisor_pb2.RunNames(run_ids=self._journal.tell_of_deletion(from_message(request, DeletedSamples)))
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
         """The trigger policies and evaluation strategies that are registered here."""

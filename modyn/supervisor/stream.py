@@ -37,7 +37,7 @@ class StreamSource:
     end_label: int | None = None
     """How many of the labels that came late count in a replay; None: all."""
     first_label: int | None = None
-    """Of live data, the number of the first label that came late and is wanted; None: none is."""
+    """Number of the first late label that a live run wants; None: it wants none."""
 
 
 class SampleStream:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from modyn.errors import UnavailableError
-from modyn.records import Int64Array, RunId, SampleBatch, has_label
+from modyn.records import BoolArray, Int64Array, RunId, SampleBatch, has_label
 from modyn.supervisor.cursor import Cursor
-from modyn.supervisor.late_labels import BoolArray, among
+from modyn.supervisor.late_labels import among
 from modyn.supervisor.records import RunMode
 from modyn.supervisor.triggers.label_clock import LabelClock, LateBatch
 
@@ -39,7 +39,7 @@ class StreamLabels:
         self._restored_from: Cursor | None = cursor
 
     def first(self, mode: RunMode, dataset: str, cursor: Cursor, storage: StorageClient) -> int | None:
-        """Which of the labels that storage brings after their samples is next; None: it brings none. Args: cursor: where the run stands."""
+        """Return the number of the next label that storage brings after its sample; None: it brings none. Args: cursor: where the run stands."""
         brings = mode is RunMode.PRODUCTION and storage.dataset(dataset).config.holds_records
         return cursor.next_label if brings else None
 

@@ -134,7 +134,7 @@ def _tables(cursor: Any) -> list[str]:
 
 
 def _filled(cursor: Any, tables: Sequence[str]) -> list[str]:
-    """Those that have rows."""
+    """Return the tables that have rows."""
     if not tables:
         return []
     cursor.execute(" UNION ALL ".join(f"SELECT '{name}' WHERE EXISTS (SELECT FROM {name})" for name in tables))

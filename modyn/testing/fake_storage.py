@@ -20,7 +20,7 @@ from modyn._core import KeySet
 from modyn.config.buckets import RECORDS
 from modyn.config.dataset import DatasetConfig
 from modyn.errors import CancelledError, ConfigError, InvalidArgumentError, NotFoundError
-from modyn.records import NO_LABEL, Int64Array, Interval, LabelArray, SampleBatch, has_label
+from modyn.records import NO_LABEL, DeletedSamples, Int64Array, Interval, LabelArray, SampleBatch, has_label
 from modyn.registry import nearest
 from modyn.storage.client import (
     AppendedRecord,
@@ -163,7 +163,7 @@ class FakeStorageClient(FakeClient, StorageClient):
         """Not faked: there are no files."""
         raise NotImplementedError(_NOT_FAKED)
 
-    def forget_file(self, name: str, path: str) -> int:
+    def forget_file(self, name: str, path: str) -> DeletedSamples:
         """Not faked: there are no files."""
         raise NotImplementedError(_NOT_FAKED)
 
@@ -172,7 +172,7 @@ class FakeStorageClient(FakeClient, StorageClient):
         raise NotImplementedError(_NOT_FAKED)
 
     def problems(self, name: str) -> list[FileProblem]:
-        """Those that a test gave the dataset. Raises NotFoundError."""
+        """Return the problems that a test gave the dataset. Raises NotFoundError."""
         with self._storage.arrived:
             return list(self._storage.find(name).problems)
 
@@ -202,7 +202,7 @@ class FakeStorageClient(FakeClient, StorageClient):
             return answers
 
     def new_labels(self, name: str, first: int, batch_size: int, identity: str = "") -> FakeNewLabels:
-        """As `StorageClient.new_labels`; new ones are those that `set_labels` sets. Raises NotFoundError."""
+        """See `StorageClient.new_labels`; new labels are those that `set_labels` sets. Raises NotFoundError."""
         self._storage.find(name, identity)
         return FakeNewLabels(self._storage.arrived, partial(self._storage.find, name), first, batch_size)
 
@@ -324,7 +324,7 @@ class FakePayloadClient(PayloadClient):
         """Without effect: there is no connection."""
 
     def schema(self, dataset: str) -> DatasetSchema | None:
-        """As `PayloadClient.schema`."""
+        """See `PayloadClient.schema`."""
         return self._storage.client().dataset(dataset).schema
 
     def fetch(

@@ -30,7 +30,7 @@ class HeldDataset:
     appended: dict[str, tuple[int, NewRecord]] = field(default_factory=dict)
     problems: list[FileProblem] = field(default_factory=list)
     schema: DatasetSchema | None = None
-    """What its files would decide."""
+    """The schema that files of the dataset decide."""
     late: dict[int, float] = field(default_factory=dict)
     """By key, in the order in which they came, the labels that came after their samples."""
 
@@ -46,7 +46,7 @@ class HeldDataset:
         return 0 <= key < len(self.timestamps) and key not in self.deleted
 
     def set_labels(self, labels: Mapping[str, float]) -> list[AppendedRecord]:
-        """As `StorageClient.set_labels`. Raises: NotFoundError: there is no such record. InvalidArgumentError: a label is none."""
+        """See `StorageClient.set_labels`. Raises: NotFoundError: there is no such record. InvalidArgumentError: a label is invalid."""
         for key, label in labels.items():
             if reason := why_no_label(label, self.float_labels):
                 raise InvalidArgumentError(

@@ -208,7 +208,7 @@ class PreparedSamples:
     pieces: Sequence[Payloads]
     """Their payloads, in pieces that take about equally long: those that were made to see how long a sample takes are left out."""
     num_samples: int
-    """That were decoded, in all pieces."""
+    """Samples that were decoded, in all pieces."""
     batch: Batch
     """The largest piece, made to a batch."""
     decoded: FormSizes

@@ -89,7 +89,7 @@ def _odd_samples(
 
 
 def _odd_rows(batch: Batch, *, uses_weights: bool) -> dict[str, Tensor]:
-    """Which rows of a batch are not finite: bool (n,) each. A tensor that is not made of rows counts for all of them."""
+    """Return by name which rows of a batch are not finite: bool (n,) each. A tensor without rows counts for all rows."""
     looked_at = {"inputs": batch.data, "labels": batch.labels, **({"weights": batch.weights} if uses_weights else {})}
     found = {}
     for what, data in looked_at.items():

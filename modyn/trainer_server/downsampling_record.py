@@ -28,7 +28,7 @@ _QUANTILES: Final = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 
 class WeightSums(NamedTuple):
-    """Of weights: the largest, their sum, and that of their squares; all 0 without weights."""
+    """The largest weight, the sum of the weights and the sum of their squares; all 0 without weights."""
 
     largest: float = 0.0
     total: float = 0.0
@@ -36,14 +36,14 @@ class WeightSums(NamedTuple):
 
     @classmethod
     def of(cls, choice: Choice) -> WeightSums:
-        """Those of all samples of a choice."""
+        """Return the sums over all samples of a choice."""
         if choice.weights is None or not len(choice):
             return cls()
         weights = choice.weights.astype(np.float64)
         return cls(float(weights.max()), float(weights.sum()), float(np.dot(weights, weights)))
 
     def plus(self, other: WeightSums) -> WeightSums:
-        """Those of both together."""
+        """Return the sums over both sets of weights."""
         return WeightSums(max(self.largest, other.largest), self.total + other.total, self.squares + other.squares)
 
     @property

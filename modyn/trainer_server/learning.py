@@ -56,11 +56,11 @@ class IgnoredLabels(Hook):
 
     @property
     def num_ignored(self) -> int:
-        """How many of them were ignored. Waits for the device."""
+        """Number of labels that the loss ignored. Waits for the device."""
         return 0 if self._ignored is None else int(self._ignored)
 
     def state(self) -> dict[str, Any]:
-        """Both counts. Waits for the device."""
+        """Return the counts of all labels and of ignored ones. Waits for the device."""
         return {"num_labels": self._num_labels, "num_ignored": self.num_ignored}
 
     def load_state(self, state: Mapping[str, Any]) -> None:

@@ -17,9 +17,9 @@ from modyn.trainer_server.profiled_pipeline import ProfiledPipeline
 from modyn.trainer_server.training_rate import TrainingRate
 
 LEAST_SAMPLES: Final = 64
-"""That a rate is measured with, or it is noted as uncertain."""
+"""A rate that is measured with fewer samples is noted as uncertain."""
 LEAST_PART: Final = 1 / 4
-"""Of a batch of the pipeline, which samples are measured in at least, or it is noted: what a batch costs by itself would be divided by too few."""
+"""A rate that is measured in smaller parts of the pipeline's batch is noted, since the fixed cost of a batch is divided by too few samples."""
 
 
 def profile_notes(pipeline: ProfiledPipeline, whole_dataset: bool, payloads: PayloadReader, batch_size: int) -> Iterator[str]:

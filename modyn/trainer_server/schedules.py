@@ -55,7 +55,7 @@ class Shortfall(NamedTuple):
 
 
 def _shortfalls(config: SchedulerConfig, options: Mapping[str, Any], num_steps: int | None) -> Iterator[Shortfall]:
-    """As `shortfalls`; parts of composed schedulers are not looked at, as they may end in between.
+    """See `shortfalls`. Parts of composed schedulers are not looked at, because they may end in between.
 
     Args: options: of its constructor, with their numbers computed. num_steps: times that it steps; None: only each trigger knows, so that a number in
     the file is wrong for some.

@@ -18,14 +18,14 @@ from torch.utils.data import IterableDataset
 from modyn.cache.keys import NAMESPACE_BYTES
 from modyn.cache.measuring import Clock, StoreRates, measure_processes, measure_together, measure_writing, read_batches
 from modyn.cache.sample_codec import SampleCodec
-from modyn.cache.tier import BoolArray, CacheTier, StoreName, TierPlace
+from modyn.cache.tier import CacheTier, StoreName, TierPlace
 from modyn.config.system import SystemConfig
 from modyn.dataset.batch import Batch
 from modyn.dataset.cache_source import CacheSource
 from modyn.dataset.pipeline_cache import shared_memory_bytes
 from modyn.dataset.processes import ProcessLimits, batches_of_processes
 from modyn.errors import ModynError, UnavailableError
-from modyn.records import Int64Array
+from modyn.records import BoolArray, Int64Array
 from modyn.state_folders import shared_folder
 
 STORED_BYTES: Final = 64 << 20

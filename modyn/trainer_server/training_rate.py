@@ -30,7 +30,7 @@ class TrainingRate(NamedTuple):
     samples_per_s: float
     batch_size: int
     num_samples: int
-    """That count."""
+    """Samples that the rate is measured with."""
 
 
 @contextmanager

@@ -42,7 +42,7 @@ _END_S: Final = 5.0
 """A killed process ends at once, but for one that waits in the kernel for a disk; that one is left alone."""
 
 _WORK_SHARE: Final = 0.1
-"""Of the time until an answer, that a process must have had a processor to be at fault: one of a busy machine gets little."""
+"""A process is at fault only if it had a processor for this part of the time until an answer. On a busy machine it gets little."""
 
 _CRASHES: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP)
 """Signals that a process gets for what it did. Others come from elsewhere."""

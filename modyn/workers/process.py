@@ -310,7 +310,7 @@ class _Worker:
                 return Failure(error.reason, error.message)
             traceback.print_exc()
             advice = (self._rules.limits.out_of_memory(error) if self._rules.limits else "") + _lost_of_log()
-            # As a service that cannot be reached: what is asked again once there is room may succeed.
+            # The reason is that of a service that cannot be reached, because the request may succeed once there is room.
             if not isinstance(error, ModynError) and _is_disk_full(error):
                 return Failure(UnavailableError.reason, f"the disk is full: {error}; free space there{advice}")
             if isinstance(error, ModynError):

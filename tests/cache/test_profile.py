@@ -28,10 +28,10 @@ from modyn.cache.performance_model import DatasetSizes, Split, predict
 from modyn.cache.profile import PROFILE_VERSION, profile_of, profile_path, read_profile, section_digest, write_profile
 from modyn.cache.redis_tier import RedisTier
 from modyn.cache.split_plan import plan_cache
-from modyn.cache.tier import BoolArray, CacheTier, TierPlace
+from modyn.cache.tier import CacheTier, TierPlace
 from modyn.errors import CorruptStateError, InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.json_codec import from_json, to_json
-from modyn.records import Int64Array
+from modyn.records import BoolArray, Int64Array
 from tests.support.cache_profiles import PROFILE
 
 

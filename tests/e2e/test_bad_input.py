@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from modyn.client import Reindexed
+from modyn.supervisor.client import EventKind
 from modyn.testing.stack import (
     NUM_CLASSES,
     NUM_FEATURES,
@@ -165,6 +167,11 @@ def test_a_truncated_file_is_set_aside_and_the_rest_goes_on(stack: RunningStack)
     torn.write_bytes(whole[: len(whole) // 2])
     assert "20 samples were deleted" in (again := stack.modyn("data", "reindex", "torn", torn.name).stderr)
     assert "50 samples in 3 files" in again
+    assert run.run_id not in again, "it was made before the file was indexed"
+    with stack.client() as client:
+        assert client.reindex("torn", "day-0000.bin") == Reindexed(20, (run.run_id,))
+        told = [event.detail["message"] for event in client.watch(run.run_id) if event.kind is EventKind.MESSAGE]
+    assert "20 samples of dataset 'torn' were deleted, since day-0000.bin was taken again" in told[-1]
 
 
 def test_an_empty_dataset(stack: RunningStack) -> None:

@@ -17,7 +17,7 @@ from sqlalchemy.exc import ProgrammingError
 from modyn.config.system import SystemConfig
 from modyn.db.engine import Database, open_database
 from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError, NotFoundError
-from modyn.records import EvalInterval, JobState, RunId, SampleBatch
+from modyn.records import DeletedSamples, EvalInterval, JobState, RunId, SampleBatch
 from modyn.supervisor.cursor import Cursor
 from modyn.supervisor.evaluation_plan import EvaluationTask
 from modyn.supervisor.journal import Journal, RunJournal
@@ -326,6 +326,32 @@ def test_requested_evaluations_are_numbered_and_end_once(journal: Journal) -> No
     assert not journal.events(run_id, 0, evaluation=2)[1]
     with pytest.raises(NotFoundError, match="has no requested evaluations 3"):
         journal.evaluation(run_id, 3)
+
+
+def test_runs_that_may_rest_on_deleted_samples_are_told(journal: Journal) -> None:
+    def made(last_key: int = 100, has_model: bool = True, **values: Any) -> RunId:
+        run = journal.claim(journal.create(dataclasses.replace(NEW, **values)).run_id)
+        if has_model:
+            play(run)
+        run.advance(dataclasses.replace(CURSOR, last_key=last_key), {"version": 1})
+        return run.run_id
+
+    used = [made(dataset_identity="one"), made(dataset_identity="one", end_key=8, last_key=0)]
+    used.append(made(dataset_identity="other", evaluation_identities={"d": "one"}))
+    before = [made(6, dataset_identity="one"), made(dataset_identity="one", end_key=7)]
+    others = [
+        made(dataset_identity="two"),
+        made(dataset_identity="one", has_model=False),
+        made(evaluation_identities={"e": "one"}),
+    ]
+    assert journal.tell_of_deletion(DeletedSamples("d", "one", "a.csv", 1234, first_key=7)) == used
+    assert journal.tell_of_deletion(DeletedSamples("d", "one", "a.csv", 0, first_key=None)) == []
+    for run_id in used:
+        event = kept_events(journal, run_id)[-1]
+        assert event.kind is EventKind.MESSAGE
+        assert "1,234 samples of dataset 'd' were deleted, since a.csv was taken again" in event.detail["message"]
+    for run_id in [*before, *others]:
+        assert not [event for event in kept_events(journal, run_id) if "deleted" in event.detail.get("message", "")]
 
 
 def test_a_recorded_journal_replays_to_the_same_decisions(

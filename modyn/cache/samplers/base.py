@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from modyn.cache.sample_numbers import NO_SAMPLES, among
-from modyn.cache.samplers.values import BoolArray, CachedValues
+from modyn.cache.samplers.values import CachedValues
 from modyn.errors import InvalidArgumentError
-from modyn.records import Int64Array
+from modyn.records import BoolArray, Int64Array
 
 _VERSION: Final = 1
 _ORDER, _BATCHES = 1, 2
@@ -37,7 +37,7 @@ class Serving(NamedTuple):
     numbers: Int64Array = NO_SAMPLES
     """(n,), of the values of hits and of admitted samples, as `CachedValues.number_in`; 0 of others. `next_batch` fills it in, and the next one."""
     refilled_numbers: Int64Array = NO_SAMPLES
-    """The same of `refilled`."""
+    """Numbers of the values of `refilled`, as `numbers` has them."""
 
     @property
     def num_prepared(self) -> int:

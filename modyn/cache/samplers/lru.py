@@ -8,8 +8,7 @@ import numpy as np
 
 from modyn.cache.sample_numbers import among
 from modyn.cache.samplers.base import CacheJob, Sampler, Serving
-from modyn.cache.samplers.values import BoolArray
-from modyn.records import Int64Array
+from modyn.records import BoolArray, Int64Array
 
 
 class LRU(Sampler):

@@ -6,8 +6,7 @@ import numpy as np
 
 from modyn.cache.sample_numbers import NO_SAMPLES
 from modyn.cache.samplers.base import CacheJob, Sampler, Serving
-from modyn.cache.samplers.values import BoolArray
-from modyn.records import Float32Array, Float64Array, Int64Array
+from modyn.records import BoolArray, Float32Array, Float64Array, Int64Array
 
 
 class Shade(Sampler):

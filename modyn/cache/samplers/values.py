@@ -12,9 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from modyn.errors import ConflictError, InvalidArgumentError
-from modyn.records import Int32Array, Int64Array
-
-BoolArray = npt.NDArray[np.bool_]
+from modyn.records import BoolArray, Int32Array, Int64Array
 
 MOST_JOBS: Final = 64
 """Jobs at one cache: bits of a mask."""

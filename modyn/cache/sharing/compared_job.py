@@ -151,7 +151,7 @@ class ComparedJob:
         return replace(batch, stamps=stamps, refilled_stamps=refilled_stamps) if self._augmented else batch
 
     def made(self, number: int, kept: Int64Array = NO_SAMPLES, lost: Int64Array = NO_SAMPLES) -> None:
-        """As `BatchSampler.made`. These samplers take what is prepared for kept at once: a batch that reads it earlier finds no
+        """See `BatchSampler.made`. These samplers count a prepared value as kept at once: a batch that reads it earlier finds no
         value with its stamp."""
 
     def rank(self, keys: Int64Array, losses: Float32Array) -> None:

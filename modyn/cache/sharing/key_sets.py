@@ -9,8 +9,7 @@ from typing import Final
 import numpy as np
 
 from modyn.cache.sharing.state import KeySetId
-from modyn.cache.tier import BoolArray
-from modyn.records import Int64Array
+from modyn.records import BoolArray, Int64Array
 
 _BITS, _GAPS = 0, 1
 """Ways to pack: a bit for each key between the first and the last; how far each key is from the one before."""

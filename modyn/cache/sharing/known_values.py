@@ -7,8 +7,7 @@ from typing import Final
 import numpy as np
 
 from modyn.cache.sharing.state import GONE, UInt8Array, ValueEntries
-from modyn.cache.tier import BoolArray
-from modyn.records import Int64Array
+from modyn.records import BoolArray, Int64Array
 
 SLOTS_PER_VALUE: Final = 16
 """Slots that are looked at, at most, for each value that is looked for: what bounds the time of a batch."""

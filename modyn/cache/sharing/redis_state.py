@@ -62,7 +62,7 @@ class RedisState:
         self._clock = clock
         self._client: Any = None
         self._patience = 1.0
-        """Of the client, as of `RedisAddress.connect`."""
+        """How many times `timeout_s` the client waits for an answer, see `RedisAddress.connect`."""
         self._lease_ms = int(1000 * place.lease_s)
         self._prefix = f"modyn:sharing:{{{place.namespace.hex()}}}:".encode()
         self._keys = [self._prefix + name for name in (b"state", b"keys", b"words")]

@@ -10,8 +10,7 @@ import numpy as np
 
 from modyn.cache.sample_numbers import NO_SAMPLES
 from modyn.cache.samplers.base import CacheJob
-from modyn.cache.tier import BoolArray
-from modyn.records import Float32Array, Int64Array
+from modyn.records import BoolArray, Float32Array, Int64Array
 
 MOST_UNTRAINED: Final = 4096
 """More than any loader decides ahead: two batches for each of its processes, and a few."""
@@ -38,7 +37,7 @@ class SharedBatch:
     """(n,), of the values of hits and of admitted samples. Each value that a sampler admits has another stamp, which the tier keeps with it: whoever
     reads finds the value that was decided on, or none. None: the values of a sample are equally good, for they are not random."""
     refilled_stamps: Int64Array | None = None
-    """As above, of the values of `refilled`."""
+    """Stamps of the values of `refilled`, as `stamps` has them."""
 
     def stamps_of(self, keys: Int64Array) -> Int64Array | None:
         """The stamps of some of its hits and admitted samples."""

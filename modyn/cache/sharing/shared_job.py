@@ -15,9 +15,8 @@ from modyn.cache.samplers.base import CacheJob
 from modyn.cache.sharing.served_batch import SharedBatch, UntrainedBatches
 from modyn.cache.sharing.state import IS_ADMITTED, IS_TAKEN, BatchReply, BatchRequest, SharedState
 from modyn.cache.sharing.stay import KeySets, Stay
-from modyn.cache.tier import BoolArray
 from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError, UnavailableError
-from modyn.records import Float32Array, Int64Array
+from modyn.records import BoolArray, Float32Array, Int64Array
 from modyn.rpc.logs import get_logger
 
 PATIENCE_S: Final = 0.05

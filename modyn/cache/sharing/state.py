@@ -16,9 +16,8 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from modyn.cache.tier import BoolArray
 from modyn.errors import ConfigError
-from modyn.records import Int64Array
+from modyn.records import BoolArray, Int64Array
 
 UInt8Array = npt.NDArray[np.uint8]
 UInt32Array = npt.NDArray[np.uint32]

@@ -29,9 +29,8 @@ from modyn.cache.sharing.state import (
     UInt8Array,
     UInt32Array,
 )
-from modyn.cache.tier import BoolArray
 from modyn.errors import UnavailableError
-from modyn.records import Int64Array
+from modyn.records import BoolArray, Int64Array
 
 READ_VALUES: Final = 1 << 16
 """Values in one read."""

@@ -40,9 +40,8 @@ from modyn.cache.sharing.state import (
     UInt32Array,
     ValueEntries,
 )
-from modyn.cache.tier import BoolArray
 from modyn.errors import ConflictError
-from modyn.records import Int64Array
+from modyn.records import BoolArray, Int64Array
 
 HEADER: Final = np.dtype(
     [

@@ -31,7 +31,7 @@ _PART_BYTES = 1 << 20
 _FREE_BYTES = 1 << 30
 """Bytes that stay free on the disk of storage's state."""
 _KEPT_S = 60.0
-"""So long a copy stays that is not of the newest state of a file: a reader may be about to open it."""
+"""Seconds that a copy of an older state of a file stays, because a reader may be about to open it."""
 
 
 class NotUnpackedError(DataError):
@@ -39,7 +39,7 @@ class NotUnpackedError(DataError):
 
 
 def packed_kind(path: str) -> str | None:
-    """What a file is compressed with, by its name; None: with nothing that is known."""
+    """Return the compression of a file, by its name; None: it has no known one."""
     return _KINDS.get(path[len(without_packed_ending(path)) :])
 
 
@@ -62,7 +62,7 @@ class UnpackedCopies:
         self._lock = threading.Lock()
         """Protects `_num_bytes` and `_unfinished`, also while a copy becomes a finished one."""
         self._num_bytes: int | None = None
-        """Of all copies that are finished; None: to be counted."""
+        """Size of all finished copies; None: they are not counted yet."""
         self._unfinished: dict[Path, int] = {}
         """Folders of copies that are being made, the oldest first, and their bytes so far."""
         self._outdated: dict[str, float] = {}
@@ -174,7 +174,7 @@ class UnpackedCopies:
 
 
 class _Writing:
-    """A context in which an OSError is one of writing the copy."""
+    """Turn an OSError within the block into the error that the copy cannot be written."""
 
     def __init__(self, path: str, folder: Path) -> None:
         self._path, self._folder = path, folder

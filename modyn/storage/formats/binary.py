@@ -77,7 +77,7 @@ class BinaryFormat(FileFormat):
         return offset - self.config.label_size
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
-        """As `FileFormat.index`. A part of a record at the end follows whole ones, and before them if nothing of the file is indexed:
+        """See `FileFormat.index`. A part of a record at the end follows whole ones, and before them if nothing of the file is indexed:
         another record_size may be the reason."""
         size = self.config.record_size
         with reading(path):

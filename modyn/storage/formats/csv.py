@@ -99,7 +99,7 @@ class CsvFormat(FileFormat):
     row_times = (r"column:(.+)", "a CsvFileWrapper allows '', 'name:REGEX', 'column:N', 'column:NAME'")
 
     def __init__(self, config: CsvConfig, timestamp_source: str = "") -> None:
-        """As `FileFormat`."""
+        """See `FileFormat`."""
         super().__init__(config, timestamp_source)
         if config.columns is not None:
             self.schema = _schema_of(config.columns)
@@ -223,16 +223,16 @@ class CsvFormat(FileFormat):
         return self._names_columns() or self.config.columns is not None
 
     def declared(self, schema: DatasetSchema) -> DatasetSchema:
-        """As `FileFormat.declared`: with the order of `columns`, or other columns."""
+        """Return the schema with the columns, and their order, of the option `columns`."""
         return schema if self.config.columns is None else replace(schema, columns=_schema_of(self.config.columns).columns)
 
     def schema_in(self, path: str, file: BinaryIO) -> DatasetSchema | None:
-        """As `FileFormat.schema_in`, by the first line."""
+        """Return the schema that the first line names, see `FileFormat.schema_in`."""
         names = self._header(path, file) if self._names_columns() else []
         return _schema_of(names) if names else self.schema
 
     def row_order(self, path: str, file: BinaryIO) -> RowOrder | None:
-        """As `FileFormat.row_order`, by the first line."""
+        """Return the order of fields that the first line names, see `FileFormat.row_order`."""
         names = self._header(path, file) if self._names_columns() else []
         if self.schema is None or not (self._chooses_by_name() or set(names) == set(self.schema.names)):
             return None  # It was indexed before files were compared, and its first line may be a comment.

@@ -103,16 +103,16 @@ class JsonLinesFormat(FileFormat):
 
     @property
     def decides_schema(self) -> bool:
-        """Always."""
+        """True: the first file decides."""
         return True
 
     def declared(self, schema: DatasetSchema) -> DatasetSchema:
-        """As `FileFormat.declared`: with `required_fields`."""
+        """Return the schema with the fields of the option `required_fields`."""
         fields = self.config.required_fields
         return schema if fields is None else schema_of(fields)
 
     def schema_in(self, path: str, file: BinaryIO) -> DatasetSchema | None:
-        """As `FileFormat.schema_in`: the fields that each of its first lines has, and those that some have, or None if no line can be read."""
+        """Return the fields that each of the first lines has, and those that some have, see `FileFormat.schema_in`; None: no line can be read."""
         found = decided_schema(objects_in(file, self.max_line_bytes))
         return found and self.declared(found)
 

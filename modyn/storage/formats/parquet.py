@@ -38,7 +38,7 @@ _ENCODINGS_BY_DICTIONARY = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 READ_AS_DICTIONARIES = _ENCODINGS_OF_EACH_VALUE | _ENCODINGS_BY_DICTIONARY
 """Encodings that Arrow reads as dictionaries, in which a value that repeats is in memory once."""
 INT96: Final = {"coerce_int96_timestamp_unit": "s"}
-"""Of a `ParquetFile`: INT96 holds days, and Arrow's nanoseconds wrap around silently before 1677 and after 2262; whole seconds hold all of them."""
+"""Option of a `ParquetFile`: INT96 is read as seconds, which hold all its days. Nanoseconds wrap around silently before 1677 and after 2262."""
 _MAX_TIME_BYTES = 100
 """Most bytes of a time that is text."""
 
@@ -81,6 +81,8 @@ class ParquetFormat(RangedFormat):
     batch_bytes = 64 << 20
     """About so many bytes of rows are in memory at once."""
     max_group_bytes = MAX_GROUP_BYTES
+    _last: tuple[DatasetSchema | None, pa.Schema, TypedColumns] | None = None
+    """How columns were read last, after the schemas of the dataset and of the file: most files have the same ones as the file before."""
 
     def payload_reader(self) -> RowGroups:
         """Rows of the row groups, of `payload_columns`."""
@@ -89,16 +91,16 @@ class ParquetFormat(RangedFormat):
 
     @property
     def decides_schema(self) -> bool:
-        """Always."""
+        """True: the first file decides."""
         return True
 
     def schema_in(self, path: str, file: BinaryIO) -> DatasetSchema:
-        """As `FileFormat.schema_in`: the payload columns."""
+        """Return the payload columns and their types, see `FileFormat.schema_in`."""
         with readable(path):
             return self._schema_of(path, pq.read_schema(file))
 
     def declared(self, schema: DatasetSchema) -> DatasetSchema:
-        """As `FileFormat.declared`: with `payload_types`."""
+        """Return the schema with the types of the option `payload_types`."""
         types = self.config.payload_types
         columns = tuple(SchemaColumn(column.name, types.get(column.name, column.type)) for column in schema.columns)
         return replace(schema, columns=columns)
@@ -128,49 +130,53 @@ class ParquetFormat(RangedFormat):
         path, source = file.path, file.source
         with readable(path):
             shared = self.file_time(path, file.mtime_ns)
-            with pq.ParquetFile(source, metadata=read_footer(file)) as plain:
-                payload, schema = self.config.payload_columns, plain.schema_arrow
-                known = self._schema_of(path, schema)
-                known = known if self.schema is None else self.schema
-                typed = TypedColumns(path, schema, known)
-                times_of_text = [name for name in self._time_column() if is_text(schema.field(name).type)]
-                texts = [name for name in payload if is_text(schema.field(name).type)]
-                packed = pq.ParquetFile(source, metadata=plain.metadata, read_dictionary=[*texts, *times_of_text], **INT96)
-                unpacked = packed
-                if texts:
-                    unpacked = pq.ParquetFile(source, metadata=plain.metadata, read_dictionary=times_of_text, **INT96)
-                fixed = typed.num_bytes
-                # Where lengths are known and nothing is null, the payloads need not be read.
-                unread = fixed is not None and _certainly_without_nulls(plain.metadata, payload)
-                read = typed.inexact if unread else payload
-                columns = list(dict.fromkeys([self.config.label_column, *read, *self._time_column()]))
-                groups = _GroupSizes(path, plain.metadata, payload, self.max_group_bytes)
-                groups.add(0, fixed, plain.metadata.num_rows)
-                first = 0
-                rows_at_once = self._rows_at_once(plain.metadata, columns, fixed)
-                alike = groupby(
-                    range(plain.metadata.num_row_groups),
-                    lambda i: min(rows_at_once, self._unpacked_at_once(packed, i, texts[0])) if texts else 0,
+            metadata = read_footer(file)
+            payload, schema = self.config.payload_columns, metadata.schema.to_arrow_schema()
+            typed = self._typed(path, schema)
+            times_of_text = [name for name in self._time_column() if is_text(schema.field(name).type)]
+            texts, fixed = typed.texts, typed.num_bytes
+            packed = pq.ParquetFile(source, metadata=metadata, read_dictionary=[*texts, *times_of_text], **INT96)
+            unpacked = packed
+            if texts:
+                unpacked = pq.ParquetFile(source, metadata=metadata, read_dictionary=times_of_text, **INT96)
+            # Where lengths are known and nothing is null, the payloads need not be read.
+            unread = fixed is not None and _certainly_without_nulls(metadata, payload)
+            read = typed.inexact if unread else payload
+            columns = list(dict.fromkeys([self.config.label_column, *read, *self._time_column()]))
+            groups = _GroupSizes(path, metadata, payload, self.max_group_bytes)
+            groups.add(0, fixed, metadata.num_rows)
+            first = 0
+            rows_at_once = self._rows_at_once(metadata, columns, fixed)
+            alike = groupby(
+                range(metadata.num_row_groups),
+                lambda i: min(rows_at_once, self._unpacked_at_once(packed, i, texts[0])) if texts else 0,
+            )
+            batches = (
+                batch
+                for rows, numbers in alike
+                for batch in (unpacked if rows else packed).iter_batches(
+                    rows or rows_at_once, row_groups=list(numbers), columns=columns
                 )
-                batches = (
-                    batch
-                    for rows, numbers in alike
-                    for batch in (unpacked if rows else packed).iter_batches(
-                        rows or rows_at_once, row_groups=list(numbers), columns=columns
-                    )
-                )
-                for batch in batches:
-                    for name in columns:
-                        _refuse_null(path, first, name, batch.column(name))
-                    typed.refuse_inexact(first, batch)
-                    sizes = fixed if fixed is not None else _lengths_of_bytes(batch.column(payload[0]))
-                    groups.add(first, None if fixed is not None else sizes, len(batch))
-                    times = shared if shared is not None else self._times(path, first, batch)
-                    labels = self._labels(path, first, batch.column(self.config.label_column))
-                    offsets = np.arange(first, first + len(batch), dtype=np.int64)
-                    # A file is indexed as a whole, so every chunk ends where it does.
-                    yield IndexedSamples(offsets, sizes, labels, times, file.size, schema=typed.schema)
-                    first += len(batch)
+            )
+            for batch in batches:
+                for name in columns:
+                    _refuse_null(path, first, name, batch.column(name))
+                typed.refuse_inexact(path, first, batch)
+                sizes = fixed if fixed is not None else _lengths_of_bytes(batch.column(payload[0]))
+                groups.add(first, None if fixed is not None else sizes, len(batch))
+                times = shared if shared is not None else self._times(path, first, batch)
+                labels = self._labels(path, first, batch.column(self.config.label_column))
+                offsets = np.arange(first, first + len(batch), dtype=np.int64)
+                # A file is indexed as a whole, so every chunk ends where it does.
+                yield IndexedSamples(offsets, sizes, labels, times, file.size, schema=typed.schema)
+                first += len(batch)
+
+    def _typed(self, path: str, found: pa.Schema) -> TypedColumns:
+        """How the payload columns of a file with the columns `found` are read. Raises: DataError: they cannot be used, or not as the dataset's."""
+        if self._last is None or self._last[0] is not self.schema or not self._last[1].equals(found):
+            decided = self._schema_of(path, found)
+            self._last = self.schema, found, TypedColumns(path, found, self.schema or decided)
+        return self._last[2]
 
     def _unpacked_at_once(self, file: pq.ParquetFile, group: int, name: str) -> int:
         """How many rows of a column of bytes or text can be read as they are, which is several times faster where values are short or all in the

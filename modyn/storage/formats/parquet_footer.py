@@ -14,10 +14,10 @@ _SIGNATURE_BYTES = 28
 """The end of a footer whose metadata are not encrypted, though columns are."""
 
 
-def read_footer(file: OpenedFile) -> pq.FileMetaData | None:
-    """The metadata of a file, read with as many requests as Arrow would make; None: the end is no footer, which Arrow describes.
+def read_footer(file: OpenedFile) -> pq.FileMetaData:
+    """Read the metadata of a file, with as many requests as Arrow makes.
 
-    Raises: DataError: the file is encrypted, wholly or in some columns. OSError, pa.ArrowException.
+    Raises: DataError: the file is encrypted, wholly or in some columns. OSError, pa.ArrowException: also if the file does not end with a footer.
     """
     tail = _last_bytes(file, _READ_AHEAD)
     encrypted = DataError(
@@ -27,7 +27,7 @@ def read_footer(file: OpenedFile) -> pq.FileMetaData | None:
         raise encrypted
     length = int.from_bytes(tail[-8:-4], "little")
     if not tail.endswith(b"PAR1") or not 0 < length <= file.size - 12:
-        return None
+        return pq.read_metadata(file.source)  # Arrow says what is wrong.
     if len(tail) < length + 8:
         tail = _last_bytes(file, length + 8)
     metadata = pq.read_metadata(pa.BufferReader(tail[-length - 8 :]))

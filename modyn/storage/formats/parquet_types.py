@@ -88,17 +88,18 @@ def check_types(path: str, schema: pa.Schema, columns: Sequence[str], types: Seq
 
 
 class TypedColumns:
-    """How the payload columns of one file are read as the types that its dataset has."""
+    """How the payload columns of files with one schema are read as the types that their dataset has."""
 
     def __init__(self, path: str, found: pa.Schema, schema: DatasetSchema) -> None:
-        """Args: path: of the file. found: its columns. schema: of the dataset. Raises: as `check_types`."""
+        """Args: path: of the file, for errors. found: its columns. schema: of the dataset. Raises: as `check_types`."""
         check_types(path, found, schema.names, [column.type for column in schema.columns], schema.decider)
-        self._path = path
         pairs = {column.name: (found.field(column.name).type, type_of(column.type)) for column in schema.columns}
         numbers = {name: pair for name, pair in pairs.items() if is_number(pair[0])}
         casts = tuple(SchemaColumn(name, type_name(kind)) for name, (kind, wanted) in numbers.items() if kind != wanted)
-        self.schema = replace(schema, casts=casts)
-        """That of the dataset, with what is cast in this file."""
+        self.schema = schema.joined(replace(schema, casts=casts))
+        """The schema of the dataset, plus the casts that these files need."""
+        self.texts = [name for name, (kind, _) in pairs.items() if is_text(kind)]
+        """Columns that may be read as dictionaries."""
         self._fractions = {name: wanted for name, (kind, wanted) in numbers.items() if _may_be_inexact(kind, wanted)}
         self.inexact = list(self._fractions)
         """Columns of whole numbers, of which each must be looked at: not all of them are fractions."""
@@ -110,14 +111,18 @@ class TypedColumns:
         elif len(numbers) == len(pairs):
             self.num_bytes = sum(int(wanted.bit_width) // 8 for _, wanted in numbers.values())
 
-    def refuse_inexact(self, first: int, rows: pa.RecordBatch) -> None:
-        """Check that whole numbers are exact as fractions. Raises: DataError: names the first that is not. Args: first: number of the first row."""
+    def refuse_inexact(self, path: str, first: int, rows: pa.RecordBatch) -> None:
+        """Check that whole numbers are exact as fractions.
+
+        Args: path: of the file, for errors. first: number of the first row.
+        Raises: DataError: names the first that is not.
+        """
         for name, wanted in self._fractions.items():
             most, numbers = 1 << _MANTISSA_BITS[wanted.bit_width], rows.column(name).to_numpy()
             beyond = (numbers > most) | (numbers < -most) if numbers.dtype.kind == "i" else numbers > most
             for at in np.flatnonzero(beyond)[:1].tolist():
                 raise DataError(
-                    f"{self._path}, row {first + at}: {numbers[at]} in column '{name}', of type {numbers.dtype}, has no exact value as "
+                    f"{path}, row {first + at}: {numbers[at]} in column '{name}', of type {numbers.dtype}, has no exact value as "
                     f"{type_name(wanted)}, the type of the column in its dataset; correct the row, or register the files as a dataset with another "
                     "type (payload_types)"
                 )

@@ -152,12 +152,14 @@ class TimeRange:
         times = np.asarray(timestamps)
         earliest, latest = int(times.min()), int(times.max())
 
-        def have_digits(bounds: tuple[int, int], **parts: tuple[Int64Array, int]) -> bool:
-            inside = earliest >= bounds[0] and latest <= bounds[1]
-            return inside and all(bool(((part >= 1) & (part <= most)).all()) for part, most in parts.values())
+        def have_digits(bounds: tuple[int, int], **parts: tuple[int, int]) -> bool:
+            """Args: parts: by name the factor of the part's two digits in a time, and their largest value."""
+            if earliest < bounds[0] or latest > bounds[1]:
+                return False
+            digits = ((times // factor % 100, most) for factor, most in parts.values())
+            return all(bool(((part >= 1) & (part <= most)).all()) for part, most in digits)
 
-        are_days = have_digits(_DAYS, month=(times // 100 % 100, 12), day=(times % 100, 31))
-        return cls(earliest, latest, have_digits(_MONTHS, month=(times % 100, 12)), are_days)
+        return cls(earliest, latest, have_digits(_MONTHS, month=(1, 12)), have_digits(_DAYS, month=(100, 12), day=(1, 31)))
 
     def joined(self, other: TimeRange | None) -> TimeRange:
         """The range of these times and of others, of which there may be none."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from modyn._core import FIRST_SECOND, LAST_SECOND, TimeFormat, show_time
 from modyn.errors import DataError, ModynError
-from modyn.records import Int64Array, LabelArray, has_label
+from modyn.records import BoolArray, Int64Array, LabelArray, has_label
 from modyn.rpc.logs import get_logger
 from modyn.storage.files.file_system import (
     UNRELATED_TO_CONTENT,
@@ -78,7 +78,7 @@ class FileJob:
         self.unended = ""
         """Why the last row of the file is not taken now, as `IndexedSamples.unended`, once `samples` has ended."""
         self.is_part = False
-        """That row is a part of one, and will not be taken as it is."""
+        """Whether the last row is only a part of a row, which is never taken as it is."""
         self._watched = ExitStack()
         self._begun = False
         self._runner = runner or FormatRunner()
@@ -90,18 +90,18 @@ class FileJob:
         self._takes_unended = takes_unended or self._is_whole
         self._copies = copies
         self._content, self._content_of = self._path, folder
-        """Of what is indexed: the full path, and the file system."""
+        """Full path and file system of what is indexed: the file, or its unpacked copy."""
         self._resume = (
             FormatResume(row.indexed_end, row.num_samples, row.fingerprint, num_skipped) if row and row.num_samples else None
         )
         self.indexed = FormatResume(0, 0, "")
         """What is indexed of the file once `samples` has ended."""
         self.tail = -1
-        """As `FileRow.tail`, once `samples` has ended."""
+        """See `FileRow.tail`; set once `samples` has ended."""
         self.schema: DatasetSchema | None = None
-        """Of the dataset, with what is known of it by the file, once `samples` has ended; None: the format has none."""
+        """The schema of the dataset, plus what this file says of it, once `samples` has ended; None: the format has none."""
         self.times: TimeRange | None = None
-        """Of the new samples, once `samples` has ended; None: there are none."""
+        """Range of the times of the new samples, once `samples` has ended; None: there are none."""
         self.skipped: Sequence[BadRow] = ()
         """Rows that cannot be used, which no sample is of, once `samples` has ended."""
 
@@ -335,10 +335,11 @@ def refused_samples(labels: LabelArray, timestamps: Int64Array | int) -> dict[in
 
     Args: labels: int64 or float64 (n,). timestamps: int64 (n,), or one for all; seconds since 1970.
     """
-    times = np.broadcast_to(np.asarray(timestamps), len(labels))
+    times = np.asarray(timestamps)
+    beyond = (times < FIRST_SECOND) | (times > LAST_SECOND)
     found = {
-        at: f"its time {times[at]} lies beyond the years 1 to 9999 in seconds since 1970"
-        for at in np.flatnonzero((times < FIRST_SECOND) | (times > LAST_SECOND)).tolist()
+        at: f"its time {second} lies beyond the years 1 to 9999 in seconds since 1970"
+        for at, second in _marked(times, beyond, len(labels))
     }
     for at in np.flatnonzero(~np.isfinite(labels)).tolist() if labels.dtype.kind == "f" else ():
         found[at] = f"the label {labels[at]} is no finite number"
@@ -354,9 +355,17 @@ def future_samples(timestamps: Int64Array | int, num_samples: int, tolerance_s: 
     """
     if tolerance_s is None:
         return {}
-    times = np.broadcast_to(np.asarray(timestamps), num_samples)
-    late = np.flatnonzero(times > time.time() + tolerance_s).tolist()
-    return {at: _why_late(int(times[at]), tolerance_s, advises=n < _ADVISED) for n, at in enumerate(late)}
+    times = np.asarray(timestamps)
+    late = _marked(times, times > time.time() + tolerance_s, num_samples)
+    return {at: _why_late(found, tolerance_s, advises=n < _ADVISED) for n, (at, found) in enumerate(late)}
+
+
+def _marked(times: Int64Array, marks: BoolArray, num_samples: int) -> list[tuple[int, int]]:
+    """Return (position, time) of the samples that are marked. Args: times, marks: (num_samples,), or () where one is for all."""
+    if not marks.any():
+        return []
+    found = np.flatnonzero(np.broadcast_to(marks, num_samples))
+    return list(zip(found.tolist(), np.broadcast_to(times, num_samples)[found].tolist(), strict=True))
 
 
 def _why_late(timestamp: int, tolerance_s: float, *, advises: bool) -> str:

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from modyn.storage.files.object_file import ObjectFile
 
 _FINGERPRINT_BYTES = 1 << 16
-"""At each end of the file."""
+"""Bytes of each end of the file that a fingerprint reads."""
 _FINGERPRINT_BLOCKS, _FINGERPRINT_BLOCK_BYTES = 64, 1 << 12
-"""Evenly spread between the ends."""
+"""Blocks between the ends that a fingerprint reads, evenly spread, and their size."""
 _TAIL_BYTES = 1 << 12
-"""As in C++, which compares (`checksum_of_tail`)."""
+"""Bytes at the end of a file whose CRC-32 is `FileRow.tail`. The C++ core reads as many (`checksum_of_tail`)."""
 _READ_BYTES = 1 << 20
-"""At once, of a file that is read as a whole."""
+"""Bytes that are read at once where a whole file is read."""
 
 
 def fingerprint(folder: FileSystem, path: str, num_bytes: int, version: IndexedVersion | None = None) -> str:

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, cast
@@ -80,19 +81,20 @@ class FormatRunner:
 
         left = deque(files)
         while left:
-            answers = self._request(_Request(pickle.dumps(file_format), tuple(left)))
+            asked = copy(file_format)  # Its schema may change until the answers are read.
+            answers = self._request(_Request(pickle.dumps(asked), tuple(left)))
             is_read = True
             while left and is_read:
-                file = _FileAnswers(self, file_format, left.popleft()[0], answers)
+                file = _FileAnswers(self, asked, left.popleft()[0], answers)
                 yield iter(file)
                 is_read = file.is_read
             if is_read:
-                # That there are no more, so that the process is free. One that has just died has answered all the same.
+                # Read that no more follow, so that the process is free. One that has just died has answered all the same.
                 with suppress(EndedError, AnswerError):
                     next(answers, None)
 
     def schema_in(self, file_format: FileFormat, path: str) -> DatasetSchema | None:
-        """As `FileFormat.schema_in` of a file of this machine; None also for one whose beginning cannot be read: `index` says why."""
+        """Return `FileFormat.schema_in` of a file of this machine; None also where its beginning cannot be read: `index` says why."""
         from modyn.workers.bounded_process import AnswerError, EndedError
 
         request = _Request(pickle.dumps(file_format), ((path, None),), only_schema=True)
@@ -172,8 +174,7 @@ class FormatRunner:
         """End all processes; what is being indexed in them fails with UnavailableError."""
         with self._lock:
             self._closed = True
-            idle, busy = self._idle, list(self._busy)
-            self._idle = []
+            idle, busy, self._idle = self._idle, list(self._busy), []
         for process in busy:  # the threads that wait for them wait for their end, too
             process.kill()
         for process in idle:
@@ -182,8 +183,7 @@ class FormatRunner:
     def _request(self, request: _Request) -> Iterator[_Indexed]:
         from modyn.workers.bounded_process import EndedError
 
-        process = self._take()
-        if process is not None:
+        if (process := self._take()) is not None:
             answered = False
             try:
                 for answer in process.ask(request):
@@ -205,8 +205,7 @@ class FormatRunner:
     def _take(self) -> BoundedProcess | None:
         """A process that is idle."""
         with self._lock:
-            for process in [process for process in self._idle if process.has_ended]:
-                self._idle.remove(process)
+            self._idle = [process for process in self._idle if not process.has_ended]
             if not self._idle:
                 return None
             process = self._idle.pop()
@@ -282,9 +281,8 @@ class _FileAnswers:
 
     def __init__(self, runner: FormatRunner, file_format: FileFormat, path: str, answers: Iterator[_Indexed]) -> None:
         self._runner, self._format, self._path, self._answers = runner, file_format, path, answers
-        self.is_read = False
-        """Whether the answers about the next file follow."""
-        self._num_samples = 0
+        self._num_samples, self.is_read = 0, False
+        """is_read: whether the answers about the next file follow."""
 
     def __iter__(self) -> Iterator[IndexedSamples]:
         """What was found. Raises as `FormatRunner.index`."""
@@ -296,7 +294,7 @@ class _FileAnswers:
                 if answer.error is not None:
                     raise answer.error.error()
                 if isinstance(answer.found, _Packed):
-                    samples = answer.found.samples()
+                    samples = answer.found.samples(self._format.schema)
                     self._num_samples += len(samples)
                     yield samples
                 if answer.is_last:
@@ -320,22 +318,23 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """Samples. rows: of `found`, whose offsets are empty then, if they are consecutive numbers, as rows of row groups are."""
+    """Samples. `found` lacks what the asking process knows: pickling takes time. rows: in place of the offsets, if they are consecutive numbers, as
+    rows of row groups are. as_asked: the schema is that of the format that was asked."""
 
     found: IndexedSamples
     rows: tuple[int, int] | None
+    as_asked: bool
 
     @staticmethod
-    def of(found: IndexedSamples) -> _Packed:
-        offsets = found.offsets
-        if len(offsets) and offsets[-1] - offsets[0] == len(offsets) - 1:
-            first, stop = int(offsets[0]), int(offsets[-1]) + 1
-            if np.array_equal(offsets, np.arange(first, stop)):
-                return _Packed(replace(found, offsets=offsets[:0]), (first, stop))
-        return _Packed(found, None)
+    def of(found: IndexedSamples, asked: DatasetSchema | None) -> _Packed:
+        as_asked, rows, offsets = found.schema == asked, None, found.offsets
+        if len(offsets) and offsets[-1] - offsets[0] == len(offsets) - 1 and (np.diff(offsets) == 1).all():
+            rows, offsets = (int(offsets[0]), int(offsets[-1]) + 1), offsets[:0]
+        return _Packed(replace(found, offsets=offsets, schema=None if as_asked else found.schema), rows, as_asked)
 
-    def samples(self) -> IndexedSamples:
-        return self.found if self.rows is None else replace(self.found, offsets=np.arange(*self.rows, dtype=np.int64))
+    def samples(self, asked: DatasetSchema | None) -> IndexedSamples:
+        offsets = self.found.offsets if self.rows is None else np.arange(*self.rows, dtype=np.int64)
+        return replace(self.found, offsets=offsets, schema=asked if self.as_asked else self.found.schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +369,7 @@ def index_requested(request: _Request) -> Iterator[_Indexed]:
         yield from _with_end_marked(_schema_in(file_format, request.files[0][0]))
     else:
         for path, resume in request.files:
-            yield from _with_end_marked(map(_Packed.of, file_format.index(path, resume)))
+            yield from _with_end_marked(_Packed.of(samples, file_format.schema) for samples in file_format.index(path, resume))
 
 
 def _schema_in(file_format: FileFormat, path: str) -> Iterator[DatasetSchema]:

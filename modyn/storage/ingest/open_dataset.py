@@ -219,7 +219,7 @@ class OpenDataset:
                 found = LateLabelBatch(first, samples, snapshot.missing(samples.keys))
                 yield found
                 first = found.end
-            with self._arrived:  # As in `new_samples`.
+            with self._arrived:  # A publication, a client that left, or the end of the dataset wakes it.
                 while self.closed is None and is_active() and len(self.snapshot().late) <= first:
                     self._arrived.wait()
             if self.closed is not None:

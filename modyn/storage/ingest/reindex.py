@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from modyn.errors import DataError, InvalidArgumentError, NotFoundError, UnavailableError
-from modyn.records import Int64Array
+from modyn.records import DeletedSamples, Int64Array
 from modyn.registry import nearest
 from modyn.storage.files.file_system import SeenFile
 from modyn.storage.formats.base import WholeFileFormat
@@ -21,14 +21,14 @@ from modyn.storage.ingest.time_decision import TimeDecision
 from modyn.storage.model.file_table import UNKNOWN_TAG
 
 
-def forget_file(dataset: OpenDataset, path: str) -> int:
+def forget_file(dataset: OpenDataset, path: str) -> DeletedSamples:
     """Delete the samples of a data file, so that the next ingestion adds what the file holds then, under new keys.
 
     First the file is indexed without effect: if it is missing, cannot be used as a whole, or holds no sample, nothing is deleted.
     A call that broke off is to be repeated: it deletes first, and lets the file be indexed again last, so that no sample is there twice.
 
     Args: path: of the file, full or relative to the dataset's folder.
-    Returns: the number of samples that were deleted.
+    Returns: what was deleted; not what was deleted before.
     Raises: NotFoundError: no such file is indexed, or it is missing. DataError: it cannot be used. InvalidArgumentError: the dataset is made of
     records. UnavailableError: it is being written, or cannot be read now.
     """
@@ -48,16 +48,17 @@ def forget_file(dataset: OpenDataset, path: str) -> int:
             )
         row = dataset.catalogue.file(dataset.row.id, file_id)
         _check_content(dataset, relative)
-        num_before = dataset.num_deleted
-        dataset.delete_samples(_keys_of(dataset.snapshot().index, file_id))
-        num_deleted = dataset.num_deleted - num_before
+        snapshot = dataset.snapshot()
+        keys = _keys_of(snapshot.index, file_id)
+        keys = keys[~snapshot.tombstones.keys.contains(keys)]
+        dataset.delete_samples(keys)
         writer = SegmentWriter(dataset)
         writer.forget_file(
             row._replace(size=0, mtime_ns=0, indexed_end=0, num_samples=0, fingerprint="", altered=False, tail=UNKNOWN_TAG)
         )
         writer.flush()
         dataset.scan_by = 0.0
-        return num_deleted
+        return DeletedSamples(dataset.name, dataset.row.identity, path, len(keys), int(keys.min()) if len(keys) else None)
 
 
 def _check_content(dataset: OpenDataset, path: str) -> None:

@@ -52,7 +52,7 @@ class CheckedFile(NamedTuple):
 
     row: FileRow
     checksum: Checksum = Checksum()
-    """Of the bytes that were indexed when a scrub read the file last."""
+    """Checksum of the bytes that were indexed when a scrub read the file last."""
     times_forgotten: int = 0
     """How often its samples were deleted, so that it was taken again: what was read before says nothing of it since then."""
 

@@ -100,9 +100,9 @@ class ScrubProgress:
     files_seen: int = 0
     """Data files of the dataset; the files of its index are not counted."""
     files_compared: int = 0
-    """Of these, those whose indexed bytes were read."""
+    """Data files whose indexed bytes were read and compared."""
     files_first: int = 0
-    """Of these, those that no scrub had read before, so that only what their fingerprints cover was compared."""
+    """Files among `files_compared` that no scrub had read before, so that only what their fingerprints cover was compared."""
     problems: tuple[FileProblem, ...] = ()
     """Those that were found since the step before: damaged files of the index, and data files that are not what was indexed."""
 
@@ -131,7 +131,7 @@ class LateLabelBatch:
     first: int
     samples: SampleBatch
     deleted: npt.NDArray[np.bool_]
-    """Which of the samples are deleted."""
+    """bool (n,): which of the samples are deleted."""
 
     @property
     def end(self) -> int:

@@ -88,7 +88,7 @@ class PackedObjectReader:
         self._objects, self._copies, self._paths = objects, copies, paths
 
     def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
-        """As `RecordReader.gather`."""
+        """See `RecordReader.gather`."""
         ids, places = np.unique(file_ids, return_inverse=True)
         has_copy = np.array([self._paths.copy(file_id) is not None for file_id in ids.tolist()], np.bool_)[places]
         if not has_copy.any():

@@ -37,7 +37,7 @@ class OrderedRowReader:
         """By file id: the number of its order in `_orders`, or _UNKNOWN."""
 
     def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
-        """As `RecordReader.gather`. Raises also: DataError: a file has other columns than the schema, or a row another number of fields."""
+        """See `RecordReader.gather`. Raises also: DataError: a file has other columns than the schema, or a row another number of fields."""
         data, bounds = self._rows.gather(file_ids, offsets, lengths)
         numbers = self._numbers(file_ids)
         for number in np.unique(numbers[numbers != _AS_IT_IS]).tolist():

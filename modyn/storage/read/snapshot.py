@@ -214,7 +214,7 @@ class PublishedDataset:
         """Those of them that are known to be damaged, with the reasons."""
         self._opened: tuple[PathTable, RecordReader] | None = None
         self._schema: DatasetSchema | None = None
-        """By which the reader in `_opened` reads."""
+        """The schema by which the reader in `_opened` reads."""
         self._stamps: str | None = None
 
     def snapshot(self) -> DatasetSnapshot:

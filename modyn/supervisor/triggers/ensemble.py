@@ -124,7 +124,7 @@ class EnsembleTrigger(Trigger):
 
     @property
     def label_delay(self) -> int:
-        """That of the subtriggers."""
+        """The longest delay of a subtrigger."""
         return max(child.label_delay for child in self._children.values())
 
     @property

@@ -112,7 +112,7 @@ class LateLabelsConfig(IntervalConfig):
     )
 
     def context(self, context: TriggerContext | None) -> TriggerContext:
-        """That of the policy, whose own option says when labels come where the pipeline does not."""
+        """Return the context with the `label_delay` of this section, if it has one."""
         context = context or TriggerContext()
         return replace(context, label_delay=self.label_delay or context.label_delay)
 

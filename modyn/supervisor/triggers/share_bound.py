@@ -35,7 +35,7 @@ class ShareBound(Trigger):
 
     @property
     def label_delay(self) -> int:
-        """That of the policy."""
+        """The delay of the bounded policy."""
         return self._policy.label_delay
 
     @property

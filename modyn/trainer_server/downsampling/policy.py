@@ -17,8 +17,8 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from modyn.config.base import Section
 from modyn.errors import ConfigError
-from modyn.records import Float32Array, Int64Array
-from modyn.trainer_server.downsampling.sampling import NO_CLASS, BoolArray, class_quotas
+from modyn.records import BoolArray, Float32Array, Int64Array
+from modyn.trainer_server.downsampling.sampling import NO_CLASS, class_quotas
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,15 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from modyn.records import Float32Array, Int64Array
+from modyn.records import BoolArray, Float32Array, Float64Array, Int64Array
 
 NO_CLASS: Final = -(2**63)
 """The label of a candidate where labels are no classes, or no pass has read them, or the loss ignores it."""
-
-Float64Array = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 
 
 def inclusion_probabilities(

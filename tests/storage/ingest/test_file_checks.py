@@ -214,7 +214,7 @@ def test_a_file_that_is_taken_again_while_a_scrub_is_under_way_is_as_it_is_now(
     next(under_way)
     for number in (0, 2):  # which was read, and is to be read
         rewrite(tmp_path / f"{number}.png", b"behind")
-        assert storage.client.forget_file(name, f"{number}.png") == 1
+        assert storage.client.forget_file(name, f"{number}.png").num_samples == 1
     storage.ingest(name)
     assert [file.problem for file in under_way if file.problem] == []
     assert (scrubbed(storage, name)[0], storage.client.problems(name)) == ([], [])

@@ -26,6 +26,7 @@ from modyn.storage.formats.csv import CsvFormat
 from modyn.storage.ingest.format_runner import FILES_TOGETHER, FormatRunner, IndexingBounds, _Packed
 from modyn.storage.ingest.limits import IngestLimits
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples
+from modyn.storage.model.schema import DatasetSchema, SchemaColumn
 from modyn.testing.waiting import eventually
 from modyn.workers.bounded_process import BoundedProcess, EndedError
 from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
@@ -341,7 +342,11 @@ def test_lines_are_found_in_a_process_as_they_are_found_here(runner: FormatRunne
 def test_rows_are_found_in_a_process_as_they_are_found_here(runner: FormatRunner, tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"x": [str(i) for i in range(500)], "y": range(500)}), path, row_group_size=70)
-    same(runner, build_format("ParquetFileWrapper", {"payload_columns": ["x"], "label_column": "y"}), path)
+    built = build_format("ParquetFileWrapper", {"payload_columns": ["x"], "label_column": "y"})
+    same(runner, built, path)
+    for decided in ("string", "binary"):
+        built.schema = DatasetSchema("values", (SchemaColumn("x", decided),), "first.parquet")
+        same(runner, built, path)
 
 
 def same(runner: FormatRunner, built: FileFormat, path: Path) -> None:
@@ -350,12 +355,12 @@ def same(runner: FormatRunner, built: FileFormat, path: Path) -> None:
     for mine, other in zip(here, there, strict=True):
         for column in ("offsets", "lengths", "labels", "timestamps"):
             assert np.array_equal(getattr(mine, column), getattr(other, column))
-        assert (mine.end, list(mine.skipped)) == (other.end, list(other.skipped))
+        assert (mine.end, list(mine.skipped), mine.schema) == (other.end, list(other.skipped), other.schema)
 
 
 @given(st.lists(st.integers(0, 100), max_size=6, unique=True), st.integers(0, 10**9))
 def test_offsets_are_sent_as_they_are_or_as_a_range(numbers: list[int], first: int) -> None:
     offsets = np.array(numbers, np.int64) + first
     found = IndexedSamples(offsets, 1, np.zeros(len(offsets), np.int64), 0, 0)
-    back = _Packed.of(found).samples().offsets
+    back = _Packed.of(found, None).samples(None).offsets
     assert (back.tolist(), back.dtype) == (offsets.tolist(), np.dtype(np.int64))

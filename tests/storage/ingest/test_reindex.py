@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from modyn.client import Client
 from modyn.config.dataset import DatasetConfig
-from modyn.errors import DataError, NotFoundError
-from modyn.records import Interval
+from modyn.errors import DataError, NotFoundError, UnavailableError
+from modyn.records import DeletedSamples, Interval
 from modyn.storage.periodic_scrub import PeriodicScrub, ScrubPace
 from tests.support.running_storage import RunningStorage, image_dataset, rewrite, write_image
 
@@ -60,7 +61,9 @@ def test_a_corrected_file_is_taken_again(storage: RunningStorage, tmp_path: Path
     path.write_text("1,a\n2,b\n3,c\n4,d\n")
     storage.ingest("rows")
     assert any("with `modyn data reindex`" in problem.reason for problem in storage.client.problems("rows"))
-    assert storage.client.forget_file("rows", str(path)) == 3
+    deleted = storage.client.forget_file("rows", str(path))
+    keys = [key for key, label in before.items() if label != 9]
+    assert deleted == DeletedSamples("rows", storage.client.dataset("rows").identity, str(path), 3, min(keys))
     assert labels(storage, "rows") == {key: label for key, label in before.items() if label == 9}
     storage.ingest("rows")
     after = labels(storage, "rows")
@@ -68,10 +71,18 @@ def test_a_corrected_file_is_taken_again(storage: RunningStorage, tmp_path: Path
     assert {key for key, label in after.items() if label != 9}.isdisjoint(before), "a key is never given twice"
     assert storage.client.problems("rows") == []
     assert (storage.client.dataset("rows").num_skipped, storage.client.dataset("rows").num_samples) == (0, 5)
-    assert storage.client.forget_file("rows", "rows.csv") == 4
-    assert storage.client.forget_file("rows", "rows.csv") == 0, "one that broke off is repeated"
+    deleted = storage.client.forget_file("rows", "rows.csv")
+    assert (deleted.num_samples, deleted.first_key) == (4, min(key for key, label in after.items() if label != 9))
+    deleted = storage.client.forget_file("rows", "rows.csv")
+    assert (deleted.num_samples, deleted.first_key) == (0, None), "one that broke off is repeated"
     storage.ingest("rows")
     assert sorted(labels(storage, "rows").values()) == [1, 2, 3, 4, 9]
+    with (
+        Client(storage.config, wait_s=0.01) as client,
+        pytest.raises(UnavailableError, match="4 samples of rows.csv are deleted, but"),
+    ):
+        client.reindex("rows", "rows.csv")  # No supervisor runs.
+    storage.ingest("rows")
     with path.open("a") as file:
         file.write("5,e\n")
     storage.ingest("rows")
@@ -111,7 +122,7 @@ def test_a_file_that_cannot_be_taken_again_loses_no_sample(storage: RunningStora
             storage.client.forget_file("kept", str(path))
     assert labels(storage, "kept") == before == {0: 1, 1: 2}
     path.write_text("3,2024-01-01\n")
-    assert storage.client.forget_file("kept", str(path)) == 2
+    assert storage.client.forget_file("kept", str(path)).num_samples == 2
     storage.ingest("kept")
     assert labels(storage, "kept") == {2: 3}
 
@@ -127,7 +138,7 @@ def test_a_file_of_one_sample_and_its_label_are_taken_again(storage: RunningStor
         storage.client.forget_file("images", str(path))
     assert labels(storage, "images") == {number: number for number in range(4)}
     write_image(tmp_path / "data", "2", b"\x22", 22, 6000)
-    assert storage.client.forget_file("images", str(path)) == 1
+    assert storage.client.forget_file("images", str(path)).num_samples == 1
     storage.ingest("images")
     assert labels(storage, "images") == {0: 0, 1: 1, 3: 3, 4: 22}
     (batch,) = storage.payloads.fetch("images", np.array([4]))
