@@ -22,6 +22,7 @@ from modyn.supervisor.triggers.cost import DataIncorporationLatencyCostTrigger, 
 from modyn.supervisor.triggers.training_seconds import TrainingTime, TrainingTimes, fit_seconds, vary
 from modyn.testing.checks import check_trigger, decide, example_streams
 from tests.supervisor.triggers.test_drift import fired
+from tests.support.trigger_sections import streams_of_each
 
 RATE = "incorporation_delay_per_training_second"
 Seconds = Callable[[int], float]
@@ -64,10 +65,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_same_decisions_for_any_batching_and_after_any_restart(name: str) -> None:
+@pytest.mark.parametrize(("name", "titles"), streams_of_each(CONFIGS, 40, all_timed=True))
+def test_same_decisions_for_any_batching_and_after_any_restart(name: str, titles: list[str]) -> None:
     options = {key: value for key, value in CONFIGS[name].items() if key != "id"}
-    check_trigger(DataIncorporationLatencyCostTrigger, options, streams=example_streams(40))
+    streams = example_streams(40)
+    check_trigger(DataIncorporationLatencyCostTrigger, options, streams={title: streams[title] for title in titles})
 
 
 def _brute_force(times: Sequence[int], every: int, rate: float, seconds: Seconds, window: int) -> list[int]:
