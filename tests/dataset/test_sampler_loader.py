@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -107,6 +107,7 @@ def test_little_room_to_share_is_told_once(jobs: int, room: float, is_told: bool
 
 @BOTH_WAYS
 @given(data=st.data())
+@settings(max_examples=settings().max_examples // 2)
 def test_each_epoch_serves_each_sample_once(
     short_cut: bool, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -330,6 +331,7 @@ def test_a_value_that_is_dropped_later_is_not_taken_for_the_next_one(lead: int, 
 
 
 @given(data=st.data())
+@settings(max_examples=settings().max_examples // 2)
 def test_a_training_is_served_a_value_at_most_once(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     """In whatever order batches are decided, made and reported, also where trainings are killed, and where others hold the tier, so that nothing is
     dropped."""

@@ -170,16 +170,16 @@ def test_each_epoch_serves_each_sample_once(
 )
 def test_jobs_in_step_prepare_each_sample_once(home: Home, num_jobs: int, augmented: bool) -> None:
     """With four batches of each in flight."""
-    keys, tier = np.arange(4000) * 3, Values()
+    keys, tier = np.arange(2000) * 3, Values()
     trainings = [
-        Training(SharedJob(home.state(800), keys, seed, augmented), keys, tier, 32, 4, augmented) for seed in range(num_jobs)
+        Training(SharedJob(home.state(400), keys, seed, augmented), keys, tier, 16, 4, augmented) for seed in range(num_jobs)
     ]
     hits, prepared = hit_rates(trainings, 3)
     assert hits == pytest.approx(1 - 1 / num_jobs, abs=0.02)
     assert prepared == pytest.approx(1 / num_jobs, abs=0.02)
-    assert len(tier) <= 800
+    assert len(tier) <= 400
     # Spread over the epoch, and in an order that has nothing to do with keys.
-    last = trainings[-1].batches[-len(keys) // 32 :]
+    last = trainings[-1].batches[-len(keys) // 16 :]
     shares = [float(np.mean([batch.hits.mean() for batch in part])) for part in (last[:40], last[40:80], last[80:])]
     assert shares == pytest.approx([1 - 1 / num_jobs] * 3, abs=0.12)
     order = np.concatenate([batch.keys for batch in last])
