@@ -270,6 +270,25 @@ def test_the_oldest_values_make_room(home: Home) -> None:
     assert set.union(*evicted) >= set(batches[0].keys.tolist())
 
 
+def test_a_job_that_is_behind_by_more_than_the_ring_goes_on_to_share(home: Home) -> None:
+    """Others have admitted more values than there are slots, and have joined, since its last batch."""
+    random, num_samples = np.random.default_rng(0), 26_000
+    sets = [np.flatnonzero(random.random(num_samples) < 0.5) for _ in range(8)]
+    breakers = [CircuitBreaker(home.clock) for _ in sets]
+    jobs = [
+        SharedJob(home.state(num_samples), keys, seed, True, None, breaker)
+        for seed, (keys, breaker) in enumerate(zip(sets, breakers, strict=True))
+    ]
+    num_hits = 0
+    for _ in range(4):
+        for job in jobs:
+            batch = job.next_batch(1200)
+            job.made(batch.number, batch.keys[batch.admitted])
+            num_hits += int(batch.hits.sum())
+    assert [breaker.num_failures for breaker in breakers] == [0] * len(jobs)
+    assert num_hits > 0
+
+
 def test_as_many_jobs_as_have_places(home: Home) -> None:
     keys, state = np.arange(4), home.state(4)
     jobs = [SharedJob(home.state(4), keys, seed, True) for seed in range(33)]
