@@ -71,8 +71,10 @@ def source(folder: Path, sampler: SamplerName = "coordinated", **budgets: int) -
     return CacheSource("memory", str(folder), places, sampler=sampler)
 
 
-@BOTH_WAYS
-@pytest.mark.parametrize("num_jobs", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("num_jobs", "short_cut"),
+    [(1, True), (2, False), (4, True), *(pytest.param(num, num == 2, marks=pytest.mark.slow) for num in (1, 2, 4))],
+)
 def test_jobs_in_step_prepare_each_sample_once(num_jobs: int, short_cut: bool, tmp_path: Path) -> None:
     cache = source(tmp_path)
     jobs = [Job(cache, seed, short_cut=short_cut) for seed in range(num_jobs)]
