@@ -84,7 +84,7 @@ BOTH_WAYS = pytest.mark.parametrize("short_cut", [False, True])
     budgets=st.dictionaries(st.sampled_from(["encoded", "decoded"]), st.sampled_from([0, 60_000, LARGE]), min_size=1),
     deleted=st.frozensets(st.integers(0, 59), max_size=20),
 )
-@settings(max_examples=6)
+@settings(max_examples=4)
 def test_batches_are_the_same_with_and_without_a_cache(
     tmp_path_factory: pytest.TempPathFactory,
     data: DataConfig,
@@ -115,7 +115,7 @@ def files(folder: Path) -> list[Path]:
     repeats=st.integers(0, 200),
     deleted=st.frozensets(st.integers(0, 59), max_size=20),
 )
-@settings(max_examples=6)
+@settings(max_examples=3)
 def test_batches_are_the_same_with_a_compressed_cache(
     tmp_path_factory: pytest.TempPathFactory,
     short_cut: bool,

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -71,8 +71,10 @@ def source(folder: Path, sampler: SamplerName = "coordinated", **budgets: int) -
     return CacheSource("memory", str(folder), places, sampler=sampler)
 
 
-@BOTH_WAYS
-@pytest.mark.parametrize("num_jobs", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("num_jobs", "short_cut"),
+    [(1, True), (2, False), (4, True), *(pytest.param(num, num == 2, marks=pytest.mark.slow) for num in (1, 2, 4))],
+)
 def test_jobs_in_step_prepare_each_sample_once(num_jobs: int, short_cut: bool, tmp_path: Path) -> None:
     cache = source(tmp_path)
     jobs = [Job(cache, seed, short_cut=short_cut) for seed in range(num_jobs)]
@@ -107,6 +109,7 @@ def test_little_room_to_share_is_told_once(jobs: int, room: float, is_told: bool
 
 @BOTH_WAYS
 @given(data=st.data())
+@settings(max_examples=settings().max_examples // 2)
 def test_each_epoch_serves_each_sample_once(
     short_cut: bool, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -330,6 +333,7 @@ def test_a_value_that_is_dropped_later_is_not_taken_for_the_next_one(lead: int, 
 
 
 @given(data=st.data())
+@settings(max_examples=settings().max_examples // 2)
 def test_a_training_is_served_a_value_at_most_once(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     """In whatever order batches are decided, made and reported, also where trainings are killed, and where others hold the tier, so that nothing is
     dropped."""

@@ -156,10 +156,10 @@ def metric(id_: str, **options: Any) -> DriftMetric:
 
 
 def test_every_metric_measures_what_it_measures_alone_and_says_how_long_it_took() -> None:
-    place = Place(list(range(80)))
+    place = Place(list(range(48)))
     installed_here = [id_ for id_ in DRIFT_METRICS if not missing_modules(DRIFT_METRICS.get(id_))]
     sections = {id_: {"id": id_} for id_ in installed_here}
-    reference, current = StreamWindow(40, 80), StreamWindow(0, 40)
+    reference, current = StreamWindow(24, 48), StreamWindow(0, 24)
     for kind in ComparedData:
         found = place.ask(reference, current, data=kind, metrics=sections)
         # Payloads are all different, so that no category has enough samples.
@@ -167,11 +167,12 @@ def test_every_metric_measures_what_it_measures_alone_and_says_how_long_it_took(
             id_ for id_ in installed_here if kind is not ComparedData.PAYLOAD or not DRIFT_METRICS.get(id_).by_category
         ]
         for id_, measured in found.distances.items():
-            alone = place.ask(reference, current, data=kind, metrics={id_: {"id": id_}}).distances[id_]
-            expected = compare(metric(id_), values(kind, list(range(40))), values(kind, list(range(40, 80))))
-            assert measured.distance == alone.distance == pytest.approx(expected.distance, rel=1e-4, abs=1e-6)
-            assert measured.p_value == alone.p_value
+            expected = compare(metric(id_), values(kind, list(range(24))), values(kind, list(range(24, 48))))
+            assert measured.distance == pytest.approx(expected.distance, rel=1e-4, abs=1e-6)
             assert measured.seconds > 0
+        for id_ in list(found.distances)[list(ComparedData).index(kind) % 2 :: 2]:  # the next kind of data takes the others
+            alone = place.ask(reference, current, data=kind, metrics={id_: {"id": id_}}).distances[id_]
+            assert (alone.distance, alone.p_value) == (found.distances[id_].distance, found.distances[id_].p_value)
 
 
 def test_labels_that_are_no_classes_are_not_counted_as_such() -> None:

@@ -189,7 +189,7 @@ JSON_PIECES = st.one_of(
 )
 
 
-@settings(max_examples=10 * settings().max_examples)
+@settings(max_examples=5 * settings().max_examples)
 @given(payloads=st.lists(CSV_PIECES, min_size=1, max_size=5))
 @example(payloads=[b"0,1,c,t", b'0,1,c,"q', b"0,2,c,t", b'0,3,c,q"'])
 @example(payloads=[b'0,1,c,"x', b'y"', b"0,1,c,z\n0,2,c,w"])
@@ -200,7 +200,7 @@ def test_a_csv_row_is_read_alike_alone_and_among_others(payloads: list[bytes]) -
     check_rows_are_independent(parser(format="csv", names=["c"], columns={"c": "category"}), payloads)
 
 
-@settings(max_examples=10 * settings().max_examples)
+@settings(max_examples=5 * settings().max_examples)
 @given(payloads=st.lists(JSON_PIECES, min_size=1, max_size=5))
 @example(payloads=[b'{"n":1}{"n":2}', b"", b'{"n":3}'])
 @example(payloads=[b'{"n":1', b',"c":"a"}', b'{"n":2}{"n":3}'])

@@ -58,7 +58,7 @@ def test_all_components_are_here() -> None:
 
 @pytest.mark.parametrize("name", SECTIONS_TOO)
 @given(stream=STREAMS)
-@settings(max_examples=settings().max_examples // 2)
+@settings(max_examples=settings().max_examples // 4)
 def test_a_row_alone_has_the_bits_that_it_has_in_a_batch(name: str, stream: list[list[Any]]) -> None:
     preprocessing = made(name)
     for rows in stream:
@@ -76,7 +76,7 @@ def test_a_row_alone_has_the_bits_that_it_has_in_a_batch(name: str, stream: list
 
 @pytest.mark.parametrize("name", SECTIONS_TOO)
 @given(stream=STREAMS, cut=st.integers(0, 5))
-@settings(max_examples=settings().max_examples // 2)
+@settings(max_examples=settings().max_examples // 4)
 def test_a_restored_state_goes_on_as_if_nothing_had_been(name: str, stream: list[list[Any]], cut: int) -> None:
     whole, restored, updated = made(name), made(name), made(name)
     for at, rows in enumerate(stream):
@@ -97,7 +97,7 @@ def test_a_restored_state_goes_on_as_if_nothing_had_been(name: str, stream: list
 
 @pytest.mark.parametrize("name", SECTIONS_TOO)
 @given(stream=STREAMS, empty=STREAMS)
-@settings(max_examples=settings().max_examples // 2)
+@settings(max_examples=settings().max_examples // 4)
 def test_merging_with_nothing_changes_nothing(name: str, stream: list[list[Any]], empty: list[list[Any]]) -> None:
     left, right, plain = made(name), made(name), made(name)
     left.merge(made(name))

@@ -182,13 +182,13 @@ def test_times_at_the_ends_of_their_range_are_ages_too(times: list[int], half_li
 
 def test_each_sample_is_as_likely_as_its_weight_says_also_where_each_has_an_age_of_its_own() -> None:
     """64 samples, one a second over two half-lives, of which 12 are kept."""
-    kept = [chosen(batch(np.zeros(64)), {"strategy": "TimeWeighted", "ratio": 19, "half_life": 32}, seed) for seed in range(3000)]
+    kept = [chosen(batch(np.zeros(64)), {"strategy": "TimeWeighted", "ratio": 19, "half_life": 32}, seed) for seed in range(1000)]
     counts = np.bincount(np.concatenate(kept), minlength=64)
     weights = 2.0 ** (np.arange(-63, 1) / 32)
-    expected = 3000 * 12 * weights / weights.sum()
+    expected = 1000 * 12 * weights / weights.sum()
     assert {len(keys) for keys in kept} == {12}
-    assert expected.max() < 3000
-    deviations = (counts - expected) / (expected * (1 - expected / 3000)) ** 0.5
+    assert expected.max() < 1000
+    deviations = (counts - expected) / (expected * (1 - expected / 1000)) ** 0.5
     assert (deviations**2).sum() < 64 + 4 * 128**0.5
 
 

@@ -162,9 +162,9 @@ def database(system_config: SystemConfig) -> Iterator[Database]:
     database.close()
 
 
-@pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(1, 7))])
 def test_killed_at_every_boundary(database: Database, tmp_path: Path, first: int) -> None:
-    """All boundaries, a third of them in each test."""
+    """All boundaries, a seventh of them in each test, as many before a call or commit as behind one."""
     quiet = Bomb()
     services = make_services(tmp_path / "undisturbed")
     journal = Journal(database)
@@ -175,7 +175,7 @@ def test_killed_at_every_boundary(database: Database, tmp_path: Path, first: int
     assert len(expected[1]) == 3 * 4 + 3
     assert quiet.count > 80
 
-    for at in range(first + 1, quiet.count + 1, 3):
+    for at in range(first + 1, quiet.count + 1, 7):
         services = make_services(tmp_path / str(at))
         run_id = journal.create(new_run()).run_id
         bomb = Bomb(at)
@@ -251,7 +251,7 @@ def test_an_attempt_that_was_replaced_can_no_longer_write(database: Database) ->
     assert journal.run(run_id).state is RunState.EVALUATING
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 10, 20, 35])
+@pytest.mark.parametrize("batch_size", [3, 10, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 20, 35))])
 def test_a_run_goes_on_in_batches_of_another_size(database: Database, tmp_path: Path, batch_size: int) -> None:
     """The time trigger decides between two samples: also where now one batch ends there."""
     services = make_services(tmp_path / "x")
@@ -275,7 +275,10 @@ def test_a_run_goes_on_in_batches_of_another_size(database: Database, tmp_path: 
     assert journal.run(run_id).state is RunState.FINISHED
 
 
-def test_verdicts_are_replayed_not_asked_again(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("every", [9, pytest.param(3, marks=pytest.mark.slow)])
+def test_verdicts_are_replayed_not_asked_again(
+    database: Database, tmp_path: Path, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A check that never answers twice alike, as a distance measured on a GPU: killed anywhere, the run keeps what was journalled."""
     generator, asked = random.Random(3), list[int]()
 
@@ -286,7 +289,7 @@ def test_verdicts_are_replayed_not_asked_again(database: Database, tmp_path: Pat
 
     monkeypatch.setattr(TimeTrigger, "check", check)
     journal = Journal(database)
-    for at in range(1, 70, 4):
+    for at in range(1, 70, every):
         services = make_services(tmp_path / str(at))
         run_id = journal.create(new_run()).run_id
         bomb = Bomb(at)
@@ -349,12 +352,13 @@ def test_verdicts_of_both_policies_are_replayed(database: Database, tmp_path: Pa
     assert num_resumed > 10
 
 
-def test_bounded_stretches_take_each_sample_once_whatever_is_killed(database: Database, tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [17, pytest.param(5, marks=pytest.mark.slow)])
+def test_bounded_stretches_take_each_sample_once_whatever_is_killed(database: Database, tmp_path: Path, every: int) -> None:
     online = {"trigger": {"id": "TimeTrigger", "every": "8s"}, "step_samples": 2, "max_samples": 5, "max_share": 0.9}
     text = pipeline_yaml(trigger={"id": "InitialTrigger", "num_samples": 10}, online=online)
     journal = Journal(database)
     new = dataclasses.replace(new_run(text), options=RunOptions(RunMode.EXPERIMENT, final_trigger=True))
-    for at in (10_000, *range(25, 150, 8)):  # the first one is left alone
+    for at in (10_000, *range(25, 150, every)):  # the first one is left alone
         services = make_services(tmp_path / str(at))
         run_id = journal.create(new).run_id
         bomb = Bomb(at)

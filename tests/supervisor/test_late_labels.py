@@ -200,7 +200,7 @@ def test_steps_of_proactive_training_take_samples_with_labels(database: Database
         assert {*range(start, stop)} <= {*keys.tolist()}
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(1, 6))])
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(1, 13))])
 def test_killed_at_every_boundary_the_same_labels_are_trained_on(database: Database, tmp_path: Path, first: int) -> None:
     yaml = pipeline_yaml(data={"dataset_id": "train", "label_delay": 13}, trigger={"id": "DataAmountTrigger", "num_samples": 7})
 
@@ -226,7 +226,7 @@ def test_killed_at_every_boundary_the_same_labels_are_trained_on(database: Datab
     expected = outcome(*undisturbed)
     assert expected[1] == [list(range(7)), list(range(7, 14)), list(range(14, 21)), [21]]
     assert expected[3] == 13
-    for at in range(first + 1, quiet.count + 1, 6):
+    for at in range(first + 1, quiet.count + 1, 13):
         services, journal, run_id = begin(str(at))
         bomb = Bomb(at)
         with suppress(Crash):

@@ -126,20 +126,21 @@ SECTIONS: Final[dict[str, dict[str, Any]]] = {
 """By name; those of the policies that there are."""
 
 
-def streams_of_each(configs: Mapping[str, Mapping[str, Any]], num_samples: int) -> list[Any]:
+def streams_of_each(configs: Mapping[str, Mapping[str, Any]], num_samples: int, *, all_timed: bool = False) -> list[Any]:
     """Cases of a configuration and titles of `example_streams`, for `parametrize`.
 
-    The streams differ in their times. A configuration with a duration meets all of them in the gate; one that counts samples meets a third of them,
-    the next one another third, and the rest in slow tests.
+    The streams differ in their times. In the gate a configuration with a duration meets half of them and the next one the other half, a
+    single one meets all; a configuration that counts samples meets a fifth, the next one another fifth. Slow tests take the rest.
+
+    Args: all_timed: the policy decides by the times of samples also where its configuration has no duration.
     """
-    titles, cases = list(example_streams(num_samples)), list[Any]()
-    for number, (name, config) in enumerate(configs.items()):
-        if _DURATION.search(json.dumps(config)):
-            cases.append(pytest.param(name, titles, id=name))
-            continue
-        some, rest = titles[number % 3 :: 3], [title for at, title in enumerate(titles) if at % 3 != number % 3]
-        cases += [
-            pytest.param(name, some, id=name),
-            pytest.param(name, rest, id=f"{name}, other streams", marks=pytest.mark.slow),
-        ]
+    titles, cases, seen = list(example_streams(num_samples)), list[Any](), {True: 0, False: 0}
+    timed = {name: all_timed or bool(_DURATION.search(json.dumps(config))) for name, config in configs.items()}
+    for name, is_timed in timed.items():
+        parts, number = min(2, sum(timed.values())) if is_timed else 5, seen[is_timed]
+        seen[is_timed] += 1
+        some, rest = titles[number % parts :: parts], [title for at, title in enumerate(titles) if at % parts != number % parts]
+        cases.append(pytest.param(name, some, id=name))
+        if rest:
+            cases.append(pytest.param(name, rest, id=f"{name}, other streams", marks=pytest.mark.slow))
     return cases

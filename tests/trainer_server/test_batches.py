@@ -85,19 +85,20 @@ def test_a_last_batch_of_one_is_trained_with_the_one_before_it(tmp_path: Path, a
     assert found.result["num_batches"] == sum(map(len, epochs))
 
 
-@pytest.mark.parametrize("after", range(2, 9))
-def test_a_training_whose_batches_were_joined_goes_on_as_an_undisturbed_one(tmp_path: Path, after: int) -> None:
+@pytest.mark.parametrize("stops", [(2, 4, 7), pytest.param((3, 5, 6, 8), marks=pytest.mark.slow)])
+def test_a_training_whose_batches_were_joined_goes_on_as_an_undisturbed_one(tmp_path: Path, stops: tuple[int, ...]) -> None:
     # Batches of 8, of which deletions leave one sample: the second, the third, and the last.
     data = MemoryData(41, deleted=frozenset([*range(8, 15), *range(17, 24)]))
     pipeline = normed(epochs_per_trigger=3, checkpointing={"activated": True, "interval": 1}, shuffle=False)
     with installed(tmp_path / "plugin", MODELS, "Normed", NORMED, "Normed"):
         undisturbed = TrainingRoom(tmp_path / "undisturbed").train(pipeline, data)
-        room = TrainingRoom(tmp_path / "disturbed")
-        with pytest.raises(CancelledError):
-            room.train(pipeline, data, RecordedReport(stop_after=after - 1))
-        resumed = room.train(pipeline, data)
-    assert resumed.trained.weights_sha256 == undisturbed.trained.weights_sha256
-    assert resumed.result["num_samples"] == 3 * 27
+        for after in stops:
+            room = TrainingRoom(tmp_path / f"stopped after {after}")
+            with pytest.raises(CancelledError):
+                room.train(pipeline, data, RecordedReport(stop_after=after - 1))
+            resumed = room.train(pipeline, data)
+            assert resumed.trained.weights_sha256 == undisturbed.trained.weights_sha256, after
+            assert resumed.result["num_samples"] == 3 * 27
 
 
 @pytest.mark.parametrize("joins", [True, False])

@@ -217,7 +217,7 @@ def test_a_bound_on_samples_holds_across_an_interruption(tmp_path: Path) -> None
     assert resumed.trained.weights_sha256 == undisturbed.trained.weights_sha256
 
 
-@pytest.mark.parametrize("attempt", range(3))
+@pytest.mark.parametrize("attempt", [0, *(pytest.param(attempt, marks=pytest.mark.slow) for attempt in (1, 2))])
 def test_a_killed_worker_is_replaced_by_one_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempt: int) -> None:
     monkeypatch.syspath_prepend(HERE)
     chosen = random.Random(attempt)
@@ -301,10 +301,9 @@ def test_no_checkpoint_is_written_unless_activated(tmp_path: Path) -> None:
     "damage", ["truncated", "one flipped bit", "of another pipeline", "of another version", "no checkpoint at all"]
 )
 def test_a_checkpoint_that_cannot_be_used_costs_time_only(
-    tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, damage: str, undisturbed: Outcome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pipeline = demanding_pipeline()
-    undisturbed = TrainingRoom(tmp_path / "undisturbed").train(pipeline)
     room = TrainingRoom(tmp_path / "disturbed")
     other = {**pipeline, "model": {**pipeline["model"], "config": {**pipeline["model"]["config"], "dropout": 0.1}}}
     path = interrupted(room, other if damage == "of another pipeline" else pipeline, 9)

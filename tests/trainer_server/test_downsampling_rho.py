@@ -164,11 +164,11 @@ def test_what_is_held_out_is_never_scored_nor_trained_on(tmp_path: Path, strateg
 def test_a_training_that_is_stopped_anywhere_goes_on_with_the_same_keys(
     tmp_path: Path, strategy: str, first: bool, seed: int | None
 ) -> None:
-    """Every third or eleventh look: in the training of a model, in its pass, and in the training itself."""
+    """Every third or nineteenth look: in the training of a model, in its pass, and in the training itself."""
     checkpoints = {"checkpointing": {"activated": True, "interval": 1}, "shuffle": True, "seed": seed}
     pipeline = pipeline_of(checkpoints, holdout_set_strategy=strategy, sample_then_batch=first)
     whole = train_in_memory(pipeline, MemoryData(NUM), tmp_path / "whole", seed=7)
-    for stop_after in range(1, whole.report.looks, 3 if seed else 11):
+    for stop_after in range(1, whole.report.looks, 3 if seed else 19):
         room = TrainingRoom(tmp_path / str(stop_after), limits={"report_interval_s": 0})
         with pytest.raises(CancelledError):
             room.train(pipeline, MemoryData(NUM), RecordedReport(stop_after=stop_after), seed=7)

@@ -121,25 +121,33 @@ class Guarded:
         ]
 
 
+@pytest.fixture(scope="module")
+def alone(request: pytest.FixtureRequest, learned: TrainingRoom, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Steps with poison that nothing interrupts, their result and the version that they made."""
+    guarded = Guarded(learned, tmp_path_factory.mktemp("alone"), {POISON: 1e100}, **request.param)
+    return guarded, *guarded.steps()
+
+
 @pytest.mark.parametrize(
-    ("stop_after", "online"),
+    ("alone", "stop_after"),
     [
-        *((stop_after, {}) for stop_after in (2, 3, 4, 5)),
-        (4, {"update_samples": 2}),
-        *(pytest.param(stop_after, {"update_samples": 2}, marks=pytest.mark.slow) for stop_after in (2, 3, 5)),
+        pytest.param(online, stop_after, marks=[] if stop_after in gate else pytest.mark.slow)
+        for online, gate in (({}, (2, 3, 5)), ({"update_samples": 2}, (4,)))
+        for stop_after in (2, 3, 4, 5)
     ],
+    indirect=["alone"],
 )
 def test_statistics_are_those_of_the_steps_that_are_kept(
-    stop_after: int, online: dict[str, Any], learned: TrainingRoom, tmp_path: Path
+    alone: tuple[Guarded, Any, int | None], stop_after: int, learned: TrainingRoom, tmp_path: Path
 ) -> None:
     """Also where the training is interrupted, before, between and behind the poison and the check that undoes its steps."""
-    guarded, alone = (Guarded(learned, tmp_path / name, {POISON: 1e100}, **online) for name in ("stopped", "alone"))
+    whole, expected, other_id = alone
+    guarded = Guarded(learned, tmp_path, {POISON: 1e100}, **whole.online)
     result, model_id = guarded.steps(stop_after)
-    expected, other_id = alone.steps()
     assert model_id is not None
     assert other_id is not None
     assert repr(result["step_guard"]) == repr(expected["step_guard"])
-    hashes = [each.room.models.describe(made).version.weights_sha256 for each, made in ((guarded, model_id), (alone, other_id))]
+    hashes = [each.room.models.describe(made).version.weights_sha256 for each, made in ((guarded, model_id), (whole, other_id))]
     assert hashes[0] == hashes[1]
 
     (undone,) = result["step_guard"]["rollbacks"]
@@ -151,7 +159,7 @@ def test_statistics_are_those_of_the_steps_that_are_kept(
     np.testing.assert_equal(guarded.statistics(model_id).state(), by_hand.state())
 
 
-@pytest.mark.parametrize("stop_after", [2, 3, 4, 6])
+@pytest.mark.parametrize("stop_after", [2, 6, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (3, 4))])
 def test_what_is_left_out_is_tested_by_the_statistics_of_the_version_before(
     stop_after: int, learned: TrainingRoom, tmp_path: Path
 ) -> None:

@@ -185,7 +185,7 @@ def test_what_is_not_undone_is_as_without_a_guard(tmp_path: Path) -> None:
     assert result["step_guard"]["running"] == mean.state()
 
 
-@pytest.mark.parametrize(("outlier", "stop_after"), [(1, None), (1200, None), (1200, 301)])
+@pytest.mark.parametrize(("outlier", "stop_after"), [(1, None), (1200, 301), pytest.param(1200, None, marks=pytest.mark.slow)])
 def test_a_step_on_numbers_far_outside_of_all_before_is_undone_alone(
     outlier: int, stop_after: int | None, tmp_path: Path
 ) -> None:
@@ -205,15 +205,31 @@ def test_a_step_on_numbers_far_outside_of_all_before_is_undone_alone(
     assert undone == ([(1200 // STEP + 1, 1200 // STEP, True)] if outlier == 1200 else [(1300 // STEP, 0, False)])
 
 
-@pytest.mark.parametrize("spoilt", [frozenset([22]), frozenset([22, 50]), frozenset[int]()])
-@pytest.mark.parametrize("stop_after", [3, 6, 8, 14, 17])
-def test_a_training_that_was_interrupted_decides_the_same(tmp_path: Path, spoilt: frozenset[int], stop_after: int) -> None:
-    pipeline = online_pipeline(0.1, ROLLBACK, checkpointing={"activated": True, "interval": 3})
-    one, other = Guarded(tmp_path / "one"), Guarded(tmp_path / "other")
-    expected, weights = one.steps(pipeline, spoilt=spoilt)
+CHECKPOINTED = online_pipeline(0.1, ROLLBACK, checkpointing={"activated": True, "interval": 3})
+
+
+@pytest.fixture(scope="module")
+def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Spoilt keys, and the result and weights of an undisturbed training with them."""
+    spoilt = frozenset[int](request.param)
+    return spoilt, *Guarded(tmp_path_factory.mktemp("undisturbed")).steps(CHECKPOINTED, spoilt=spoilt)
+
+
+@pytest.mark.parametrize(
+    ("undisturbed", "stop_after"),
+    [
+        pytest.param(spoilt, stop_after, marks=[] if stop_after in of_gate else pytest.mark.slow)
+        for spoilt, of_gate in (((22,), (3, 6)), ((22, 50), (8, 14)), ((), (17,)))
+        for stop_after in (3, 6, 8, 14, 17)
+    ],
+    indirect=["undisturbed"],
+)
+def test_a_training_that_was_interrupted_decides_the_same(undisturbed: Any, tmp_path: Path, stop_after: int) -> None:
+    spoilt, expected, weights = undisturbed
+    stopped = Guarded(tmp_path)
     with pytest.raises(CancelledError):
-        other.steps(pipeline, report=RecordedReport(stop_after), spoilt=spoilt)
-    result, found = other.steps(pipeline, spoilt=spoilt)
+        stopped.steps(CHECKPOINTED, report=RecordedReport(stop_after), spoilt=spoilt)
+    result, found = stopped.steps(CHECKPOINTED, spoilt=spoilt)
     for name in ("prequential", "step_guard"):
         assert repr(result[name]) == repr(expected[name])  # NaN is not equal to itself.
     assert (found is None) == (weights is None)

@@ -175,7 +175,7 @@ class Stay:
             self._compared, self._compare_to = reply.tail_start, reply.end
         else:
             values.add(reply.tail_start, reply.tail, self._reads)
-            values.first = reply.first
+        values.first = reply.first
         return reply
 
     def hits(self, request: BatchRequest, reply: BatchReply) -> tuple[Int64Array, Int64Array]:

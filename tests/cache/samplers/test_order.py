@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from modyn.cache.samplers import SAMPLERS, CacheJob, Sampler
 from modyn.errors import InvalidArgumentError
 
-NUM_SAMPLES, BATCH_SIZE = 20_000, 50
+NUM_SAMPLES, BATCH_SIZE = 20_000, 125
 
 
 class Epochs(NamedTuple):

@@ -170,16 +170,16 @@ def test_each_epoch_serves_each_sample_once(
 )
 def test_jobs_in_step_prepare_each_sample_once(home: Home, num_jobs: int, augmented: bool) -> None:
     """With four batches of each in flight."""
-    keys, tier = np.arange(4000) * 3, Values()
+    keys, tier = np.arange(2000) * 3, Values()
     trainings = [
-        Training(SharedJob(home.state(800), keys, seed, augmented), keys, tier, 32, 4, augmented) for seed in range(num_jobs)
+        Training(SharedJob(home.state(400), keys, seed, augmented), keys, tier, 16, 4, augmented) for seed in range(num_jobs)
     ]
     hits, prepared = hit_rates(trainings, 3)
     assert hits == pytest.approx(1 - 1 / num_jobs, abs=0.02)
     assert prepared == pytest.approx(1 / num_jobs, abs=0.02)
-    assert len(tier) <= 800
+    assert len(tier) <= 400
     # Spread over the epoch, and in an order that has nothing to do with keys.
-    last = trainings[-1].batches[-len(keys) // 32 :]
+    last = trainings[-1].batches[-len(keys) // 16 :]
     shares = [float(np.mean([batch.hits.mean() for batch in part])) for part in (last[:40], last[40:80], last[80:])]
     assert shares == pytest.approx([1 - 1 / num_jobs] * 3, abs=0.12)
     order = np.concatenate([batch.keys for batch in last])
@@ -268,6 +268,25 @@ def test_the_oldest_values_make_room(home: Home) -> None:
     evicted = [set(batch.evicted.tolist()) for batch in [*batches, jobs[0].next_batch(5)]]
     assert evicted[:2] == [set(), set()]
     assert set.union(*evicted) >= set(batches[0].keys.tolist())
+
+
+def test_a_job_that_is_behind_by_more_than_the_ring_goes_on_to_share(home: Home) -> None:
+    """Others have admitted more values than there are slots, and have joined, since its last batch."""
+    random, num_samples = np.random.default_rng(0), 26_000
+    sets = [np.flatnonzero(random.random(num_samples) < 0.5) for _ in range(8)]
+    breakers = [CircuitBreaker(home.clock) for _ in sets]
+    jobs = [
+        SharedJob(home.state(num_samples), keys, seed, True, None, breaker)
+        for seed, (keys, breaker) in enumerate(zip(sets, breakers, strict=True))
+    ]
+    num_hits = 0
+    for _ in range(4):
+        for job in jobs:
+            batch = job.next_batch(1200)
+            job.made(batch.number, batch.keys[batch.admitted])
+            num_hits += int(batch.hits.sum())
+    assert [breaker.num_failures for breaker in breakers] == [0] * len(jobs)
+    assert num_hits > 0
 
 
 def test_as_many_jobs_as_have_places(home: Home) -> None:

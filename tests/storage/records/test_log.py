@@ -107,13 +107,15 @@ def test_the_log_is_a_dictionary_in_order_of_append() -> None:
     run_machine(AgainstDictionary, settings=settings(stateful_step_count=25))
 
 
-def test_a_write_that_was_cut_at_any_byte_counts_whole_or_not_at_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_write_that_was_cut_at_any_byte_counts_whole_or_not_at_all(tmp_path: Path, every: int) -> None:
+    """In the gate at every fifth byte, and at the ends."""
     log = open_log(tmp_path, RecordLogLimits())
     append(log, numbered(0), numbered(1))
     before = log.durable.end
     append(log, numbered(2), numbered(3))
     whole = log.durable.files[0].path.read_bytes()
-    for cut in range(before, len(whole) + 1):
+    for cut in {*range(before, len(whole), every), len(whole) - 1, len(whole)}:
         folder = tmp_path / str(cut)
         shutil.copytree(tmp_path / "records", folder / "records")
         (folder / "records" / f"00000000{RECORD_FILE}").write_bytes(whole[:cut])
@@ -128,15 +130,17 @@ def test_a_write_that_was_cut_at_any_byte_counts_whole_or_not_at_all(tmp_path: P
         shutil.rmtree(folder)
 
 
-def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
-    """In any byte of a batch that others follow, or that is a sample already: it is not taken for a write that a crash cut."""
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_flipped_bit_is_found(tmp_path: Path, every: int) -> None:
+    """In any byte of a batch that others follow, or that is a sample already: it is not taken for a write that a crash cut. In the gate
+    in every third byte, so in each field of a head."""
     log = open_log(tmp_path, RecordLogLimits())
     append(log, numbered(0))
     end = log.durable.end
     append(log, numbered(1))
     path = log.durable.files[0].path
     whole = path.read_bytes()
-    for position in range(len(whole)):
+    for position in range(0, len(whole), every):
         path.write_bytes(whole[:position] + bytes([whole[position] ^ 4]) + whole[position + 1 :])
         with pytest.raises(CorruptStateError, match=r"records"):
             open_log(tmp_path, RecordLogLimits(), num_indexed=0 if position < end else 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -76,6 +76,7 @@ def test_kswin_finds_both_steps_within_half_a_window() -> None:
 
 @pytest.mark.parametrize("id_", DETECTORS.builtin)
 @given(cut=st.integers(0, 600), seed=st.integers(0, 20))
+@settings(max_examples=settings().max_examples // 3)
 def test_a_restored_detector_goes_on_as_if_nothing_had_been(id_: str, cut: int, seed: int) -> None:
     series = steps(seed)[700:1300] if id_ in ("ADWIN", "PageHinkley", "KSWIN") else errors(seed)[700:1300]
     one, before = detector(id_), detector(id_)

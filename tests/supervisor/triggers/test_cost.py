@@ -22,6 +22,7 @@ from modyn.supervisor.triggers.cost import DataIncorporationLatencyCostTrigger, 
 from modyn.supervisor.triggers.training_seconds import TrainingTime, TrainingTimes, fit_seconds, vary
 from modyn.testing.checks import check_trigger, decide, example_streams
 from tests.supervisor.triggers.test_drift import fired
+from tests.support.trigger_sections import streams_of_each
 
 RATE = "incorporation_delay_per_training_second"
 Seconds = Callable[[int], float]
@@ -64,10 +65,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_same_decisions_for_any_batching_and_after_any_restart(name: str) -> None:
+@pytest.mark.parametrize(("name", "titles"), streams_of_each(CONFIGS, 40, all_timed=True))
+def test_same_decisions_for_any_batching_and_after_any_restart(name: str, titles: list[str]) -> None:
     options = {key: value for key, value in CONFIGS[name].items() if key != "id"}
-    check_trigger(DataIncorporationLatencyCostTrigger, options, streams=example_streams(40))
+    streams = example_streams(40)
+    check_trigger(DataIncorporationLatencyCostTrigger, options, streams={title: streams[title] for title in titles})
 
 
 def _brute_force(times: Sequence[int], every: int, rate: float, seconds: Seconds, window: int) -> list[int]:
@@ -118,7 +120,9 @@ def test_it_decides_as_the_rule_says(
 )
 def test_constant_arrivals_and_constant_cost_give_triggers_at_a_constant_distance(seconds: Seconds, gap_s: int) -> None:
     samples = at(*range(0, 16_000 * gap_s, gap_s))
-    found = fired(decide(policy(seconds, evaluation_interval_data_points=10, **{RATE: 1000 * gap_s}), [samples]))
+    found = fired(
+        decide(policy(seconds, evaluation_interval_data_points=10, **{RATE: 1000 * gap_s}), [samples], asks_twice=False)
+    )
     distances = np.diff(found)
     assert len(distances) > 20
     assert len(set(distances[2:])) == 1, "once two trainings of different size are known"

@@ -62,7 +62,9 @@ def errors(*parts: tuple[int, float], seed: int = 1) -> SampleBatch:
 
 def checks(options: Mapping[str, Any], samples: SampleBatch, source: FakeEvidence | None = None) -> list[CheckRecord]:
     """All checks of a stream in one batch."""
-    return decide(build_trigger(options, TriggerContext(seed=3)), [samples], source=source or FakeEvidence(samples))
+    return decide(
+        build_trigger(options, TriggerContext(seed=3)), [samples], source=source or FakeEvidence(samples), asks_twice=False
+    )
 
 
 def fired(records: Sequence[CheckRecord]) -> list[int]:

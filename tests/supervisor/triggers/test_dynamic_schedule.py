@@ -21,6 +21,7 @@ from modyn.testing.checks import check_trigger, decide, example_streams
 from modyn.testing.fake_evidence import FakeEvidence
 from tests.supervisor.triggers.test_cost import at
 from tests.supervisor.triggers.test_drift import fired
+from tests.support.trigger_sections import streams_of_each
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "every sample": {"evaluation_interval_data_points": 1},
@@ -48,12 +49,12 @@ class _Trained(DynamicScheduleTrigger):
         super().ended(replace(outcome, seconds={"train": 0.0, "total": self.total_s}, forward_s=self.forward_s, num_trained=10))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(("name", "titles"), streams_of_each(CONFIGS, 40, all_timed=True))
 @pytest.mark.parametrize("load", [None, ServingLoad(50.0, 0.02, 0.009, 2, 1e9)], ids=["experiment", "served"])
-def test_same_decisions_for_any_batching_and_after_any_restart(name: str, load: ServingLoad | None) -> None:
-    source = FakeEvidence(at())
+def test_same_decisions_for_any_batching_and_after_any_restart(name: str, titles: list[str], load: ServingLoad | None) -> None:
+    source, streams = FakeEvidence(at()), example_streams(40)
     source.serving_load = load
-    check_trigger(DynamicScheduleTrigger, CONFIGS[name], streams=example_streams(40), source=source)
+    check_trigger(DynamicScheduleTrigger, CONFIGS[name], streams={title: streams[title] for title in titles}, source=source)
 
 
 def _brute_force(times: Sequence[int], every: int, total_s: float, pass_s: float, slack: float, share: float) -> list[int]:
@@ -95,7 +96,7 @@ def test_in_an_experiment_it_decides_as_if_the_stream_came_in_its_own_time(
 def test_trainings_take_at_most_their_share_of_a_steady_stream(total_s: float, share: float) -> None:
     asked = _Trained(load_section(DynamicScheduleConfig, {"evaluation_interval_data_points": 1, "max_share": share}))
     asked.total_s = total_s
-    found = fired(decide(asked, [at(*range(1500))]))
+    found = fired(decide(asked, [at(*range(700))], asks_twice=False))
     gaps = np.diff(found)
     assert (total_s / gaps <= share + 1e-9).all()
     if len(gaps):

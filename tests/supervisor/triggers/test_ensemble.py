@@ -22,6 +22,7 @@ from modyn.supervisor.triggers.ensemble import EnsembleConfig, EnsembleTrigger
 from modyn.testing.checks import check_trigger, decide, example_streams
 from modyn.testing.fake_evidence import FakeEvidence
 from tests.supervisor.triggers.test_drift import drift, fired, stream
+from tests.support.trigger_sections import streams_of_each
 
 AMOUNT = {"id": "DataAmountTrigger", "num_samples": 15}
 TIME = {"id": "TimeTrigger", "every": "2d"}
@@ -80,10 +81,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_same_decisions_for_any_batching_and_after_any_restart(name: str) -> None:
+@pytest.mark.parametrize(("name", "titles"), streams_of_each(CONFIGS, 60))
+def test_same_decisions_for_any_batching_and_after_any_restart(name: str, titles: list[str]) -> None:
     options = {key: value for key, value in CONFIGS[name].items() if key != "id"}
-    for title, samples in example_streams(60).items():
+    streams = example_streams(60)
+    for title in titles:
+        samples = streams[title]
         check_trigger(EnsembleTrigger, options, streams={title: samples}, source=FakeEvidence(samples))
 
 

@@ -20,6 +20,7 @@ from modyn.supervisor.triggers.base import CheckRecord
 from modyn.testing.checks import check_trigger, decide, example_streams
 from modyn.testing.fake_evidence import FakeEvidence
 from tests.supervisor.triggers.test_drift import fired
+from tests.support.trigger_sections import streams_of_each
 
 ID = "AvoidableMisclassificationCostTrigger"
 RATE = "avoidable_misclassification_latency_per_training_second"
@@ -63,10 +64,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_same_decisions_for_any_batching_and_after_any_restart(name: str) -> None:
+@pytest.mark.parametrize(("name", "titles"), streams_of_each(CONFIGS, 80, all_timed=True))
+def test_same_decisions_for_any_batching_and_after_any_restart(name: str, titles: list[str]) -> None:
     options = {key: value for key, value in section(**CONFIGS[name]).items() if key != "id" and value is not None}
-    for title, samples in example_streams(80).items():
+    streams = example_streams(80)
+    for title in titles:
+        samples = streams[title]
         check_trigger(TRIGGERS.get(ID), options, streams={title: samples}, source=FakeEvidence(samples))
 
 

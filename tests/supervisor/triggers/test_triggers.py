@@ -20,6 +20,7 @@ from modyn.supervisor.triggers import TRIGGERS, Check, CheckContext, Trigger, Tr
 from modyn.supervisor.triggers.amount import DataAmountConfig, DataAmountTrigger
 from modyn.supervisor.triggers.base import CheckRecord, next_position
 from modyn.testing.checks import check_trigger, decide, example_streams
+from tests.support.trigger_sections import streams_of_each
 
 CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("DataAmountTrigger", {"num_samples": 1}),
@@ -67,9 +68,10 @@ def test_the_registry_holds_what_we_mean_it_to() -> None:
     assert not TRIGGERS.not_yet
 
 
-@pytest.mark.parametrize(("id_", "config"), CONFIGS, ids=str)
-def test_every_policy_passes_the_checks(id_: str, config: dict[str, Any]) -> None:
-    check_trigger(TRIGGERS.get(id_), config, streams=example_streams(150))
+@pytest.mark.parametrize(("name", "titles"), streams_of_each({f"{id_} {config}": config for id_, config in CONFIGS}, 150))
+def test_every_policy_passes_the_checks(name: str, titles: list[str]) -> None:
+    (config,), streams = [config for id_, config in CONFIGS if name == f"{id_} {config}"], example_streams(150)
+    check_trigger(TRIGGERS.get(name.split(maxsplit=1)[0]), config, streams={title: streams[title] for title in titles})
 
 
 @pytest.mark.parametrize(

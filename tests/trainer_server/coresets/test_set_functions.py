@@ -85,11 +85,11 @@ def test_gains_are_differences_of_values_for_all_candidates(make: Callable[[Feat
         chosen.append(candidate)
 
 
-@pytest.mark.parametrize("size", [1, 4, 12])
+@pytest.mark.parametrize("size", [1, 4, 10])
 @pytest.mark.parametrize("make", FUNCTIONS)
 def test_greedy_is_near_the_best_of_all_sets(make: Callable[[Features], tuple[SetFunction, Value]], size: int) -> None:
-    function, value = make(normal(20, 4))
-    sets = combinations(range(20), size)
+    function, value = make(normal(16, 4))
+    sets = combinations(range(16), size)
     best = -np.inf
     while some := list(islice(sets, 20_000)):
         best = max(best, value(np.array(some)).max())
