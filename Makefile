@@ -85,7 +85,7 @@ unit: setup-dev $(MOTO)
 	MODYN_TESTS_NO_SKIP=1 $(BIN)/pytest -m "not slow and not exhaustive" $(XDIST)
 
 # Figures of the data path that lack a peer are skipped, unless `make peers` has installed them.
-slow: setup-dev $(MOTO)  ## Slow tests: kills at random moments, each kind of policy under kills, most figures on few samples, more examples of properties
+slow: setup-dev $(MOTO)  ## Slow tests: kills at random moments, each kind of policy under kills, some figures on few samples, more examples of properties
 	$(SLOW_TESTS) -m "slow or (hypothesis and not exhaustive)"
 
 exhaustive: setup-dev  ## Every policy with every option under kills, and other tests that take minutes each

@@ -43,7 +43,7 @@ def test_hits_are_counted_by_their_position() -> None:
     assert found.position == pytest.approx(0.5, abs=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_broken_redis_is_measured() -> None:
     small = ["--samples", "200", "--rounds", "1", "--workers", "1", "--ways", "local", "shared", "--faults", "none", "killed"]
     lines = measured("benchmark.cache", "faults", *small).splitlines()

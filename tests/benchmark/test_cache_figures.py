@@ -121,32 +121,42 @@ def test_an_unknown_side_is_refused() -> None:
         sides.open_side("faster", found, 0.4)
 
 
-@pytest.mark.slow
+MINUTES = [
+    (
+        "jobs",
+        # On a busy machine a training may have read an epoch before another has begun: all run at once only if there are more.
+        "--samples 200 --epochs 4 --rounds 1 --jobs 4 --shares 0.4 --sides plain ours --seconds 5",
+        r"jobs: [\d.]+, [\d.]+ times the best of the others",
+    ),
+    ("makespan", "--samples 100 --epochs 1 --trainings 3 --gap 1 --sides plain ours --seconds 5", r"makespan: [\d.]+"),
+    ("overhead", "--samples 100 --rounds 1 --workers 1", r"overhead: [\d.]+, [\d.]+ bytes a sample"),
+    (
+        "predict",
+        "--samples 150 --splits 2 --sizes 0.5 1.0 --epochs 1 --rounds 1 --seconds 5",
+        r"predict: -?[\d.]+, [\d.]+",
+    ),
+    ("single", "--samples 150 --epochs 2 --rounds 1 --workers 1 --records 20000", r"single: [\d.]+ times no cache, .*"),
+]
+"""Figures that take a minute or more even of few samples: name, arguments, last line."""
+
+
 @pytest.mark.parametrize(
     ("figure", "arguments", "last_line"),
     [
-        ("accuracy", "--seeds 2 --epochs 1 --side static", r"accuracy: p 1\.00 \(Welch\), 1\.00 \(Mann-Whitney\)"),
-        (
-            "jobs",
-            # On a busy machine a training may have read an epoch before another has begun: all run at once only if there are more.
-            "--samples 200 --epochs 4 --rounds 1 --jobs 4 --shares 0.4 --sides plain ours --seconds 5",
-            r"jobs: [\d.]+, [\d.]+ times the best of the others",
+        pytest.param(
+            "accuracy",
+            "--seeds 2 --epochs 1 --side static",
+            r"accuracy: p 1\.00 \(Welch\), 1\.00 \(Mann-Whitney\)",
+            marks=pytest.mark.slow,
         ),
-        ("makespan", "--samples 100 --epochs 1 --trainings 3 --gap 1 --sides plain ours --seconds 5", r"makespan: [\d.]+"),
-        ("overhead", "--samples 100 --rounds 1 --workers 1", r"overhead: [\d.]+, [\d.]+ bytes a sample"),
-        (
-            "predict",
-            "--samples 150 --splits 2 --sizes 0.5 1.0 --epochs 1 --rounds 1 --seconds 5",
-            r"predict: -?[\d.]+, [\d.]+",
-        ),
-        ("single", "--samples 150 --epochs 2 --rounds 1 --workers 1 --records 20000", r"single: [\d.]+ times no cache, .*"),
+        *(pytest.param(*figure, marks=pytest.mark.exhaustive) for figure in MINUTES),
     ],
 )
 def test_figures_are_measured(figure: str, arguments: str, last_line: str) -> None:
     assert re.fullmatch(last_line, measured("benchmark.cache", figure, *arguments.split()).splitlines()[-1])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_soak_is_measured() -> None:
     command = [sys.executable, "-m", "benchmark.cache", "soak", "--samples", "100", "--epochs", "5", "--sides", "static"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

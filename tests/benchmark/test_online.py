@@ -72,7 +72,7 @@ def test_predictions_a_second_are_measured() -> None:
     assert re.fullmatch(rf"serve: {ratio} \(target 1\.0\)", lines[-1])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_latency_of_predictions_is_measured_with_and_without_training() -> None:
     small = ["--stream", "taxi", "--samples", "1500000", "--initial", "5000", "--seconds", "2", "--rounds", "1"]
     lines = measured("benchmark.online", "latency", *small).splitlines()
@@ -83,7 +83,7 @@ def test_the_latency_of_predictions_is_measured_with_and_without_training() -> N
     assert re.fullmatch(r"latency, dynamic: \d+\.\d\d \(target 1\.2\)", lines[-1])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_rollbacks_are_measured() -> None:
     lines = measured("benchmark.online", "rollback", "--rollbacks", "2", "--commands", "1").splitlines()
     names = [line.split(" | ")[0] for line in lines if line.startswith("| a ")]
@@ -100,8 +100,9 @@ def test_swaps_are_measured_under_load() -> None:
     assert re.fullmatch(r"swap: \d+\.\d\d ms \(target 50\), 0 failed, 0 mixed", lines[-1])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stream", ["taxi", "columns"])
+@pytest.mark.parametrize(
+    "stream", [pytest.param("taxi", marks=pytest.mark.slow), pytest.param("columns", marks=pytest.mark.exhaustive)]
+)
 def test_the_parts_of_a_step_are_measured(stream: str) -> None:
     few = ["--stream", stream, "--samples", "60000", "--rounds", "1"]
     lines = measured("benchmark.online", "step", *few).splitlines()
