@@ -100,7 +100,7 @@ def test_errors_end_in_a_word_and_a_code(
     def raise_it() -> None:
         raise error
 
-    monkeypatch.setattr(main_module, "app", raise_it)
+    monkeypatch.setattr(main_module, "command_line", lambda: raise_it)
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == code
