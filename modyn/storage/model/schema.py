@@ -92,6 +92,17 @@ class DatasetSchema:
         lacking = _bounded((*self.lacking, *other.lacking))
         return replace(self, mixed_order=self.mixed_order or other.mixed_order, casts=casts, lacking=lacking)
 
+    def compared(self, path: str, other: DatasetSchema) -> DatasetSchema:
+        """This schema of JSON, with what a file at `path` lacks that was indexed before it was decided. Args: other: that this file would decide."""
+        there = [*other.names, *other.some_lines]
+        lacks = tuple(name for name in (*self.names, *self.some_lines) if name not in there)
+        if not lacks or not other.names_all:
+            return self
+        columns = tuple(column for column in self.columns if column.name not in lacks)
+        some = (*self.some_lines, *(name for name in self.names if name in lacks))
+        lacking = _bounded((*self.lacking, LackingFile(path, lacks, tuple(there[:_LISTED]))))
+        return replace(self, columns=columns, some_lines=some, lacking=lacking)
+
     def to_json(self) -> str:
         """The schema as JSON."""
         return json.dumps(asdict(self))

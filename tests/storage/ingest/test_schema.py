@@ -272,6 +272,7 @@ def test_lines_that_are_appended_to_the_first_file_decide_no_fields(storage: Run
     info = ingested(storage, name)
     assert info.schema is not None
     assert (info.schema.names, info.schema.some_lines, info.schema.decided_by) == (["y"], ("price",), "a.jsonl")
+    assert info.schema.lacking == (LackingFile("b.jsonl", ("price",), ("y",)),)
 
 
 def change_fields(storage: RunningStorage, name: str, fields: list[str] | None) -> None:
@@ -296,6 +297,19 @@ def test_fields_that_an_option_names_no_more_are_decided_by_the_first_file(stora
     assert (info.schema.names, info.schema.some_lines, info.schema.decided_by) == (["y"], ("a",), "0.jsonl")
     assert "no object in the first lines of 1.jsonl of dataset 'files' has this field" in refused(info, "a")
     assert "no object in the first lines of 0.jsonl, as it was" in refused(info, "b")
+
+
+def test_fields_that_are_decided_anew_are_those_of_all_files_that_are_there(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "anew", "JsonLinesFileWrapper", {"label_field": "y", "required_fields": ["y"]})
+    for number, fields in enumerate(({"y": 1, "a": 2, "b": 3}, {"y": 1, "b": 3}, {"y": 1, "b": 3, "a": 1, "c": 1})):
+        write(tmp_path / name / f"{number}.jsonl", lines(fields), number)
+    ingested(storage, name)
+    change_fields(storage, name, None)
+    info = ingested(storage, name)
+    assert info.schema is not None
+    assert (info.schema.names, info.schema.some_lines, info.schema.names_all) == (["y", "b"], ("a",), True)
+    assert info.schema.lacking == (LackingFile("1.jsonl", ("a",), ("y", "b")),)
+    assert "no object in the first lines of 1.jsonl of dataset 'files' has this field" in refused(info, "a")
 
 
 def test_files_without_a_field_beyond_those_that_are_named_are_noted_as_one(storage: RunningStorage, tmp_path: Path) -> None:
