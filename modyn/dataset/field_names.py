@@ -8,7 +8,7 @@ from typing import Any, Final
 from modyn.config.base import Problem, Severity
 from modyn.config.preprocessing import PREPROCESSING
 from modyn.registry import nearest
-from modyn.storage.client import DatasetSchema
+from modyn.storage.client import DatasetSchema, shortened
 
 _LISTED: Final = 50
 """Most names in a message."""
@@ -53,10 +53,13 @@ def _missing_field(name: str, wanted: Sequence[str], dataset: str, schema: Datas
     known = [*schema.names, *schema.some_lines]
     without = [file for file in schema.lacking if name in file.lacks]
     if schema.names_all and (name not in known or without):
-        path, there = (without[0].path, list(without[0].fields)) if without else (schema.decided_by, known)
-        more = f" (and of {len(without) - 1} more)" if len(without) > 1 else ""
+        there = list(without[0].fields) if without else known
+        which = f"{schema.decided_by}, as it was when it decided the fields of dataset '{dataset}',"
+        if without:
+            more = " and of others" if len(without) > 1 else ""
+            which = f"{without[0].path or 'some files'}{more} of dataset '{dataset}'"
         message = (
-            f"no object in the first lines of {path}{more} of dataset '{dataset}' has this field{nearest(name, there) or '.'} The fields there are "
+            f"no object in the first lines of {which} has this field{nearest(name, there) or '.'} The fields there are "
             f"{_listed(there)}; `columns` are {_listed(wanted)}. Correct the name, or write the field in each file, as null where it is unknown. If "
             f"files may lack it, name those that all have by `modyn data change {dataset} -o 'required_fields=[...]'`: where it is absent, it is "
             "missing then"
@@ -82,4 +85,4 @@ def with_names(section: Mapping[str, Any], fields: Sequence[str]) -> dict[str, A
 
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _LISTED:,} more" if len(names) > _LISTED else ""
-    return ", ".join(map(str, names[:_LISTED])) + more
+    return ", ".join(map(shortened, map(str, names[:_LISTED]))) + more

@@ -72,7 +72,8 @@ def json_storage(schema: DatasetSchema | None, *payloads: bytes) -> FakeStorage:
 def test_a_field_that_no_object_of_a_file_has_is_refused() -> None:
     schema = replace(DatasetSchema("json", (SchemaColumn("a"),), "0.jsonl"), names_all=True)
     with pytest.raises(
-        ConfigError, match=r"columns\.b: no object in the first lines of 0\.jsonl of dataset 'rows' has this field"
+        ConfigError,
+        match=r"no object in the first lines of 0\.jsonl, as it was when it decided the fields of dataset 'rows', has this field",
     ):
         read_json(json_storage(schema, b'{"a": 1}', b'{"a": 2}'))
     lacking = replace(schema, some_lines=("b",), lacking=(LackingFile("3.jsonl", ("b",), ("a",)),))

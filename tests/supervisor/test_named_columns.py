@@ -102,12 +102,13 @@ JSON = replace(
     [
         (
             "B",
-            "preprocessing.columns.B: no object in the first lines of 0.csv of dataset 'train' has this field, did you mean 'b'? "
-            "The fields there are y, a, b, c; `columns` are a, B. Correct the name, or write the field in each file",
+            "preprocessing.columns.B: no object in the first lines of 0.csv, as it was when it decided the fields of dataset "
+            "'train', has this field, did you mean 'b'? The fields there are y, a, b, c; `columns` are a, B. "
+            "Correct the name, or write the field in each file",
         ),
         (
             "c",
-            "preprocessing.columns.c: no object in the first lines of 2.jsonl (and of 1 more) of dataset 'train' has this field",
+            "preprocessing.columns.c: no object in the first lines of 2.jsonl and of others of dataset 'train' has this field",
         ),
         ("b", "warning: preprocessing.columns.b: the first file of dataset 'train' does not have this field in each line"),
     ],

@@ -307,17 +307,22 @@ def read_header(config: CsvConfig, path: str, file: BinaryIO, *, may_be_empty: b
     quote = config.quote
     if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:  # After it, a quote would not stand at the beginning of its field.
         file.seek(0)
+    text = io.TextIOWrapper(file, config.encoding, newline="")
+    rows = csv.reader(
+        _first_lines(path, text),
+        delimiter=config.separator,
+        quotechar=quote or None,
+        quoting=csv.QUOTE_MINIMAL if quote else csv.QUOTE_NONE,
+        strict=True,
+    )
     try:
-        with io.TextIOWrapper(file, config.encoding, newline="") as text:
-            rows = csv.reader(
-                _first_lines(path, text),
-                delimiter=config.separator,
-                quotechar=quote or None,
-                quoting=csv.QUOTE_MINIMAL if quote else csv.QUOTE_NONE,
-            )
+        with text:
             found = next(rows, [])
     except (csv.Error, UnicodeError) as error:
-        raise DataError(f"the first line of {path} does not name its columns: {error}; correct it") from error
+        # It ends in quotes, or in a line after it: at the file's end, or where the next quote opens a value.
+        is_open = isinstance(error, csv.Error) and (rows.line_num > 1 or "end of data" in str(error))
+        why = "a quote in it is not closed; close it, or set `quote` to another character" if is_open else f"{error}; correct it"
+        raise DataError(f"the first line of {path} does not name its columns: {why}") from error
     found = [name.strip() for name in found]
     if not any(found):
         if may_be_empty:

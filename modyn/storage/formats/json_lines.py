@@ -34,7 +34,7 @@ from modyn.storage.formats.json_fields import (
     seconds_in,
     value_in,
 )
-from modyn.storage.formats.json_schema import compared_schema, decided_schema, objects_in, schema_of, schema_of_grown
+from modyn.storage.formats.json_schema import FIRST_LINES, compared_schema, decided_schema, objects_in, schema_of
 from modyn.storage.formats.text_start import HEAD_BYTES, UTF8_MARK, refuse_other_text
 from modyn.storage.model.samples import BadRow, IndexedSamples
 from modyn.storage.model.schema import DatasetSchema
@@ -52,7 +52,8 @@ class JsonLinesConfig(RowsConfig):
     """Ending of the names of files with samples; compressed ones have .gz, .zst or .bz2 after it."""
     required_fields: list[str] | None = None
     """Fields, without those of inner objects, that each file must have in some line. By default those that each of the first 1,000 lines of the first
-    file has. Where it is set, a column of the section `preprocessing` that is none of them may be absent from whole files, where it is missing."""
+    file has; null after a list: the first file decides anew. Where it is set, a column of the section `preprocessing` that is none of them may be
+    absent from whole files, where it is missing."""
 
     @field_validator("label_field")
     @classmethod
@@ -117,15 +118,18 @@ class JsonLinesFormat(FileFormat):
         return found and self.declared(found)
 
     def _schema_with(self, path: str, resume: FormatResume | None) -> DatasetSchema | None:
-        """The schema of the dataset, with what is known of it by a file, or the one that this file decides. Raises: DataError: no line has one of
-        the fields that all files have."""
+        """The schema of the dataset, with what is known of it by a file, or the one that this file decides; None: what is known of it stays.
+
+        Lines that are added to a file decide no fields. Those of its first ones may have a field that it lacked. Raises: DataError: no line of a new
+        file has one of the fields that all files have.
+        """
+        num_before = resume.num_samples if resume is not None else 0
+        if self.schema is not None and num_before >= FIRST_LINES:
+            return None
         with self.open(path) as file:
             if self.schema is None:
                 return self.schema_in(path, file)
-            objects = objects_in(file, self.max_line_bytes)
-            if resume is not None and resume.end:
-                return schema_of_grown(path, objects, self.schema, resume.num_samples)
-            return compared_schema(path, objects, self.schema)
+            return compared_schema(path, objects_in(file, self.max_line_bytes), self.schema, has_grown=num_before > 0)
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
         """As `FileFormat.index`, in blocks of about `block_bytes`; a DataError names the lines and their bytes."""

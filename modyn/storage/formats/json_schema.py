@@ -9,7 +9,6 @@ from itertools import islice
 from typing import BinaryIO, Final
 
 from modyn.errors import DataError
-from modyn.json_codec import sanitize
 from modyn.storage.formats.json_fields import parse_object
 from modyn.storage.model.schema import MOST_LACKING, DatasetSchema, LackingFile, SchemaColumn, other_columns
 
@@ -45,13 +44,18 @@ def decided_schema(objects: Iterator[dict[str, object]]) -> DatasetSchema | None
     return schema if len(some) > _MOST_FIELDS else replace(schema, some_lines=some, names_all=True)
 
 
-def compared_schema(path: str, objects: Iterator[dict[str, object]], schema: DatasetSchema) -> DatasetSchema:
+def compared_schema(
+    path: str, objects: Iterator[dict[str, object]], schema: DatasetSchema, *, has_grown: bool = False
+) -> DatasetSchema:
     """The schema of a dataset, with what one file of it lacks.
 
-    Args: path: of the file. objects: in its lines. Raises: DataError: none has one of the fields that all files have.
+    Args: path: of the file. objects: in its lines. has_grown: it was compared before, and has all fields that all files have.
+    Raises: DataError: no object has one of these.
     """
-    missing, seen = set(schema.names), dict[str, None]()
-    rare = set(schema.some_lines) if len(schema.lacking) < MOST_LACKING else set[str]()
+    missing, seen = set(schema.names if not has_grown else ()), dict[str, None]()
+    rare = set(schema.some_lines)
+    if len(schema.lacking) > MOST_LACKING:
+        rare.difference_update(schema.lacking[-1].lacks)
     for number, found in enumerate(objects, 1):
         seen |= dict.fromkeys(found)
         missing.difference_update(found)
@@ -65,25 +69,3 @@ def compared_schema(path: str, objects: Iterator[dict[str, object]], schema: Dat
         )
     lacking = (LackingFile("", tuple(sorted(rare)), tuple(islice(seen, _NAMED_FIELDS))),) if rare and seen else ()
     return replace(schema, lacking=lacking)
-
-
-def schema_of_grown(path: str, objects: Iterator[dict[str, object]], schema: DatasetSchema, num_before: int) -> DatasetSchema:
-    """The schema of a dataset, with what is known of a file that has grown.
-
-    Looked at again are the first lines of the file that decided, and of one that lacks a field. What is added after them is not compared.
-
-    Args: objects: in all lines of the file. num_before: samples that it had. Raises: as `compared_schema`.
-    """
-    own = tuple(file for file in schema.lacking if _is_at(path, file.path))
-    if num_before < FIRST_LINES:
-        if _is_at(path, schema.decided_by) and schema.names_all and (now := decided_schema(objects)) is not None:
-            some = tuple(name for name in (*now.names, *now.some_lines) if name not in schema.names)
-            return replace(schema, some_lines=some, names_all=now.names_all, lacking=())
-        if own:
-            return compared_schema(path, objects, schema)
-    return replace(schema, lacking=own)
-
-
-def _is_at(path: str, place: str) -> bool:
-    """Whether a full path may be that of a file at a place in the dataset's folder, as a schema names it."""
-    return bool(place) and sanitize(path).endswith(f"/{place}")

@@ -26,7 +26,7 @@ from modyn.storage.formats.json_fields import ROUNDED
 from modyn.storage.formats.parquet_footer import read_footer
 from modyn.storage.formats.parquet_types import TypedColumns, is_bytes, is_number, is_text, type_name, type_of
 from modyn.storage.model.samples import IndexedSamples, UInt8Array
-from modyn.storage.model.schema import DatasetSchema, SchemaColumn
+from modyn.storage.model.schema import DatasetSchema, SchemaColumn, listed
 
 MAX_GROUP_BYTES = 2**31 - 1
 """Most bytes of payloads in one row group, which is read as one. Columns of bytes hold no more in one piece anyway."""
@@ -213,8 +213,7 @@ class ParquetFormat(RangedFormat):
         for name in [*payload, self.config.label_column, *self._time_column()]:
             found = schema.get_all_field_indices(name)
             if len(found) != 1:
-                there = ", ".join(f"'{field}'" for field in schema.names)
-                raise DataError(f"{path} has {len(found) or 'no'} columns '{name}'; its columns are {there}")
+                raise DataError(f"{path} has {len(found) or 'no'} columns '{name}'; its columns are {listed(schema.names)}")
         for name in payload:
             kind = schema.field(name).type
             if not is_number(kind) and not (len(payload) == 1 and is_bytes(kind)):

@@ -344,18 +344,18 @@ class OpenDataset:
 
         Raises: InvalidArgumentError: an option says something of what is indexed already. ConfigError: an option is wrong.
         """
-        known, wanted = (
-            build_format(c.file_wrapper, c.file_wrapper_config, c.timestamp_source) for c in (self.row.config, config)
-        )
+        old = self.row.config
+        known, wanted = (build_format(c.file_wrapper, c.file_wrapper_config, c.timestamp_source) for c in (old, config))
         fixed = {
-            name: (getattr(self.row.config, name), getattr(config, name))
-            for name in ("base_path", "file_wrapper", "filesystem_wrapper")
+            name: (getattr(old, name), getattr(config, name)) for name in ("base_path", "file_wrapper", "filesystem_wrapper")
         }
         fixed["label_type"] = known.config.label_type, wanted.config.label_type
         fixed["what a payload is"] = known.payload_reader(), wanted.payload_reader()
         schema = self.row.schema and wanted.declared(self.row.schema)
         if self.row.schema and schema and schema.payloads != "json":  # the fields that a line must have are nothing that is read
             fixed["the schema"] = [*map(str, self.row.schema.columns)], [*map(str, schema.columns)]
+        elif schema and not schema.decided_by and wanted.schema is None:
+            schema = None  # No option decides any more, but the first file that can be read, at the next look.
         for name, (before, asked) in fixed.items():
             if before != asked:
                 raise InvalidArgumentError(

@@ -14,7 +14,7 @@ from modyn.storage.model.schema import DatasetSchema
 from modyn.storage.read.row_order import beginning_of
 
 _LOOKED_AT = 100
-"""Files that were indexed before there were schemas, of which the first that can be read decides."""
+"""Most files that were indexed without a schema of which the first that can be read decides, and of JSON the others are compared."""
 
 
 class SchemaDecision:
@@ -75,9 +75,9 @@ class SchemaDecision:
             self._schema = self._format.schema = self._writer.schema = schema
 
     def _adopt(self) -> None:
-        """Take the schema from the first file of a dataset that was indexed before there were schemas. Files after it may differ: they were not
-        compared, and are looked at when they are read."""
-        dataset, paths = self._dataset, self._dataset.snapshot().paths
+        """Take the schema from the first file of a dataset that was indexed without one. Of JSON, the files after it are compared; others may differ,
+        and are looked at when they are read."""
+        dataset, paths, schema = self._dataset, self._dataset.snapshot().paths, self._schema
         for file_id in range(min(len(paths), _LOOKED_AT)):
             if file_id in dataset.files.altered:
                 continue
@@ -86,7 +86,14 @@ class SchemaDecision:
                     found = self._format.schema_in(paths[file_id], file)
             except DataError:
                 continue  # It is gone, or damaged: what is wrong with it is said where it is read.
-            if found is not None:
-                decided = self._decided_by(dataset.files.path(file_id), found)
-                return self._set(replace(decided, mixed_order=found.payloads == "csv"))
-        return None
+            if found is None:
+                continue
+            path = dataset.files.path(file_id)
+            if schema is not None:
+                schema = schema.compared(sanitize(path), found)
+                continue
+            schema = replace(self._decided_by(path, found), mixed_order=found.payloads == "csv")
+            if found.payloads != "json":
+                break
+        if schema is not None:
+            self._set(schema)

@@ -11,8 +11,10 @@ from modyn.errors import DataError
 
 _LISTED = 50
 """Most names of columns in a message."""
+_NAME_CHARACTERS = 80
+"""Most characters of a name in a message."""
 MOST_LACKING = 100
-"""Most files of which a schema says that they lack a field."""
+"""Most files that a schema names since they lack a field."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -31,10 +33,10 @@ class LackingFile:
     """A file in whose first lines no object has some fields that objects of the first file have."""
 
     path: str
-    """In the dataset's folder."""
+    """In the dataset's folder; empty: it stands for all files beyond MOST_LACKING."""
     lacks: tuple[str, ...]
     fields: tuple[str, ...]
-    """That they have; the first ones where they are many."""
+    """That they have, or those of one of all others; the first ones where they are many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +54,12 @@ class DatasetSchema:
     casts: tuple[SchemaColumn, ...] = ()
     """Columns whose values some files have as another type, and that type: they are cast without loss."""
     some_lines: tuple[str, ...] = ()
-    """Fields of JSON that some of the first lines of the first file have, and not all."""
+    """Fields of JSON that some of the first lines of the first file had when it was indexed, and not all."""
     names_all: bool = False
-    """Whether the first lines of the first file have no fields of JSON but `columns` and `some_lines`. False: that is not known, since options name
+    """Whether the first lines of the first file had no fields of JSON but `columns` and `some_lines`. False: that is not known, since options name
     the fields, there are too many, or an earlier version has indexed the file."""
     lacking: tuple[LackingFile, ...] = ()
-    """Files in whose first lines no object has one of `some_lines`, at most MOST_LACKING."""
+    """Files in whose first lines no object has one of `some_lines`: at most MOST_LACKING, and then one that stands for all others."""
 
     @property
     def names(self) -> list[str]:
@@ -67,7 +69,7 @@ class DatasetSchema:
     @property
     def decider(self) -> str:
         """What decided the schema, for messages."""
-        return f"which its first file, {self.decided_by}, decided" if self.decided_by else "which its options name"
+        return f"which its first file, {self.decided_by}, decided" if self.decided_by else "which its options decided"
 
     def described(self) -> dict[str, str]:
         """The schema for users, by what is said."""
@@ -80,26 +82,26 @@ class DatasetSchema:
             "order of columns": "may differ between files; rows are read in this one" if self.mixed_order else "",
             "casts": "; ".join(casts),
             "fields of some lines": listed(self.some_lines),
-            "files without them": "; ".join(f"{file.path} without {listed(file.lacks)}" for file in self.lacking),
+            "files without them": "; ".join(f"{file.path or 'others'} without {listed(file.lacks)}" for file in self.lacking),
         }
         return {key: value for key, value in said.items() if value}
 
     def joined(self, other: DatasetSchema) -> DatasetSchema:
         """This schema, with what was found of another file of the dataset."""
         casts = tuple(sorted({*self.casts, *other.casts}))
-        some = (
-            self.some_lines
-            if self.some_lines == other.some_lines
-            else tuple(dict.fromkeys((*self.some_lines, *other.some_lines)))
-        )
-        return replace(
-            self,
-            mixed_order=self.mixed_order or other.mixed_order,
-            casts=casts,
-            some_lines=some,
-            names_all=self.names_all and other.names_all,
-            lacking=(*self.lacking, *other.lacking)[:MOST_LACKING],
-        )
+        lacking = _bounded((*self.lacking, *other.lacking))
+        return replace(self, mixed_order=self.mixed_order or other.mixed_order, casts=casts, lacking=lacking)
+
+    def compared(self, path: str, other: DatasetSchema) -> DatasetSchema:
+        """This schema of JSON, with what a file at `path` lacks that was indexed before it was decided. Args: other: that this file would decide."""
+        there = [*other.names, *other.some_lines]
+        lacks = tuple(name for name in (*self.names, *self.some_lines) if name not in there)
+        if not lacks or not other.names_all:
+            return self
+        columns = tuple(column for column in self.columns if column.name not in lacks)
+        some = (*self.some_lines, *(name for name in self.names if name in lacks))
+        lacking = _bounded((*self.lacking, LackingFile(path, lacks, tuple(there[:_LISTED]))))
+        return replace(self, columns=columns, some_lines=some, lacking=lacking)
 
     def to_json(self) -> str:
         """The schema as JSON."""
@@ -112,6 +114,16 @@ class DatasetSchema:
         columns = {name: tuple(SchemaColumn(**column) for column in found[name]) for name in ("columns", "casts")}
         lacking = [LackingFile(file["path"], tuple(file["lacks"]), tuple(file["fields"])) for file in found.get("lacking", ())]
         return cls(**{**found, **columns, "some_lines": tuple(found.get("some_lines", ())), "lacking": tuple(lacking)})
+
+
+def _bounded(files: Sequence[LackingFile]) -> tuple[LackingFile, ...]:
+    """The same files, those beyond MOST_LACKING as one."""
+    named = [file for file in files if file.path]
+    others = [*(file for file in files if not file.path), *named[MOST_LACKING:]]
+    if not others:
+        return tuple(named)
+    lacks = dict.fromkeys(name for file in others for name in file.lacks)
+    return (*named[:MOST_LACKING], LackingFile("", tuple(lacks), others[0].fields))
 
 
 def field_order(path: str, names: Sequence[str], schema: DatasetSchema) -> list[int] | None:
@@ -152,6 +164,15 @@ def other_columns(path: str, names: Sequence[str], schema: DatasetSchema) -> Dat
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names of columns for a message, the first ones where they are many."""
+    """Names of columns for a message, the first ones where they are many, and the beginning of long ones."""
     more = f" and {len(names) - _LISTED:,} more" if len(names) > _LISTED else ""
-    return ", ".join(f"'{name}'" for name in names[:_LISTED]) + more
+    return ", ".join(f"'{shortened(name)}'" for name in names[:_LISTED]) + more
+
+
+def shortened(name: str) -> str:
+    """A name for a message, cut where it is long: most of a file, where a quote is not closed.
+
+    >>> shortened("price"), len(shortened("x" * 5000))
+    ('price', 83)
+    """
+    return name if len(name) <= _NAME_CHARACTERS else f"{name[:_NAME_CHARACTERS]}..."

@@ -15,6 +15,7 @@ from modyn.storage.formats import FILE_FORMATS, REGISTRY, build_format
 from modyn.storage.formats.base import FileFormat, RowColumn, RowGroups
 from modyn.storage.model.records import ColumnValues
 from modyn.storage.model.samples import UInt32Array
+from modyn.storage.model.schema import listed
 from modyn.storage.read.column_values import ValueEncoder
 from modyn.storage.read.payload_reader import LocatedSamples, locate
 from modyn.storage.read.row_order import beginning_of
@@ -26,7 +27,6 @@ BYTES_AT_ONCE = 32 << 20
 """Rows that are read at once have about so many bytes, or are one."""
 LOOKED_AT = 1_000
 """First samples of a dataset, and last ones, in which a column is looked for."""
-_NAMED = 30
 
 
 class ColumnReader:
@@ -70,10 +70,10 @@ class ColumnReader:
         if not names:
             return
         # Not the names themselves where they are a first line: any text file passes for a CSV file, and its first line may hold a secret.
-        listed = "" if isinstance(self._declared, RowColumn) and self._declared.has_header else f" It has {_listed(list(names))}."
+        there = "" if isinstance(self._declared, RowColumn) and self._declared.has_header else f" It has {listed(list(names))}."
         near = nearest(self._column, list(names)) or "."
         raise ConfigError(
-            f"{self._where} has no column '{self._column}' in its first and last samples{near}{listed} Correct the name of the column"
+            f"{self._where} has no column '{self._column}' in its first and last samples{near}{there} Correct the name of the column"
         )
 
     def values(self, keys: Int64Array, identity: str = "") -> Iterator[ColumnValues]:
@@ -181,9 +181,3 @@ def _parts(located: LocatedSamples) -> list[slice]:
     ends = np.cumsum(np.broadcast_to(np.asarray(located.entries.lengths), len(located)))
     edges = np.flatnonzero(np.diff(ends // BYTES_AT_ONCE)) + 1
     return [slice(start, stop) for start, stop in zip([0, *edges.tolist()], [*edges.tolist(), len(located)], strict=True)]
-
-
-def _listed(names: list[str]) -> str:
-    """Some names of columns, and how many others there are."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(f"'{name}'" for name in names[:_NAMED]) + more

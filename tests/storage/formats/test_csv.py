@@ -280,6 +280,20 @@ def test_a_first_line_without_an_end_is_not_read_whole(tmp_path: Path, begin: st
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("rows", ["", "\n" + "1,2,3\n" * 50, "\n" + '1,"2",3\n' * 50, "\n" + "1,2,3\n" * 50_000], ids=len)
+@pytest.mark.parametrize("known", [None, DatasetSchema("csv", tuple(map(SchemaColumn, "yab")), "0.csv")], ids=["first", "later"])
+def test_a_quote_of_the_first_line_that_is_not_closed_is_said(tmp_path: Path, rows: str, known: DatasetSchema | None) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f'y,"a,b{rows}')
+    format_ = csv_format(ignore_first_line=True)
+    format_.schema = known
+    with pytest.raises(
+        DataError, match=r"the first line of .*/a\.csv does not name its columns: a quote in it is not closed; close it"
+    ) as error:
+        list(format_.index(str(path)))
+    assert len(error.value.message) < 150 + len(str(path))
+
+
 @pytest.mark.parametrize(("name", "end"), [("label", "label\n"), ("la\nbel", '"la\nbel"\n')], ids=["line", "quoted"])
 def test_a_first_line_may_have_as_many_characters_as_are_read(tmp_path: Path, name: str, end: str) -> None:
     """With its end; one more is refused, also where it lies in quotes."""

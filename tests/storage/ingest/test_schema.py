@@ -20,8 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modyn.config.dataset import DatasetConfig
+from modyn.dataset.field_names import wrong_names
 from modyn.errors import DataError, InvalidArgumentError
 from modyn.storage.client import DatasetInfo, LackingFile, SchemaColumn
+from modyn.storage.model.schema import MOST_LACKING
 from modyn.testing.waiting import eventually
 from tests.support.running_storage import RunningStorage
 
@@ -198,6 +200,11 @@ def test_options_decide_before_a_file_does_and_stay(storage: RunningStorage, tmp
     ):
         storage.client.change_dataset(changed)
     assert storage.client.list_datasets()[0].schema is None
+    # Rows that are indexed are read in the order of the option, also where it is no more.
+    storage.client.change_dataset(info.config.model_copy(update={"file_wrapper_config": {"label_column": "y"}}))
+    write(tmp_path / name / "1.csv", "y,a\n1,2\n", 1)
+    assert ingested(storage, name).schema == info.schema
+    assert "Those of the dataset, which its options decided, are 'a', 'b', 'y'" in problems(storage, name)["1.csv"]
 
 
 def lines(*rows: Mapping[str, Any]) -> str:
@@ -222,6 +229,101 @@ def test_a_json_file_without_a_field_of_the_dataset_is_refused(storage: RunningS
     assert ingested(storage, name).num_samples == 5
 
 
+def refused(info: DatasetInfo, field: str) -> str:
+    """The message of `modyn check` about a column of a section, empty: it is valid; with its severity."""
+    return "; ".join(map(str, wrong_names({"format": "json", "columns": {field: "number"}}, "files", info.schema)))
+
+
+def test_files_whose_paths_end_alike_are_not_mixed_up(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "endings", "JsonLinesFileWrapper", {"label_field": "y"})
+    folder = tmp_path / name
+    (folder / "x").mkdir()
+    write(folder / "a.jsonl", lines({"y": 1, "price": 2}, {"y": 1}), 0)
+    write(folder / "b.jsonl", lines({"y": 1}), 1)
+    write(folder / "x" / "b.jsonl", lines({"y": 1, "price": 2}) * 1200, 2)
+    write(folder / "x" / "a.jsonl", lines({"y": 1, "price": 2}), 3)
+    assert ingested(storage, name).num_samples == 1204
+    write(folder / "x" / "b.jsonl", lines({"y": 1, "price": 2}) * 1210, 4)
+    write(folder / "x" / "a.jsonl", lines({"y": 1, "price": 2}, {"y": 1, "more": 1}), 5)
+    info = ingested(storage, name)
+    assert (info.num_samples, problems(storage, name)) == (1215, {})
+    assert info.schema is not None
+    assert (info.schema.some_lines, info.schema.lacking) == (("price",), (LackingFile("b.jsonl", ("price",), ("y",)),))
+    write(folder / "b.jsonl", lines({"y": 1, "price": 3}), 6)
+    storage.client.forget_file(name, "b.jsonl")
+    info = ingested(storage, name)
+    assert info.schema is not None
+    assert info.schema.lacking == ()
+    assert refused(info, "price").startswith("warning: ")
+
+
+def test_lines_that_are_appended_to_the_first_file_decide_no_fields(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "appended", "JsonLinesFileWrapper", {"label_field": "y"})
+    for number, file in enumerate(("a.jsonl", "b.jsonl")):
+        write(tmp_path / name / file, lines({"y": 1}, {"y": 0}), number)
+    before = ingested(storage, name)
+    write(tmp_path / name / "a.jsonl", lines({"y": 1}, {"y": 0}) + lines({"y": 1, "price": 2}) * 10, 2)
+    info = ingested(storage, name)
+    assert (info.num_samples, info.schema) == (14, before.schema)
+    assert "lines of a.jsonl, as it was when it decided the fields of dataset 'files', has this field." in refused(info, "price")
+    # They are decided anew by the first file, as it is now, once an option names them no more.
+    for fields in (["y"], None):
+        change_fields(storage, name, fields)
+    info = ingested(storage, name)
+    assert info.schema is not None
+    assert (info.schema.names, info.schema.some_lines, info.schema.decided_by) == (["y"], ("price",), "a.jsonl")
+    assert info.schema.lacking == (LackingFile("b.jsonl", ("price",), ("y",)),)
+
+
+def change_fields(storage: RunningStorage, name: str, fields: list[str] | None) -> None:
+    config = storage.client.dataset(name).config
+    options = {**config.file_wrapper_config, "required_fields": fields}
+    storage.client.change_dataset(config.model_copy(update={"file_wrapper_config": options}))
+
+
+def test_fields_that_an_option_names_no_more_are_decided_by_the_first_file(storage: RunningStorage, tmp_path: Path) -> None:
+    options = {"label_field": "y", "required_fields": ["y", "a"]}
+    name = register(storage, tmp_path / "no-more", "JsonLinesFileWrapper", options)
+    write(tmp_path / name / "0.jsonl", lines({"y": 1}, {"y": 2, "a": 3}), 0)
+    write(tmp_path / name / "1.jsonl", lines({"y": 1}), 1)
+    info = ingested(storage, name)
+    assert "Those of the dataset, which its options decided, are 'y', 'a'" in problems(storage, name)["1.jsonl"]
+    assert "the option required_fields of dataset 'files' does not name this field" in refused(info, "b")
+    change_fields(storage, name, None)
+    assert storage.client.dataset(name).schema is None
+    info = ingested(storage, name)
+    assert info.schema is not None
+    assert (info.num_samples, problems(storage, name)) == (3, {})
+    assert (info.schema.names, info.schema.some_lines, info.schema.decided_by) == (["y"], ("a",), "0.jsonl")
+    assert "no object in the first lines of 1.jsonl of dataset 'files' has this field" in refused(info, "a")
+    assert "no object in the first lines of 0.jsonl, as it was" in refused(info, "b")
+
+
+def test_fields_that_are_decided_anew_are_those_of_all_files_that_are_there(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "anew", "JsonLinesFileWrapper", {"label_field": "y", "required_fields": ["y"]})
+    for number, fields in enumerate(({"y": 1, "a": 2, "b": 3}, {"y": 1, "b": 3}, {"y": 1, "b": 3, "a": 1, "c": 1})):
+        write(tmp_path / name / f"{number}.jsonl", lines(fields), number)
+    ingested(storage, name)
+    change_fields(storage, name, None)
+    info = ingested(storage, name)
+    assert info.schema is not None
+    assert (info.schema.names, info.schema.some_lines, info.schema.names_all) == (["y", "b"], ("a",), True)
+    assert info.schema.lacking == (LackingFile("1.jsonl", ("a",), ("y", "b")),)
+    assert "no object in the first lines of 1.jsonl of dataset 'files' has this field" in refused(info, "a")
+
+
+def test_files_without_a_field_beyond_those_that_are_named_are_noted_as_one(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "many-lack", "JsonLinesFileWrapper", {"label_field": "y"})
+    write(tmp_path / name / "000.jsonl", lines({"y": 1, "a": 2}, {"y": 1, "b": 1}), 0)
+    for number in range(1, MOST_LACKING + 3):
+        write(tmp_path / name / f"{number:03}.jsonl", lines({"y": 1, "b" if number > 1 else "a": 2}), number)
+    schema = ingested(storage, name).schema
+    assert schema is not None
+    assert schema.lacking[0] == LackingFile("001.jsonl", ("b",), ("y", "a"))
+    assert schema.lacking[MOST_LACKING:] == (LackingFile("", ("a",), ("y", "b")),)
+    assert schema.described()["files without them"].endswith("100.jsonl without 'a'; others without 'a'")
+
+
 def test_fields_of_some_lines_are_noted_and_files_without_them(storage: RunningStorage, tmp_path: Path) -> None:
     name = register(storage, tmp_path / "rare", "JsonLinesFileWrapper", {"label_field": "y"})
     folder = tmp_path / name
@@ -238,7 +340,7 @@ def test_fields_of_some_lines_are_noted_and_files_without_them(storage: RunningS
     with storage.short_cut(name) as local:
         assert local.schema(name) == schema
 
-    # A file that is corrected, or that grows, and more lines of the one that decided.
+    # A file that is corrected, or that grows. More lines of the one that decided say nothing of other files.
     write(folder / "2.jsonl", lines({"y": 1, "a": 2}, {"y": 1, "c": 3, "b": 1}), 4)
     storage.client.forget_file(name, "2.jsonl")
     write(folder / "3.jsonl", lines({"y": 1, "b": 2}, {"y": 3, "a": 1}), 5)
@@ -246,7 +348,7 @@ def test_fields_of_some_lines_are_noted_and_files_without_them(storage: RunningS
     schema = ingested(storage, name).schema
     assert schema is not None
     assert problems(storage, name) == {}
-    assert (schema.some_lines, schema.lacking) == (("a", "b", "c", "e"), (LackingFile("3.jsonl", ("c",), ("y", "b", "a")),))
+    assert (schema.some_lines, schema.lacking) == (("a", "b", "c"), (LackingFile("3.jsonl", ("c",), ("y", "b", "a")),))
     fixed = storage.client.dataset(name).config.model_copy(
         update={"file_wrapper_config": {"label_field": "y", "required_fields": ["y"]}}
     )

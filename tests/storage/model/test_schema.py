@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from modyn.dataset.field_names import wrong_names
 from modyn.errors import DataError
 from modyn.storage.client import DatasetInfo
-from modyn.storage.model.schema import DatasetSchema, SchemaColumn, field_order
+from modyn.storage.model.schema import MOST_LACKING, DatasetSchema, LackingFile, SchemaColumn, field_order
 from modyn.storage.wire import info_from_proto, info_to_proto
 from modyn.testing.fake_storage import FakeStorage
 
@@ -57,3 +58,21 @@ def test_long_lists_of_columns_are_cut() -> None:
     wide = DatasetSchema("csv", tuple(SchemaColumn(f"c{i}") for i in range(2000)))
     with pytest.raises(DataError, match=r"'c49' and 1,950 more"):
         field_order("f", ["c0"], wide)
+
+
+def test_long_names_of_columns_are_cut() -> None:
+    with pytest.raises(DataError) as error:
+        field_order("f", ["y", "b" * 10_000], CSV)
+    assert len(error.value.message) < 600
+
+
+def test_files_that_are_too_many_to_be_named_stay_noted() -> None:
+    files = tuple(LackingFile(f"{i}.jsonl", ("a",), ("y",)) for i in range(MOST_LACKING + 1))
+    schema = replace(DatasetSchema("json", (SchemaColumn("y"),), "first.jsonl", some_lines=("a", "b")), names_all=True)
+    full = schema.joined(replace(schema, lacking=files))
+    full = full.joined(replace(schema, lacking=(LackingFile("more.jsonl", ("b",), ("y", "a")),)))
+    assert full.lacking == (*files[:-1], LackingFile("", ("a", "b"), ("y",)))
+    corrected = replace(full, lacking=tuple(file for file in full.lacking if not file.path))
+    assert corrected.joined(schema) == corrected
+    (problem,) = wrong_names({"format": "json", "columns": {"b": "number"}}, "rows", corrected)
+    assert "no object in the first lines of some files of dataset 'rows' has this field" in str(problem)
