@@ -11,8 +11,7 @@ class TimeDecision:
     """Compares the times of each new file with those of the dataset, during one ingestion."""
 
     def __init__(self, dataset: OpenDataset) -> None:
-        built = dataset.format
-        self._are_digits = (built.time_place or built.name_pattern) is not None and not built.config.timestamp_format
+        self._are_digits = dataset.format.times_are_digits
         self._least = dataset.snapshot().index.min_timestamp
 
     def why_refused(self, times: TimeRange | None) -> str:
