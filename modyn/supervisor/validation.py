@@ -102,9 +102,7 @@ def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_
         f"evaluation.datasets.{i}": entry for i, entry in enumerate(entries if isinstance(entries, list) else [])
     }
     named = {f"{path}.dataset_id": entry.get("dataset_id") for path, entry in sections.items() if isinstance(entry, Mapping)}
-    too_large = any(
-        problem.severity is Severity.ERROR for problem in check_batch_size(pipeline)
-    )  # for any trigger set of any dataset
+    is_refused = any(problem.severity is Severity.ERROR for problem in check_batch_size(pipeline))  # whatever the dataset holds
     for path, name in {**named, **served_datasets(pipeline)}.items():
         if not isinstance(name, str):
             continue
@@ -122,7 +120,7 @@ def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_
             what = f"dataset '{name}' is made of files, and takes no observations"
             found.append(Problem(path, f"{what}; `modyn data register NAME --records` makes one that does"))
         largest = _largest_set(pipeline, info.num_samples, RunOptions(RunMode.EXPERIMENT))
-        for kept, why in _without_batch(pipeline, largest) if path == "data.dataset_id" and not too_large else ():
+        for kept, why in _without_batch(pipeline, largest) if path == "data.dataset_id" and not is_refused else ():
             message = f"dataset '{name}' holds {info.num_samples} samples{_of_largest(largest, info.num_samples)}{kept}: {why}"
             found.append(Problem("training.batch_size", message, Severity.WARNING))
     for path, model_id in {"training.initial_model_id": training.get("initial_model_id"), **pinned_models(pipeline)}.items():
