@@ -187,7 +187,7 @@ class FakeStorageClient(FakeClient, StorageClient):
             for record in records:
                 if reason := why_not_taken(record, dataset.float_labels, 1 << 20, latest):
                     raise InvalidArgumentError(f"the record with the key '{record.key[:40]}' cannot be taken: {reason}")
-            if reason := why_no_seconds(records, min(dataset.timestamps, default=None)):
+            if reason := why_no_seconds(records, dataset.time_range):
                 raise InvalidArgumentError(f"dataset '{name}': {reason}. None of the records of this call was appended")
             answers, new = dataset.judged(records)
             times = [int(time.time()) if record.timestamp is None else record.timestamp for record in new]

@@ -30,6 +30,8 @@ _YEARS = 1900, 2100
 _MONTHS = 1900_01, 2100_12
 _DAYS = 10_01_01, 99_12_31
 """With years of two digits; those before 2010 are no numbers of six digits."""
+_NOT_FROM_0 = 10**9
+"""Of 2001. Times that count from 0 do not reach it."""
 _SET_FORMAT = "set the option timestamp_format='{spelling}', or timestamp_format='s' if they are seconds of January 1970"
 _MAX_REGEX = 1000
 """Characters."""
@@ -177,11 +179,12 @@ class TimeRange:
             self.are_digits and other.are_digits,
         )
 
-    def why_no_seconds(self, least: int | None, advice: str = _SET_FORMAT) -> str:
+    def why_no_seconds(self, others: tuple[int, int] | None, advice: str = _SET_FORMAT) -> str:
         """What the times most likely are in place of seconds, and what to do; empty: nothing speaks against seconds.
 
-        Args: least: earliest other time of the dataset. One between 0 and all that look like years, months or days shows that it counts seconds
-        from 0. advice: what to do, with `{spelling}` for the format that would read the digits.
+        Args: others: earliest and latest other time of the dataset, if there are any. That it counts seconds from 0 is shown by an earliest one
+        between 0 and all that look like years, months or days, unless the latest is of 2001 or later. advice: what to do, with `{spelling}` for the
+        format that would read the digits.
         """
         if not self.are_digits:
             return ""
@@ -193,7 +196,7 @@ class TimeRange:
             what, spelling, first = "days", "%y%m%d", _DAYS[0]
         else:
             return ""
-        if least is not None and 0 <= least < first:
+        if others is not None and 0 <= others[0] < first and others[1] < _NOT_FROM_0:
             return ""
         shown = str(self.earliest) if self.earliest == self.latest else f"{self.earliest} to {self.latest}"
         return f"the times here, {shown}, are most likely {what} and no seconds since 1970; {advice.format(spelling=spelling)}"

@@ -192,10 +192,10 @@ class RecordIntake:
         """Raise InvalidArgumentError if the times of a call are most likely years, months or days, by the rule for the times of a file."""
         if not self._dataset.format.times_are_digits:
             return
-        reason = why_no_seconds(records, self._dataset.snapshot().index.min_timestamp)
+        reason = why_no_seconds(records, self._dataset.snapshot().index.time_range)
         if reason and log.durable.next_key > self._dataset.row.next_key:
             self.seal()  # Records that are no samples yet may show that the dataset counts from 0.
-            reason = why_no_seconds(records, self._dataset.snapshot().index.min_timestamp)
+            reason = why_no_seconds(records, self._dataset.snapshot().index.time_range)
         if reason:
             raise InvalidArgumentError(f"dataset '{self._dataset.name}': {reason}. None of the records of this call was appended")
 
@@ -255,10 +255,10 @@ def why_not_taken(record: NewRecord, float_labels: bool, most_bytes: int, latest
     return ""
 
 
-def why_no_seconds(records: Sequence[NewRecord], least: int | None) -> str:
+def why_no_seconds(records: Sequence[NewRecord], others: tuple[int, int] | None) -> str:
     """As `TimeRange.why_no_seconds`, of the times that records of one call bring with them."""
     given = [record.timestamp for record in records if record.timestamp is not None]
-    return TimeRange.of(np.array(given)).why_no_seconds(least, f"{_SEND_SECONDS}; {_DECLARE}") if given else ""
+    return TimeRange.of(np.array(given)).why_no_seconds(others, f"{_SEND_SECONDS}; {_DECLARE}") if given else ""
 
 
 def _are_seconds(timestamp: int, latest: float, times: TimeFormat) -> bool:

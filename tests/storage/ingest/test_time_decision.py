@@ -113,6 +113,17 @@ def test_years_among_seconds_of_this_century_are_refused(module_storage: Running
     assert dated.times(c=[2013, 5000]) == [1700000000, 2013, 5000]
 
 
+def test_a_dataset_with_times_of_this_century_does_not_count_from_0(module_storage: RunningStorage, tmp_path: Path) -> None:
+    """Although it has an earlier time, as of a sample of which no time is known."""
+    dated = Dated(module_storage, tmp_path / "unknown")
+    assert dated.times(a=[0, 1700000000], b=[2013], c=[201301]) == [0, 1700000000]
+    assert len(dated.reasons()) == 2
+    records = Records(module_storage, "records-unknown")
+    records.append(0, 1_700_000_000)
+    with pytest.raises(InvalidArgumentError, match="the times here, 2013, are most likely years"):
+        records.append(2013)
+
+
 def test_years_in_other_places_are_found_too(module_storage: RunningStorage, tmp_path: Path) -> None:
     named = Dated(module_storage, tmp_path / "named", r"name:_(\d+)")
     (named.folder / "report_2013.csv").write_text("1,x\n")
