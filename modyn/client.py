@@ -47,8 +47,8 @@ class Client(ModelAccess):
     """Client of the services of one installation. Times in its tables are datetimes of UTC.
 
     Args: config: a SystemConfig, the path of a system file, or nothing for the defaults (embedded services under `.modyn`).
-    state_dir: folder of the installation's state, as `modyn --state-dir`, in place of the configuration's. start: start the embedded services if they
-    do not run.
+    state_dir: folder of the installation's state, as `modyn --state-dir`, in place of the configuration's; an empty text is as none.
+    start: start the embedded services if they do not run.
     wait_s: how long a call waits for a service that cannot be reached, for example while it restarts.
 
         >>> client = Client(start=True)                             # doctest: +SKIP
@@ -68,7 +68,7 @@ class Client(ModelAccess):
     ) -> None:
         self._config_file = Path(config) if isinstance(config, str | Path) else None
         loaded = config if isinstance(config, SystemConfig) else load_system_config(self._config_file)
-        if state_dir is not None:
+        if state_dir:  # An empty text would be the current folder.
             loaded = loaded.model_copy(update={"state_dir": Path(state_dir).expanduser().absolute()})
         super().__init__(loaded, wait_s)
         if start:

@@ -39,6 +39,8 @@ def test_the_state_folder_is_an_argument(tmp_path: Path, monkeypatch: pytest.Mon
     with modyn.Client(state_dir="here") as client:
         assert client.config.state_dir == tmp_path / "here"
         assert client.status().state == "stopped"
+    with modyn.Client(state_dir="") as client:
+        assert client.config.state_dir == tmp_path / "elsewhere", "not the current folder"
 
 
 def test_wrong_arguments_are_errors_of_modyn(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from modyn.cli.context import Json, connect, say
 from modyn.cli.data_label import label
 from modyn.cli.data_scrub import scrub
 from modyn.cli.ingest_progress import say_what_is_indexed, shown_progress
-from modyn.cli.output import date, print_fields, print_json, print_table
+from modyn.cli.output import counted, date, print_fields, print_json, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +79,8 @@ def register(
     ParquetFileWrapper       -o 'payload_columns=\\[image]' -o label_column=label
     TarFileWrapper           -o payload_extension=jpg -o label_extension=cls
 
-    With --records the only option is label_type: -o label_type=float for labels that are fractions.
+    With --records there are two options: -o label_type=float for labels that are fractions, and -o timestamp_format=s for times that count seconds
+    from 0, where 2013 or 20130131 is no date.
     """
     from modyn.config.base import load_section
     from modyn.config.buckets import RECORDS, is_url
@@ -133,7 +134,8 @@ def append(
     differing: list[str] = []
     with connect(start=True) as client, Status("reading", console=Console(stderr=True)) as shown:
         client.append_records(name, [])  # A file is not read for a dataset that takes no records.
-        for records in read_calls(file):
+        timestamp_format = client.dataset(name).config.file_wrapper_config.get("timestamp_format", "")
+        for records in read_calls(file, timestamp_format):
             answers = client.append_records(name, records)
             counts["appended"] += sum(not answer.is_duplicate for answer in answers)
             counts["duplicates"] += sum(answer.is_duplicate for answer in answers)
@@ -199,7 +201,7 @@ def reindex(
         wrong = [problem.reason for problem in client.storage.problems(name) if problem.path in paths]
     say(f"{file}: {done.num_deleted:,} samples were deleted, and what the file holds now has new keys")
     if wrong:
-        say(f"not all of the file could be taken, {len(wrong):,} problems; the newest: {wrong[0]}")
+        say(f"not all of the file could be taken, {counted(len(wrong), 'problem')}; the newest: {wrong[0]}")
     say_what_is_indexed(info)
     if done.told:
         say(f"models or scores of {', '.join(done.told)} may rest on the deleted samples; an event of each run says so")

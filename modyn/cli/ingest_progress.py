@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from modyn.cli.context import say
-from modyn.cli.output import date
+from modyn.cli.output import counted, date
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ def shown_progress() -> Iterator[Callable[[IngestProgress], None]]:
 
     with Status("looking for files", console=Console(stderr=True)) as shown:
         yield lambda p: shown.update(
-            f"{p.files_indexed:,} of {p.files_seen:,} files, {p.samples_indexed:,} new samples, {p.problems} problems"
+            f"{p.files_indexed:,} of {p.files_seen:,} files, {p.samples_indexed:,} new samples, {counted(p.problems, 'problem')}"
         )
 
 
@@ -34,11 +34,12 @@ def say_what_is_indexed(info: DatasetInfo, problems: Sequence[FileProblem] = ())
     Args: problems: the only one, if that keeps all files from being indexed.
     """
     times = f", from {date(info.min_timestamp)} to {date(info.max_timestamp)}" if info.num_samples else ""
-    say(f"{info.name}: {info.num_samples:,} samples in {info.num_files:,} files{times}")
+    say(f"{info.name}: {counted(info.num_samples, 'sample')} in {counted(info.num_files, 'file')}{times}")
     if problems:
         say(problems[0].reason)
-    for number, what in ((info.num_problems, "files were set aside"), (info.num_skipped, "rows were skipped")):
+    for number, thing, left_out in ((info.num_problems, "file", "set aside"), (info.num_skipped, "row", "skipped")):
         if number and not problems:
-            say(f"{number:,} {what}; `modyn data problems {info.name}` lists the reasons")
+            verb = "was" if number == 1 else "were"
+            say(f"{counted(number, thing)} {verb} {left_out}; `modyn data problems {info.name}` lists the reasons")
     if info.num_problems and not info.num_samples:
         raise typer.Exit(1)

@@ -76,9 +76,14 @@ def root(
         ),
     ] = None,
     state_dir: Annotated[
-        Path | None,
-        typer.Option("--state-dir", help="Folder for all that the services keep. Default: .modyn here, or as the file says."),
-    ] = None,
+        str,
+        typer.Option(
+            "--state-dir",
+            metavar="DIRECTORY",
+            help="Folder for all that the services keep. Default: .modyn here, or as the file says.",
+            show_default=False,
+        ),
+    ] = "",
     _: Annotated[
         bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=print_version)
     ] = False,
@@ -86,8 +91,8 @@ def root(
     """Set the options that every command shares, before the command runs."""
     # Services are separate processes; the environment carries the options to them.
     for name, path in (("MODYN_CONFIG", config), ("MODYN_STATE_DIR", state_dir)):
-        if path is not None:
-            os.environ[name] = str(path.absolute())
+        if path:  # An empty text, as of a variable that is not set, would be the current folder.
+            os.environ[name] = str(Path(path).absolute())
 
 
 @functools.cache

@@ -31,6 +31,15 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things. Args: what: the singular of a noun with a plural in s.
+
+    >>> counted(1, "file"), counted(2_000, "file")
+    ('1 file', '2,000 files')
+    """
+    return f"{number:,} {what}{'s' if number != 1 else ''}"
+
+
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None, empty: str = "nothing there"
 ) -> None:

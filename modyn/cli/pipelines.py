@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from modyn.cli.context import Json, connect, say, services_run
-from modyn.cli.output import print_json, print_table, printable
+from modyn.cli.output import counted, print_json, print_table, printable
 
 if TYPE_CHECKING:
     from modyn.config.base import Problem
@@ -45,19 +45,15 @@ def check(file: Annotated[Path, typer.Argument(help="Pipeline file.", show_defau
         for line in with_lines(found, source):
             typer.echo(printable(line))
     if errors:
-        say(_counted(len(errors), "problem"))
+        say(counted(len(errors), "problem"))
         raise typer.Exit(1)
     if not json:
-        warned = f", with {_counted(len(found), 'warning')}" if found else ""
+        warned = f", with {counted(len(found), 'warning')}" if found else ""
         say(
             f"{file} is valid{warned}"
             if asked_services
             else f"{file} is valid here{warned}; no services run, so no dataset was looked for"
         )
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def schema(json: Json = True) -> None:

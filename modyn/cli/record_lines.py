@@ -6,9 +6,11 @@ import base64
 import binascii
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
+from modyn._core import TimeFormat
 from modyn.errors import DataError, NotFoundError
 from modyn.registry import nearest
 from modyn.storage.client import NewRecord
@@ -17,23 +19,27 @@ T = TypeVar("T")
 CALL_RECORDS: Final = 1_000
 CALL_BYTES: Final = 4 << 20
 """A call has at most so many records, and about so many bytes of lines."""
+_AUTOMATIC: Final = TimeFormat()
 _PAYLOADS: Final = ("payload", "payload_base64", "features")
 _FIELDS: Final = ("key", "label", "timestamp", *_PAYLOADS)
 
 
-def read_calls(path: Path) -> Iterator[list[NewRecord]]:
+def read_calls(path: Path, timestamp_format: str = "") -> Iterator[list[NewRecord]]:
     """Yield the records of a file in the groups in which they are sent.
 
     A line is an object with "key" (idempotency key), "label" unless it comes later, one of "payload" (text, sent as UTF-8), "payload_base64" (bytes)
     and "features" (an object, sent as compact JSON in the order of the line), and optionally "timestamp" (seconds since 1970, or ISO 8601). Empty
     lines count for nothing.
 
+    Args: timestamp_format: of the dataset: "s" if all numbers are seconds.
     Raises: NotFoundError: there is no such file. DataError: a line is no record; it names file and line. The records before it were yielded.
     """
     records: list[NewRecord] = []
     num_bytes = 0
     try:
-        for record, size in _parsed(path, parse_record, "The lines before it were appended"):
+        for record, size in _parsed(
+            path, partial(parse_record, numbers=TimeFormat(timestamp_format)), "The lines before it were appended"
+        ):
             records.append(record)
             num_bytes += size
             if len(records) == CALL_RECORDS or num_bytes >= CALL_BYTES:
@@ -82,8 +88,8 @@ def _parsed(path: Path, parse: Callable[[bytes], T], so_far: str) -> Iterator[tu
         raise DataError(f"cannot read {path}: {error.strerror or error}; name a file that can be read") from error
 
 
-def parse_record(line: bytes) -> NewRecord:
-    """Make a record of one line. Raises: ValueError: says what is wrong with it.
+def parse_record(line: bytes, numbers: TimeFormat = _AUTOMATIC) -> NewRecord:
+    """Make a record of one line. Args: numbers: what reads times that are numbers. Raises: ValueError: says what is wrong with it.
 
     >>> parse_record(b'{"key": "a", "label": 1, "features": {"x": 0.5}}')
     NewRecord(key='a', payload=b'{"x":0.5}', label=1, timestamp=None)
@@ -93,7 +99,7 @@ def parse_record(line: bytes) -> NewRecord:
     key = _text_key(key)
     if label is not None and (isinstance(label, bool) or not isinstance(label, int | float)):
         raise ValueError(f"'label' is {_shown(label)}; it must be a number, or left out if it comes later")
-    return NewRecord(key, _payload(found), label, None if timestamp is None else _time(timestamp))
+    return NewRecord(key, _payload(found), label, None if timestamp is None else _time(timestamp, numbers))
 
 
 def parse_label(line: bytes) -> tuple[str, float]:
@@ -129,12 +135,11 @@ def _text_key(key: object) -> str:
     return key
 
 
-def _time(value: object) -> int:
-    from modyn._core import TimeFormat
+def _time(value: object, numbers: TimeFormat) -> int:
     from modyn.storage.formats.json_fields import time_of
 
     try:
-        return time_of(value, TimeFormat())
+        return time_of(value, _AUTOMATIC if isinstance(value, str) else numbers)
     except ValueError as error:
         what = str(error).partition("; ")[0]  # what follows is advice for files, which have options
         raise ValueError(f"'timestamp' {what}; write seconds since 1970 or ISO 8601, or leave it out") from error

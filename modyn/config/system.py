@@ -79,7 +79,7 @@ class StorageConfig(ServiceConfig):
         86_400.0,
         ge=0,
         description="a sample that lies further in the future would end all intervals of time triggers: its file is set aside until its time has "
-        "come, unless `max_bad_rows` lets the row be skipped; null: any time is taken",
+        "come, unless `max_bad_rows` (of CSV and JSON Lines) lets the row be skipped; null: any time is taken",
     )
     indexing_memory_bytes: int = Field(
         2**32,
@@ -223,6 +223,7 @@ class SystemConfig(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix="MODYN_",
         env_nested_delimiter="__",
+        env_ignore_empty=True,
         extra="forbid",
         frozen=True,
         validate_default=True,
@@ -261,6 +262,13 @@ class SystemConfig(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Let the environment win over the file (a constructor argument): containers share a file and differ in their environment."""
         return env_settings, init_settings
+
+    @field_validator("state_dir", mode="before")
+    @classmethod
+    def _named(cls, value: object) -> object:
+        if value == "":  # As a path it would be the current folder.
+            raise ValueError("it is empty; name a folder, or leave it out for .modyn in the current one")
+        return value
 
     @field_validator("state_dir")
     @classmethod

@@ -102,6 +102,7 @@ def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_
         f"evaluation.datasets.{i}": entry for i, entry in enumerate(entries if isinstance(entries, list) else [])
     }
     named = {f"{path}.dataset_id": entry.get("dataset_id") for path, entry in sections.items() if isinstance(entry, Mapping)}
+    is_refused = any(problem.severity is Severity.ERROR for problem in check_batch_size(pipeline))  # whatever the dataset holds
     for path, name in {**named, **served_datasets(pipeline)}.items():
         if not isinstance(name, str):
             continue
@@ -118,8 +119,9 @@ def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_
         if path == OBSERVATIONS and not info.config.holds_records:
             what = f"dataset '{name}' is made of files, and takes no observations"
             found.append(Problem(path, f"{what}; `modyn data register NAME --records` makes one that does"))
-        for kept, why in _without_batch(pipeline, info.num_samples) if path == "data.dataset_id" else ():
-            message = f"dataset '{name}' holds {info.num_samples} samples{kept}: {why}"
+        largest = _largest_set(pipeline, info.num_samples, RunOptions(RunMode.EXPERIMENT))
+        for kept, why in _without_batch(pipeline, largest) if path == "data.dataset_id" and not is_refused else ():
+            message = f"dataset '{name}' holds {info.num_samples} samples{_of_largest(largest, info.num_samples)}{kept}: {why}"
             found.append(Problem("training.batch_size", message, Severity.WARNING))
     for path, model_id in {"training.initial_model_id": training.get("initial_model_id"), **pinned_models(pipeline)}.items():
         try:
@@ -186,18 +188,52 @@ def unreached_handlers(run: Run) -> list[str]:
 
 
 def check_batch_size(pipeline: Mapping[str, Any]) -> list[Problem]:
-    """Refuse a batch that is larger than what any trigger can train on: with `drop_last_batch` nothing would be."""
-    trigger, selection = _section(pipeline, "trigger"), _section(pipeline, "selection_strategy")
-    bounds = {"selection_strategy.limit": selection.get("limit")}
-    amount, tail = trigger.get("num_samples"), selection.get("tail_triggers")
-    if trigger.get("id") == "DataAmountTrigger" and isinstance(amount, int) and isinstance(tail, int):
-        bounds["trigger.num_samples"] = amount * (tail + 1)
-    return [
-        Problem("training.batch_size", f"{name} keeps trigger sets at {bound} samples{kept}: {why}")
-        for name, bound in bounds.items()
-        if isinstance(bound, int) and bound > 0
-        for kept, why in _without_batch(pipeline, bound, presampled=name == "selection_strategy.limit")
-    ]
+    """Refuse a batch that is larger than what any trigger can train on: with `drop_last_batch` nothing would be. Warn of one that is larger than what
+    the first trigger can."""
+    path, limit, sizes = "training.batch_size", _section(pipeline, "selection_strategy").get("limit"), _set_sizes(pipeline)
+    found = list[Problem]()
+    if isinstance(limit, int) and limit > 0:
+        for kept, why in _without_batch(pipeline, limit, presampled=True):
+            found.append(Problem(path, f"selection_strategy.limit keeps trigger sets at {limit} samples{kept}: {why}"))
+    if sizes is None:
+        return found
+    first, most = sizes
+    for kept, why in _without_batch(pipeline, most) if most is not None else ():
+        return [*found, Problem(path, f"trigger.num_samples keeps trigger sets at {most} samples{kept}: {why}")]
+    for kept, why in _without_batch(pipeline, first):
+        what = f"trigger.num_samples gives the first trigger {first} samples{kept}: {why}. Later triggers have more samples"
+        found.append(Problem(path, what, Severity.WARNING))
+    return found
+
+
+def _set_sizes(pipeline: Mapping[str, Any]) -> tuple[int, int | None] | None:
+    """Samples of the first trigger set, and the most of a later one, which is None where all earlier samples are selected from again.
+
+    None: the trigger policy does not say it. With a DataAmountTrigger it is known, unless labels of several samples may come at once.
+    """
+    trigger, tail = _section(pipeline, "trigger"), _section(pipeline, "selection_strategy").get("tail_triggers")
+    amount, delay = trigger.get("num_samples"), _section(pipeline, "data").get("label_delay")
+    if trigger.get("id") != "DataAmountTrigger" or not isinstance(amount, int) or amount < 1 or delay:
+        return None
+    return amount, amount * (tail + 1) if isinstance(tail, int) else None
+
+
+def _largest_set(pipeline: Mapping[str, Any], num_samples: int, options: RunOptions) -> int:
+    """The most samples of a trigger set in a replay of `num_samples`, as far as it is known."""
+    sizes = _set_sizes(pipeline)
+    if sizes is None or num_samples < sizes[0]:
+        return num_samples
+    amount, most = sizes
+    num_triggers = num_samples // amount
+    if options.max_triggers is not None and options.max_triggers <= num_triggers:
+        reached = options.max_triggers * amount
+    else:
+        reached = num_samples if options.final_trigger else num_triggers * amount
+    return reached if most is None else min(reached, most)
+
+
+def _of_largest(largest: int, num_samples: int) -> str:
+    return f", and its largest trigger set {largest}" if largest < num_samples else ""
 
 
 def _without_batch(pipeline: Mapping[str, Any], num_samples: int, *, presampled: bool = False) -> Iterator[tuple[str, str]]:
@@ -251,8 +287,11 @@ def measure_stream(pipeline: Pipeline, options: RunOptions, storage: StorageClie
             )
         where = "" if options.interval == Interval() else f" in [{options.interval.start}, {options.interval.end})"
         raise InvalidArgumentError(f"dataset '{dataset}' holds no samples{where}, so there is nothing to replay; {advice}")
-    for kept, why in _without_batch(pipeline.as_dict(), num_samples):
-        raise InvalidArgumentError(f"training.batch_size: the replay has {num_samples} samples{kept}: {why}")
+    largest = _largest_set(pipeline.as_dict(), num_samples, options)
+    for kept, why in _without_batch(pipeline.as_dict(), largest):
+        raise InvalidArgumentError(
+            f"training.batch_size: the replay has {num_samples} samples{_of_largest(largest, num_samples)}{kept}: {why}"
+        )
     return StreamExtent(info.identity, evaluated, num_samples, info.next_key, info.num_labels)
 
 

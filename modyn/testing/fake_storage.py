@@ -38,7 +38,7 @@ from modyn.storage.model.samples import Payloads, common_size
 from modyn.storage.payloads import OnMissing, PayloadClient, PayloadStream
 from modyn.storage.read.column_values import ValueEncoder
 from modyn.storage.read.locality import ShortCutOffer
-from modyn.storage.records.intake import why_not_taken
+from modyn.storage.records.intake import why_no_seconds, why_not_taken
 from modyn.testing.fake_streams import FakeNewLabels, FakeNewSamples
 from modyn.testing.fakes import FakeClient
 from modyn.testing.held_dataset import HeldDataset
@@ -187,6 +187,8 @@ class FakeStorageClient(FakeClient, StorageClient):
             for record in records:
                 if reason := why_not_taken(record, dataset.float_labels, 1 << 20, latest):
                     raise InvalidArgumentError(f"the record with the key '{record.key[:40]}' cannot be taken: {reason}")
+            if reason := why_no_seconds(records, dataset.time_range):
+                raise InvalidArgumentError(f"dataset '{name}': {reason}. None of the records of this call was appended")
             answers, new = dataset.judged(records)
             times = [int(time.time()) if record.timestamp is None else record.timestamp for record in new]
             missing = np.nan if dataset.float_labels else NO_LABEL

@@ -41,6 +41,11 @@ class HeldDataset:
         labels: LabelArray = np.asarray(chosen, np.float64) if self.float_labels else np.asarray(chosen, np.int64)
         return SampleBatch(keys, np.asarray([self.timestamps[key] for key in keys], np.int64), labels)
 
+    @property
+    def time_range(self) -> tuple[int, int] | None:
+        """The earliest and the latest timestamp; None if there are no samples."""
+        return (min(self.timestamps), max(self.timestamps)) if self.timestamps else None
+
     def has(self, key: int) -> bool:
         """Whether there is a sample of this key, not deleted."""
         return 0 <= key < len(self.timestamps) and key not in self.deleted

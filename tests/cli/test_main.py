@@ -115,6 +115,10 @@ def test_options_before_the_command_reach_it(tmp_path: Path, monkeypatch: pytest
     result = CliRunner().invoke(app, ["--config", str(file), "--state-dir", str(tmp_path / "state"), "ps"])
     assert result.exit_code == 1
     assert str(tmp_path / "state") in str(result.exception)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MODYN_STATE_DIR")
+    result = CliRunner().invoke(app, ["--config", str(file), "--state-dir", "", "ps"])
+    assert f"{tmp_path}/.modyn" in str(result.exception), "an empty text is as none, and not the current folder"
     file.write_text("storage: {num_treads: 3}\n")
     result = CliRunner().invoke(app, ["--config", str(file), "ps"])
     assert f"{file}:1: storage.num_treads" in str(result.exception)

@@ -89,6 +89,15 @@ def test_a_time_is_written_as_in_files(time: object) -> None:
     assert parse_record(line).timestamp == 1359590400
 
 
+def test_numbers_are_seconds_where_the_dataset_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text(
+        "".join(json.dumps({"key": "a", "payload": "", "timestamp": time}) + "\n" for time in (20130131, "2013-01-31"))
+    )
+    (records,) = read_calls(path, "s")
+    assert [record.timestamp for record in records] == [20130131, 1359590400]
+
+
 @pytest.mark.parametrize("line", [b'{"key": "a", "payload": "x"}', b'{"key": "a", "label": null, "payload": "x"}'])
 def test_a_label_that_comes_later_is_left_out(line: bytes) -> None:
     assert parse_record(line) == NewRecord("a", b"x", None)

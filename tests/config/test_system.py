@@ -50,6 +50,16 @@ def test_values_come_from_the_file_and_the_environment_wins(tmp_path: Path, monk
     assert config.endpoint("storage").address == "127.0.0.1:2"
 
 
+def test_an_empty_variable_is_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, "state_dir: /s\nredis_url: redis://h:1/0\nstorage: {address: '127.0.0.1:1'}\n")
+    for name in ("MODYN_STATE_DIR", "MODYN_REDIS_URL", "MODYN_STORAGE__ADDRESS", "MODYN_STORAGE__NUM_THREADS", "MODYN_CONFIG"):
+        monkeypatch.setenv(name, "")
+    config = load_system_config(path)
+    assert (config.state_dir, config.redis_url, config.storage.address) == (Path("/s"), "redis://h:1/0", "127.0.0.1:1")
+    monkeypatch.chdir(tmp_path)
+    assert load_system_config().state_dir == tmp_path / ".modyn"
+
+
 def test_the_environment_may_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODYN_CONFIG", str(written(tmp_path, "selector: {log_level: debug}\n")))
     assert load_system_config().selector.log_level == "debug"
@@ -65,6 +75,7 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
         ("storge: {}", r"storge: there is no such key, did you mean 'storage'\? Allowed: alerts, cache, database_url"),
         ("storage: {num_thread: 1}", r"storage\.num_thread: there is no such key, did you mean 'num_threads'"),
         ("storage: {num_threads: 0}", r"storage\.num_threads: 0 is wrong: input should be greater than or equal to 1"),
+        ("state_dir: ''", r"state_dir: it is empty; name a folder, or leave it out"),
         ("storage: {num_threads: many}", r"storage\.num_threads: 'many' is wrong"),
         ("storage: {address: localhost}", r"storage\.address: 'localhost' is not an address; write host:port"),
         ("storage: {address: 'h:70000'}", r"storage\.address: 'h:70000' is not an address"),

@@ -151,7 +151,7 @@ def test_a_truncated_file_is_set_aside_and_the_rest_goes_on(stack: RunningStack)
     done = stack.modyn("data", "ingest", "torn")
     assert done.returncode == 0
     assert "40 samples in" in done.stderr
-    assert "1 files were set aside; `modyn data problems torn` lists the reasons" in done.stderr
+    assert "1 file was set aside; `modyn data problems torn` lists the reasons" in done.stderr
     message = stack.modyn("data", "problems", "torn").stdout
     assert "day-0001.bin" in message
     assert str(len(whole) - 5) in message

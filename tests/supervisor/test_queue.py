@@ -1186,7 +1186,11 @@ def test_what_a_pipeline_names_and_is_not_there_is_found_by_check(runs: RunQueue
             "trigger.num_samples keeps trigger sets at 3 samples",
         ),
         (
-            {"training": {"use_previous_model": True, "batch_size": 36}, "selection_strategy": NEW_DATA},
+            {
+                "training": {"use_previous_model": True, "batch_size": 36},
+                "selection_strategy": NEW_DATA,
+                "trigger": {"id": "TimeTrigger", "every": "10s"},
+            },
             "dataset 'train' holds 35 samples",
         ),
     ],
@@ -1202,6 +1206,48 @@ def test_a_batch_that_is_never_full_is_refused(runs: RunQueue, sections: dict[st
     whole = dict(sections)
     whole["training"] = {"use_previous_model": True, "batch_size": 36, "drop_last_batch": False}
     assert runs.validate(pipeline_yaml(**whole), "p.yaml") == []
+
+
+SAMPLED = {"name": "CoresetStrategy", "maximum_keys_in_memory": 100}
+SAMPLED["downsampling_config"] = {"strategy": "Loss", "ratio": 30, "sample_then_batch": True}
+
+
+@pytest.mark.parametrize(
+    ("sampled", "warns"),
+    [
+        (SAMPLED, True),
+        (SAMPLED | {"tail_triggers": 0}, False),
+        (SAMPLED | {"tail_triggers": 1}, True),
+    ],
+    ids=["all history", "new samples only", "those of one earlier trigger"],
+)
+def test_a_batch_is_compared_with_what_a_data_amount_trigger_selects(
+    runs: RunQueue, sampled: dict[str, Any], warns: bool
+) -> None:
+    """Of 10 samples a ratio of 30 % leaves 3, of 20 samples 6; the dataset has 35."""
+    yaml = pipeline_yaml(training=BATCHES_OF_4, selection_strategy=sampled)
+    (found,) = runs.validate(yaml, "p.yaml")
+    assert (found.path, found.severity) == ("training.batch_size", "warning" if warns else "error")
+    assert (
+        "10 samples, of which 3 are left by selection_strategy: a batch of 4 is never full, and nothing is trained"
+        in found.message
+    )
+    assert ("gives the first trigger 10" in found.message) == warns
+    if not warns:
+        with pytest.raises(ConfigError, match="trigger.num_samples keeps trigger sets at 10 samples"):
+            runs.submit(yaml, "p.yaml", EXPERIMENT)
+        return
+    assert "the first trigger 10 samples" in runs.submit(yaml, "p.yaml", EXPERIMENT).message
+    for options in (replace(EXPERIMENT, max_triggers=1), replace(EXPERIMENT, to_timestamp=19)):
+        with pytest.raises(InvalidArgumentError, match=r"samples, and its largest trigger set 10, of which 3 are left"):
+            runs.submit(yaml, "p.yaml", options)
+    runs.submit(yaml, "p.yaml", replace(EXPERIMENT, to_timestamp=19, final_trigger=True))
+    doubled = pipeline_yaml(
+        training={"use_previous_model": True, "batch_size": 10}, selection_strategy=sampled | {"tail_triggers": None}
+    )
+    assert "dataset 'train' holds 35 samples, and its largest trigger set 30, of which 9 are left" in str(
+        runs.validate(doubled, "p.yaml")[0]
+    )
 
 
 @pytest.mark.parametrize(

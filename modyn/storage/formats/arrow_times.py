@@ -33,6 +33,12 @@ def holds_times(kind: pa.DataType) -> bool:
     return bool(is_text or is_number or pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
+def have_unit(kind: pa.DataType) -> bool:
+    """Whether times of a column have their unit in its type, and are no digits that may be read in another way."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+
+
 def times_of(column: pa.Array, times: TimeFormat) -> ReadTimes:
     """Read a column for which `holds_times`, without nulls.
 

@@ -29,10 +29,10 @@ class RowsConfig(GrowingConfig):
 class BadRows:
     """The bad rows of one file, in the order in which they are found.
 
-    Args: path: of the file, for messages. most: so many rows are skipped; one more is an error of the file.
+    Args: path: of the file, for messages. most: so many rows are skipped; one more is an error of the file. None: the format skips none.
     """
 
-    def __init__(self, path: str, most: int) -> None:
+    def __init__(self, path: str, most: int | None) -> None:
         self._path, self._most = path, most
         self._found: list[BadRow] = []
         self._num_taken = 0
@@ -40,7 +40,7 @@ class BadRows:
     def add(self, row: BadRow) -> None:
         """Note a bad row. Raises: as `check`: there are very many."""
         self._found.append(row)
-        if len(self._found) >= self._most + _SEARCHED:
+        if len(self._found) >= (self._most or 0) + _SEARCHED:
             self.check("at least ")
 
     def take(self) -> Sequence[BadRow]:
@@ -53,26 +53,24 @@ class BadRows:
 
         Args: least: stands before the number of rows in the message: "at least ", where the file was not read to its end.
         """
-        if len(self._found) > self._most:
+        if len(self._found) > (self._most or 0):
             raise too_many(self._path, self._found, self._most, least)
 
 
-def too_many(path: str, rows: Sequence[BadRow], most: int, least: str = "") -> DataError:
+def too_many(path: str, rows: Sequence[BadRow], most: int | None, least: str = "") -> DataError:
     """The error of a file with more bad rows than may be skipped: UnusableNowError if those would be fewer once the time of all has come.
 
-    Args: rows: one or more; with a single one, its reason is the error's. most: so many rows may be skipped. least: as for
-    `BadRows.check`.
+    Args: rows: one or more; with a single one, its reason is the error's. most, least: as for `BadRows`.
     """
     num_early = sum(row.is_early for row in rows)
-    kind = UnusableNowError if num_early and len(rows) - num_early <= most else DataError
+    kind = UnusableNowError if num_early and len(rows) - num_early <= (most or 0) else DataError
     first, *others = rows
     if not others:
         return kind(first.reason)
     named = "; ".join(row.reason.removeprefix(f"{path}, ") for row in rows[:_NAMED])
     more = f"; and {least}{len(rows) - _NAMED:,} more" if len(rows) > _NAMED else ""
-    return kind(
-        f"{path}: {least}{len(rows):,} rows cannot be used, max_bad_rows is {most:,}; correct them, or raise the bound to skip them: {named}{more}"
-    )
+    bound, advice = ("", "") if most is None else (f", max_bad_rows is {most:,}", ", or raise the bound to skip them")
+    return kind(f"{path}: {least}{len(rows):,} rows cannot be used{bound}; correct them{advice}: {named}{more}")
 
 
 def with_path(found: Iterator[IndexedSamples], place: str, path: str) -> Iterator[IndexedSamples]:

@@ -127,6 +127,8 @@ class FileFormat(ABC):
     """Files may be compressed: they are unpacked before they are indexed. Only for a format without companions and without a reader of its own."""
     row_times: ClassVar[tuple[str, str]] = ("(?:column|field):(.+)", "")
     """Regular expression of a timestamp_source that names a place in a row, and the error message's list of all that are allowed."""
+    brings_times: ClassVar[bool] = False
+    """Samples come with their times, without a timestamp_source: they are records that clients append."""
     isolated: ClassVar[bool] = True
     """Files are indexed in a process of bounded memory and time, because code that is not ours reads them: what a file makes it do, a crash say, then
     concerns that file alone. False: nothing but code of this package reads them. Not inherited: a class says it for itself."""
@@ -147,7 +149,7 @@ class FileFormat(ABC):
         self.config, self.timestamp_source = config, timestamp_source
         self.times = time_format(config.timestamp_format)
         """What reads times, in rows too."""
-        if config.timestamp_format and not timestamp_source:
+        if config.timestamp_format and not timestamp_source and not self.brings_times:
             raise ConfigError(
                 "timestamp_format is for times in rows and in names of files, and samples have the modification time of their file; set "
                 "timestamp_source, or leave it out"
@@ -169,6 +171,12 @@ class FileFormat(ABC):
     def float_labels(self) -> bool:
         """Labels are float64, not int64."""
         return self.config.label_type == "float"
+
+    @property
+    def times_are_digits(self) -> bool:
+        """Whether a number at the place of a time is taken for seconds without a `timestamp_format` that says so."""
+        has_place = self.brings_times or self.time_place is not None or self.name_pattern is not None
+        return has_place and not self.config.timestamp_format
 
     def file_time(self, path: str, mtime_ns: int) -> int | None:
         """The time that all samples of a file share, in seconds since 1970: of its name, else `mtime_ns`; None if each row has its own.

@@ -20,7 +20,7 @@ from pydantic import Field, field_validator, model_validator
 from modyn.errors import DataError
 from modyn.records import Int64Array, LabelArray
 from modyn.storage.files.local import LocalFiles, open_native
-from modyn.storage.formats.arrow_times import holds_times, times_of
+from modyn.storage.formats.arrow_times import have_unit, holds_times, times_of
 from modyn.storage.formats.base import FormatConfig, FormatResume, OpenedFile, RangedFormat, RowGroups
 from modyn.storage.formats.json_fields import ROUNDED
 from modyn.storage.formats.parquet_footer import read_footer
@@ -134,6 +134,7 @@ class ParquetFormat(RangedFormat):
             payload, schema = self.config.payload_columns, metadata.schema.to_arrow_schema()
             typed = self._typed(path, schema)
             times_of_text = [name for name in self._time_column() if is_text(schema.field(name).type)]
+            typed_times = any(have_unit(schema.field(name).type) for name in self._time_column())
             texts, fixed = typed.texts, typed.num_bytes
             packed = pq.ParquetFile(source, metadata=metadata, read_dictionary=[*texts, *times_of_text], **INT96)
             unpacked = packed
@@ -168,7 +169,7 @@ class ParquetFormat(RangedFormat):
                 labels = self._labels(path, first, batch.column(self.config.label_column))
                 offsets = np.arange(first, first + len(batch), dtype=np.int64)
                 # A file is indexed as a whole, so every chunk ends where it does.
-                yield IndexedSamples(offsets, sizes, labels, times, file.size, schema=typed.schema)
+                yield IndexedSamples(offsets, sizes, labels, times, file.size, schema=typed.schema, typed_times=typed_times)
                 first += len(batch)
 
     def _typed(self, path: str, found: pa.Schema) -> TypedColumns:

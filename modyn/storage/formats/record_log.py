@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Final
+from typing import Any, BinaryIO, ClassVar, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -179,19 +179,26 @@ def refuse_later_batch(path: Path, file: BinaryIO, end: int, next_key: int) -> N
         rest = found[-BATCH_HEAD.size + 1 :]
 
 
+class RecordLogConfig(FormatConfig):
+    """Options of a dataset of records."""
+
+    timestamp_format: Literal["", "s"] = ""
+    """Times of records are seconds since 1970. Empty: numbers that are more likely a date, as 20130131 or 2013, or another unit are refused. s: they
+    are taken for seconds, of a dataset that counts from 0."""
+
+
 class RecordLogFormat(FileFormat):
     """The format of the files of a record log. Only storage writes them, so that none is registered with it as the format of a folder."""
 
-    Config: ClassVar[type[FormatConfig]] = FormatConfig
+    Config: ClassVar[type[RecordLogConfig]] = RecordLogConfig
     can_grow = True
+    brings_times = True
     isolated = False
 
-    def __init__(self, config: FormatConfig, timestamp_source: str = "") -> None:
+    def __init__(self, config: RecordLogConfig, timestamp_source: str = "") -> None:
         """Raises: ConfigError: a place of the time is given, which each record brings with it."""
-        if timestamp_source or config.timestamp_format:
-            raise ConfigError(
-                "a record brings its time with it: leave timestamp_source and timestamp_format out of a dataset of records"
-            )
+        if timestamp_source:
+            raise ConfigError("a record brings its time with it: leave timestamp_source out of a dataset of records")
         super().__init__(config, timestamp_source)
 
     def holds_samples(self, path: str) -> bool:

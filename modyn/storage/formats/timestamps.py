@@ -30,6 +30,9 @@ _YEARS = 1900, 2100
 _MONTHS = 1900_01, 2100_12
 _DAYS = 10_01_01, 99_12_31
 """With years of two digits; those before 2010 are no numbers of six digits."""
+_NOT_FROM_0 = 10**9
+"""Of 2001. Times that count from 0 do not reach it."""
+_SET_FORMAT = "set the option timestamp_format='{spelling}', or timestamp_format='s' if they are seconds of January 1970"
 _MAX_REGEX = 1000
 """Characters."""
 _KNOWN = re.compile(r"|name:.+|column:.+|field:[0-9]+:[1-8]|field:[^:.]+(\.[^:.]+)*", re.DOTALL)
@@ -133,15 +136,16 @@ def out_of_range(path: str) -> DataError:
 @dataclass(frozen=True, slots=True)
 class TimeRange:
     """The earliest and the latest of some times, in seconds since 1970, and whether all of them have the digits of months, YYYYMM of 1900 to 2100,
-    or of days, YYMMDD."""
+    or of days, YYMMDD. are_digits: they may be digits that are meant as something else; not so where a type says what they are."""
 
     earliest: int
     latest: int
     are_months: bool
     are_days: bool
+    are_digits: bool = True
 
     @classmethod
-    def of(cls, timestamps: Int64Array | int) -> TimeRange:
+    def of(cls, timestamps: Int64Array | int, *, are_digits: bool = True) -> TimeRange:
         """The range of one time or more.
 
         >>> TimeRange.of(np.array([201301, 201313])).are_months, TimeRange.of(201301).are_months
@@ -159,7 +163,9 @@ class TimeRange:
             digits = ((times // factor % 100, most) for factor, most in parts.values())
             return all(bool(((part >= 1) & (part <= most)).all()) for part, most in digits)
 
-        return cls(earliest, latest, have_digits(_MONTHS, month=(1, 12)), have_digits(_DAYS, month=(100, 12), day=(1, 31)))
+        return cls(
+            earliest, latest, have_digits(_MONTHS, month=(1, 12)), have_digits(_DAYS, month=(100, 12), day=(1, 31)), are_digits
+        )
 
     def joined(self, other: TimeRange | None) -> TimeRange:
         """The range of these times and of others, of which there may be none."""
@@ -170,14 +176,18 @@ class TimeRange:
             max(self.latest, other.latest),
             self.are_months and other.are_months,
             self.are_days and other.are_days,
+            self.are_digits and other.are_digits,
         )
 
-    def why_no_seconds(self, least: int | None) -> str:
+    def why_no_seconds(self, others: tuple[int, int] | None, advice: str = _SET_FORMAT) -> str:
         """What the times most likely are in place of seconds, and what to do; empty: nothing speaks against seconds.
 
-        Args: least: earliest other time of the dataset. One between 0 and all that look like years, months or days shows that it counts seconds
-        from 0.
+        Args: others: earliest and latest other time of the dataset, if there are any. That it counts seconds from 0 is shown by an earliest one
+        between 0 and all that look like years, months or days, unless the latest is of 2001 or later. advice: what to do, with `{spelling}` for the
+        format that would read the digits.
         """
+        if not self.are_digits:
+            return ""
         if self.earliest >= _YEARS[0] and self.latest <= _YEARS[1]:
             what, spelling, first = "years", "%Y", _YEARS[0]
         elif self.are_months:
@@ -186,10 +196,7 @@ class TimeRange:
             what, spelling, first = "days", "%y%m%d", _DAYS[0]
         else:
             return ""
-        if least is not None and 0 <= least < first:
+        if others is not None and 0 <= others[0] < first and others[1] < _NOT_FROM_0:
             return ""
         shown = str(self.earliest) if self.earliest == self.latest else f"{self.earliest} to {self.latest}"
-        return (
-            f"the times here, {shown}, are most likely {what} and no seconds since 1970; set the option timestamp_format='{spelling}', or "
-            "timestamp_format='s' if they are seconds of January 1970"
-        )
+        return f"the times here, {shown}, are most likely {what} and no seconds since 1970; {advice.format(spelling=spelling)}"

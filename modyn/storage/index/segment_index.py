@@ -93,6 +93,12 @@ class SegmentIndex:
         """The latest timestamp in seconds since 1970; None while there is no segment."""
         return max((segment.info.max_timestamp for segment in self.segments), default=None)
 
+    @property
+    def time_range(self) -> tuple[int, int] | None:
+        """The earliest and the latest timestamp; None if there are no samples."""
+        earliest, latest = self.min_timestamp, self.max_timestamp
+        return None if earliest is None or latest is None else (earliest, latest)
+
     def contains(self, keys: Int64Array) -> npt.NDArray[np.bool_]:
         """For each key, whether there is or was a sample with it: bool (n,). Args: keys: int64 (n,)."""
         return self._columns.contains(keys)

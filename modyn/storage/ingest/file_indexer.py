@@ -143,7 +143,7 @@ class FileJob:
         """
         before = self._resume or self.indexed
         end, num_samples = before.end, before.num_samples
-        bad_rows = BadRows(self._path, getattr(self._format.config, "max_bad_rows", 0))
+        bad_rows = BadRows(self._path, getattr(self._format.config, "max_bad_rows", None))
         self.begin()
         with self._watched:
             for chunk in self._chunks(found or self._found()):
@@ -152,7 +152,7 @@ class FileJob:
                 end, num_samples = chunk.end, num_samples + len(chunk)
                 self.schema = chunk.schema or self.schema
                 if len(chunk):
-                    self.times = TimeRange.of(chunk.timestamps).joined(self.times)
+                    self.times = TimeRange.of(chunk.timestamps, are_digits=not chunk.typed_times).joined(self.times)
                     yield chunk
             bad_rows.check()
             self.skipped = bad_rows.take()
@@ -172,7 +172,8 @@ class FileJob:
 
     def _without_refused(self, chunk: IndexedSamples) -> IndexedSamples:
         """The chunk with the samples that storage refuses among its skipped rows, which `samples` counts."""
-        future = future_samples(chunk.timestamps, len(chunk), self._limits.future_tolerance_s)
+        are_digits = self._format.times_are_digits and not chunk.typed_times
+        future = future_samples(chunk.timestamps, len(chunk), self._limits.future_tolerance_s, are_digits=are_digits)
         wrong = refused_samples(chunk.labels, chunk.timestamps)
         refused = future | {at: f"{reason}; correct the file" for at, reason in wrong.items()}
         if not refused:
@@ -348,16 +349,18 @@ def refused_samples(labels: LabelArray, timestamps: Int64Array | int) -> dict[in
     return found
 
 
-def future_samples(timestamps: Int64Array | int, num_samples: int, tolerance_s: float | None) -> dict[int, str]:
+def future_samples(
+    timestamps: Int64Array | int, num_samples: int, tolerance_s: float | None, *, are_digits: bool
+) -> dict[int, str]:
     """Position → why the sample is not taken now: it lies further in the future than `tolerance_s`; None: none does.
 
-    Args: timestamps: int64 (n,), or one for all; seconds since 1970.
+    Args: timestamps: int64 (n,), or one for all; seconds since 1970. are_digits: they may be digits that another `timestamp_format` reads.
     """
     if tolerance_s is None:
         return {}
     times = np.asarray(timestamps)
     late = _marked(times, times > time.time() + tolerance_s, num_samples)
-    return {at: _why_late(found, tolerance_s, advises=n < _ADVISED) for n, (at, found) in enumerate(late)}
+    return {at: _why_late(found, tolerance_s, advises=are_digits and n < _ADVISED) for n, (at, found) in enumerate(late)}
 
 
 def _marked(times: Int64Array, marks: BoolArray, num_samples: int) -> list[tuple[int, int]]:

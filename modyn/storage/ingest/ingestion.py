@@ -339,7 +339,8 @@ class _Ingestion:
             changed |= found.mtimes_ns != files.mtimes_ns
         for i, reason in refused_samples(found.labels, found.timestamps).items():
             problems.setdefault(i, DataError(f"cannot use {self._files.full_path(files.paths[i])}: {reason}; correct it"))
-        for i, reason in future_samples(found.timestamps, len(files), self._dataset.limits.future_tolerance_s).items():
+        tolerance_s, are_digits = self._dataset.limits.future_tolerance_s, self._dataset.format.times_are_digits
+        for i, reason in future_samples(found.timestamps, len(files), tolerance_s, are_digits=are_digits).items():
             problems.setdefault(i, UnusableNowError(f"cannot use {self._files.full_path(files.paths[i])} yet: {reason}"))
         for i in [i for i, error in problems.items() if isinstance(error, FileChangedError)]:
             del problems[i]

@@ -41,11 +41,7 @@ def forget_file(dataset: OpenDataset, path: str) -> DeletedSamples:
         relative = _relative(dataset, path)
         file_id = dataset.files.id_of(relative)
         if file_id is None:
-            known = [dataset.files.path(i) for i in range(min(len(dataset.files), 1000))]
-            raise NotFoundError(
-                f"no file {relative} is indexed in dataset '{dataset.name}'{nearest(relative, known) or ';'} name it by its path, full or "
-                f"below {dataset.row.config.base_path}"
-            )
+            raise NotFoundError(_why_not_indexed(dataset, relative))
         row = dataset.catalogue.file(dataset.row.id, file_id)
         _check_content(dataset, relative)
         snapshot = dataset.snapshot()
@@ -59,6 +55,24 @@ def forget_file(dataset: OpenDataset, path: str) -> DeletedSamples:
         writer.flush()
         dataset.scan_by = 0.0
         return DeletedSamples(dataset.name, dataset.row.identity, path, len(keys), int(keys.min()) if len(keys) else None)
+
+
+def _why_not_indexed(dataset: OpenDataset, path: str) -> str:
+    """Why no sample of a file is indexed, and what to do. Args: path: relative to the dataset's folder."""
+    name, full_path = dataset.name, dataset.filesystem.full_path(path)
+    if path in dataset.problems:
+        listed = dataset.catalogue.problems(dataset.row.id, dataset.filesystem.full_path)
+        reason = next(
+            (problem.reason for problem in listed if problem.path == full_path), f"`modyn data problems {name}` says why"
+        )
+        return f"{full_path} was set aside, so that it has no samples to delete: {reason}. Once it is corrected, `modyn data ingest {name}` takes it"
+    if dataset.format.holds_samples(path) and dataset.filesystem.version(SeenFile(path, 0, 0)) is not None:
+        return f"{full_path} is not indexed yet; `modyn data ingest {name}` takes it"
+    known = [dataset.files.path(i) for i in range(min(len(dataset.files), 1000))]
+    return (
+        f"no file {path} is indexed in dataset '{name}'{nearest(path, known) or ';'} name it by its path, full or below "
+        f"{dataset.row.config.base_path}"
+    )
 
 
 def _check_content(dataset: OpenDataset, path: str) -> None:

@@ -11,13 +11,12 @@ class TimeDecision:
     """Compares the times of each new file with those of the dataset, during one ingestion."""
 
     def __init__(self, dataset: OpenDataset) -> None:
-        built = dataset.format
-        self._are_digits = (built.time_place or built.name_pattern) is not None and not built.config.timestamp_format
-        self._least = dataset.snapshot().index.min_timestamp
+        self._are_digits = dataset.format.times_are_digits
+        self._others = dataset.snapshot().index.time_range
 
     def why_refused(self, times: TimeRange | None) -> str:
         """Why new samples with these times are refused, and what to do; empty: they are not."""
-        return times.why_no_seconds(self._least) if self._are_digits and times is not None else ""
+        return times.why_no_seconds(self._others) if self._are_digits and times is not None else ""
 
     def check(self, path: str, times: TimeRange | None) -> None:
         """Refuse the new samples of a file as `why_refused`. Args: path: full path. Raises: DataError."""
@@ -27,4 +26,5 @@ class TimeDecision:
     def note(self, times: TimeRange | None) -> None:
         """Note the times of samples that are added."""
         if times is not None:
-            self._least = times.earliest if self._least is None else min(self._least, times.earliest)
+            earliest, latest = self._others or (times.earliest, times.latest)
+            self._others = min(earliest, times.earliest), max(latest, times.latest)

@@ -121,7 +121,8 @@ class NewRecord:
     label: float | None
     """A whole number of 64 bits, unless the labels of the dataset are fractions; None: it comes later, by `set_labels`."""
     timestamp: int | None = None
-    """Seconds since 1970; None: the time of arrival. Digits that are most likely a date (20130131) or another unit are refused, as in files."""
+    """Seconds since 1970; None: the time of arrival. Digits that are most likely a date (20130131) or another unit are refused, and 2013, 201301 or
+    240301 if all times of a call look so, as in files; unless the dataset counts seconds from 0."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

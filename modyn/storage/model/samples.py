@@ -42,6 +42,7 @@ class IndexedSamples:
     unended: why the one row of this chunk, a sample or a skipped one, does not end yet and may be continued; empty: it ends. A chunk of
     neither is a part of a row that cannot be taken as it is: the last chunk, and also the first one where the part may mean that all is read wrong.
     schema: of the dataset, with what is known of it by this file; None: the format has none.
+    typed_times: times have their unit in the types of the file, and are no digits that may be read in another way.
     """
 
     offsets: Int64Array
@@ -52,6 +53,7 @@ class IndexedSamples:
     skipped: Sequence[BadRow] = ()
     unended: str = ""
     schema: DatasetSchema | None = None
+    typed_times: bool = False
 
     def __len__(self) -> int:
         return len(self.offsets)

@@ -19,6 +19,7 @@ from modyn.records import why_no_label
 from modyn.rpc.logs import get_logger
 from modyn.storage.files.file_system import SeenFile
 from modyn.storage.formats.record_log import HEAD_BYTES, RecordBatch
+from modyn.storage.formats.timestamps import TimeRange
 from modyn.storage.ingest.fingerprints import tail_of
 from modyn.storage.ingest.ingestion import SAMPLES_INGESTED
 from modyn.storage.ingest.locks import locked
@@ -32,8 +33,10 @@ from modyn.storage.records.log import DurableLog, PreparedRecords, RecordLog, Re
 MOST_KEY_CHARACTERS: Final = 128
 _A_YEAR_S: Final = 365 * 86_400
 """A time in a finer unit that would be earlier is more likely a time in a coarser one."""
-_SECONDS: Final = TimeFormat()
+_AUTOMATIC: Final = TimeFormat()
 _DATES: Final = (TimeFormat("%Y%m%d"), TimeFormat("%Y%m%d%H%M%S"))
+_SEND_SECONDS: Final = "send seconds since 1970, or none for the time of arrival"
+_DECLARE: Final = "where a dataset counts seconds from 0, `modyn data change NAME -o timestamp_format=s` says so, and any number is one of seconds"
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 30.0
 """Before samples are made again after an error; each pause is twice the last one."""
@@ -77,6 +80,7 @@ class RecordIntake:
         now = int(time.time())
         self._check(records, float_labels, now)
         log = self._opened()
+        self._refuse_dates(records, log)
         answers = log.append(PreparedRecords.of(records, float_labels=float_labels, now=now))
         if (num_pending := log.durable.next_key - self._dataset.row.next_key) > 0:
             self._pending.set()
@@ -177,10 +181,23 @@ class RecordIntake:
         tolerance_s = self._settings.future_tolerance_s
         latest = LAST_SECOND if tolerance_s is None else min(LAST_SECOND, now + tolerance_s)
         for i, record in enumerate(records):
-            if reason := why_not_taken(record, float_labels, self._settings.records.max_bytes, latest):
+            if reason := why_not_taken(
+                record, float_labels, self._settings.records.max_bytes, latest, self._dataset.format.times
+            ):
                 raise InvalidArgumentError(
                     f"record {i} of the call, for dataset '{self._dataset.name}': {reason}. None of the records of this call was appended"
                 )
+
+    def _refuse_dates(self, records: Sequence[NewRecord], log: RecordLog) -> None:
+        """Raise InvalidArgumentError if the times of a call are most likely years, months or days, by the rule for the times of a file."""
+        if not self._dataset.format.times_are_digits:
+            return
+        reason = why_no_seconds(records, self._dataset.snapshot().index.time_range)
+        if reason and log.durable.next_key > self._dataset.row.next_key:
+            self.seal()  # Records that are no samples yet may show that the dataset counts from 0.
+            reason = why_no_seconds(records, self._dataset.snapshot().index.time_range)
+        if reason:
+            raise InvalidArgumentError(f"dataset '{self._dataset.name}': {reason}. None of the records of this call was appended")
 
     # Making samples
 
@@ -220,8 +237,11 @@ class _DamagedLogError(CorruptStateError):
     """A record that is no sample yet is not what was written."""
 
 
-def why_not_taken(record: NewRecord, float_labels: bool, most_bytes: int, latest: float) -> str:
-    """Why a record cannot be taken, and what to do; empty: it can. Args: latest: the last time that is allowed."""
+def why_not_taken(record: NewRecord, float_labels: bool, most_bytes: int, latest: float, times: TimeFormat = _AUTOMATIC) -> str:
+    """Why a record cannot be taken, and what to do; empty: it can.
+
+    Args: latest: the last time that is allowed. times: what reads times, by the `timestamp_format` of the dataset.
+    """
     if not 1 <= len(record.key) <= MOST_KEY_CHARACTERS:
         if not record.key:
             return f"it has no idempotency key; give it one of 1 to {MOST_KEY_CHARACTERS} characters, the same when the call is repeated"
@@ -230,34 +250,39 @@ def why_not_taken(record: NewRecord, float_labels: bool, most_bytes: int, latest
         return f"its payload has {len(record.payload):,} bytes; allowed are {most_bytes:,}, which storage.records.max_bytes sets in the system file"
     if record.label is not None and (reason := why_no_label(record.label, float_labels)):
         return f"its {reason}"
-    if record.timestamp is not None and not _are_seconds(record.timestamp, latest):
-        return f"its time is {record.timestamp}; {_advice(record.timestamp, latest)}, or none for the time of arrival"
+    if record.timestamp is not None and not _are_seconds(record.timestamp, latest, times):
+        return f"its time is {record.timestamp}; {_advice(record.timestamp, latest)}"
     return ""
 
 
-def _are_seconds(timestamp: int, latest: float) -> bool:
+def why_no_seconds(records: Sequence[NewRecord], others: tuple[int, int] | None) -> str:
+    """As `TimeRange.why_no_seconds`, of the times that records of one call bring with them."""
+    given = [record.timestamp for record in records if record.timestamp is not None]
+    return TimeRange.of(np.array(given)).why_no_seconds(others, f"{_SEND_SECONDS}; {_DECLARE}") if given else ""
+
+
+def _are_seconds(timestamp: int, latest: float, times: TimeFormat) -> bool:
     """Whether a number is a time of a record, by the rule for times in files: one that is most likely a date or another unit is not."""
     if not FIRST_SECOND <= timestamp <= latest:
         return False
     try:
-        return _SECONDS.of_integer(timestamp) <= latest
+        return times.of_integer(timestamp) <= latest
     except ValueError:
         return False
 
 
 def _advice(timestamp: int, latest: float) -> str:
+    may_be_seconds = f"; {_DECLARE}" if FIRST_SECOND <= timestamp <= latest else ""
     for date in _DATES:
         with suppress(ValueError):
-            return f"as a date that is {show_time(date.of_integer(timestamp))}: send seconds since 1970"
+            return f"as a date that is {show_time(date.of_integer(timestamp))}: {_SEND_SECONDS}{may_be_seconds}"
     for unit in ("ms", "us", "ns"):
         with suppress(ValueError):
             if _A_YEAR_S <= (seconds := TimeFormat(unit).of_integer(timestamp)) <= latest:
-                return f"in {unit} that is {show_time(seconds)}: send seconds since 1970"
-    if FIRST_SECOND <= timestamp <= latest:
-        return "it has the digits of a date: send seconds since 1970"
-    return (
-        "send seconds since 1970, of the years 1 to 9999, in the future by at most storage.future_tolerance_s in the system file"
-    )
+                return f"in {unit} that is {show_time(seconds)}: {_SEND_SECONDS}"
+    if may_be_seconds:
+        return f"it has the digits of a date: {_SEND_SECONDS}{may_be_seconds}"
+    return f"{_SEND_SECONDS}. Times are of the years 1 to 9999, and in the future by at most storage.future_tolerance_s in the system file"
 
 
 def _seal(dataset: OpenDataset, log: DurableLog) -> int:

@@ -7,6 +7,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from modyn.config.dataset import DatasetConfig
@@ -113,3 +116,53 @@ def test_a_file_is_taken_once_its_time_has_come(quick_config: SystemConfig, tmp_
             storage.ingest("images")
             assert storage.client.dataset("images").num_samples == num_samples
             assert len(problems_of(storage, "images")) == 1 - num_samples
+
+
+def in_the_future(storage: RunningStorage, folder: Path, wrapper: str, source: str, **options: object) -> str:
+    """The problem of the one file in `folder`, whose times lie in the future; the dataset has the name of the folder."""
+    fields = {"file_wrapper_config": options, "timestamp_source": source, "watch": False}
+    storage.client.register_dataset(DatasetConfig(name=folder.name, base_path=folder, file_wrapper=wrapper, **fields))
+    storage.ingest(folder.name)
+    (reason,) = problems_of(storage, folder.name).values()
+    return reason
+
+
+@pytest.mark.parametrize("stored_as", ["timestamp", "int96", "date"])
+def test_a_typed_time_of_the_future_gets_no_advice_of_other_formats(
+    module_storage: RunningStorage, tmp_path: Path, stored_as: str
+) -> None:
+    """Parquet skips no rows, and the type of a time says what it is."""
+    folder = tmp_path / f"typed-{stored_as}"
+    folder.mkdir()
+    days = np.array(["9999-12-30", "9999-12-31"], "datetime64[D]")
+    times = pa.array(days) if stored_as == "date" else pa.array(days.astype("datetime64[us]"))
+    table = pa.table({"x": [1, 2], "y": [0, 1], "t": times})
+    pq.write_table(table, folder / "a.parquet", use_deprecated_int96_timestamps=stored_as == "int96")
+    columns = {"payload_columns": ["x"], "label_column": "y"}
+    reason = in_the_future(module_storage, folder, "ParquetFileWrapper", "column:t", **columns)
+    assert (
+        "a.parquet: 2 rows cannot be used; correct them: the sample at 0: its time lies more than 86400 s in the future" in reason
+    )
+    assert "at 9999-12-31 00:00:00; correct it; a time that is meant needs a larger storage.future_tolerance_s" in reason
+    assert "max_bad_rows" not in reason
+    assert "timestamp_format" not in reason
+
+
+def test_a_number_of_the_future_gets_the_advice_that_its_format_can_use(module_storage: RunningStorage, tmp_path: Path) -> None:
+    hours = [2034013112, 2034013113]
+    columns = {"payload_columns": ["x"], "label_column": "y"}
+    for name, options, advised in (("numbers", columns, True), ("declared", columns | {"timestamp_format": "s"}, False)):
+        folder = tmp_path / name
+        folder.mkdir()
+        pq.write_table(pa.table({"x": [1, 2], "y": [0, 1], "t": hours}), folder / "a.parquet")
+        reason = in_the_future(module_storage, folder, "ParquetFileWrapper", "column:t", **options)
+        written = "if it is written as 2034013112, set the option timestamp_format='%Y%m%d%H' if it is 2034-01-31 12:00:00"
+        assert (written in reason) == advised
+        assert "max_bad_rows" not in reason
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "a.csv").write_text("".join(f"1,{hour}\n" for hour in hours))
+    reason = in_the_future(module_storage, tmp_path / "rows", "CsvFileWrapper", "column:1", label_index=0)
+    assert "2 rows cannot be used, max_bad_rows is 0; correct them, or raise the bound to skip them: " in reason
+    write_image(tmp_path / "images", "far", b"image", 1, hours[0])
+    endings = {"file_extension": ".png", "label_file_extension": ".label"}
+    assert "timestamp_format" not in in_the_future(module_storage, tmp_path / "images", "SingleSampleFileWrapper", "", **endings)

@@ -146,6 +146,33 @@ def test_a_file_of_one_sample_and_its_label_are_taken_again(storage: RunningStor
     assert storage.client.dataset("images").num_files == 4
 
 
+def test_a_file_that_was_set_aside_is_refused_with_its_problem(storage: RunningStorage, tmp_path: Path) -> None:
+    """It has no samples to delete: the next ingestion takes it once it is corrected."""
+    folder = tmp_path / "aside"
+    folder.mkdir()
+    (folder / "a.csv").write_text("1,x\n")
+    (folder / "b.csv").write_text("wrong,y\n")
+    config = {"label_index": 0}
+    storage.client.register_dataset(
+        DatasetConfig(name="aside", base_path=folder, file_wrapper="CsvFileWrapper", file_wrapper_config=config, watch=False)
+    )
+    storage.ingest("aside")
+    for path in ("b.csv", str(folder / "b.csv")):
+        with pytest.raises(NotFoundError) as refused:
+            storage.client.forget_file("aside", path)
+        (problem,) = storage.client.problems("aside")
+        assert refused.value.message.startswith(
+            f"{folder}/b.csv was set aside, so that it has no samples to delete: {problem.reason}"
+        )
+        assert refused.value.message.endswith("Once it is corrected, `modyn data ingest aside` takes it")
+    (folder / "b.csv").write_text("2,y\n")
+    (folder / "c.csv").write_text("3,z\n")
+    with pytest.raises(NotFoundError, match=r"c\.csv is not indexed yet; `modyn data ingest aside` takes it"):
+        storage.client.forget_file("aside", "c.csv")
+    storage.ingest("aside")
+    assert sorted(labels(storage, "aside").values()) == [1, 2, 3]
+
+
 def test_a_file_that_is_not_indexed_is_refused_with_the_nearest(numbers: RunningStorage) -> None:
     path = numbers.store.dataset("numbers").files.path(0)
     with pytest.raises(NotFoundError, match=f"no file {path[:-1]} is indexed in dataset 'numbers'.*{path}"):

@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from modyn.config.dataset import DatasetConfig
+from modyn.errors import ConfigError, InvalidArgumentError
+from modyn.storage.client import NewRecord
 from tests.support.running_storage import RunningStorage
 
 YEAR_2013, MONTH_2013_12 = 1356998400, 1385856000
@@ -44,7 +48,31 @@ class Dated:
         return [problem.reason for problem in self.storage.client.problems(self.name)]
 
 
-@pytest.mark.parametrize(
+class Records:
+    """A dataset of records with times."""
+
+    def __init__(self, storage: RunningStorage, name: str) -> None:
+        self.storage, self.name, self.sent = storage, name, 0
+        storage.client.register_dataset(self.config())
+
+    def config(self, **options: str) -> DatasetConfig:
+        fields = {"name": self.name, "base_path": "records://", "file_wrapper_config": options}
+        return DatasetConfig.model_validate(fields)
+
+    def append(self, *times: int | None) -> None:
+        """With one call."""
+        records = [NewRecord(f"{self.sent + i}", b"x", 1, time) for i, time in enumerate(times)]
+        self.storage.client.append_records(self.name, records)
+        self.sent += len(records)
+
+    def times(self) -> list[int]:
+        """Of all samples that were made of what was appended."""
+        for _ in self.storage.store.ingest(self.name):
+            pass
+        return self.storage.client.samples_by_key(self.name, np.arange(self.sent)).timestamps.tolist() if self.sent else []
+
+
+CALENDAR = pytest.mark.parametrize(
     ("digits", "what", "spelling", "expected"),
     [
         ([1987, 2013], "1987 to 2013, are most likely years", "%Y", YEAR_2013),
@@ -53,6 +81,9 @@ class Dated:
     ],
     ids=["years", "months", "days"],
 )
+
+
+@CALENDAR
 def test_digits_of_a_calendar_are_refused_with_the_format_that_reads_them(
     module_storage: RunningStorage, tmp_path: Path, digits: list[int], what: str, spelling: str, expected: int
 ) -> None:
@@ -82,6 +113,17 @@ def test_years_among_seconds_of_this_century_are_refused(module_storage: Running
     assert dated.times(c=[2013, 5000]) == [1700000000, 2013, 5000]
 
 
+def test_a_dataset_with_times_of_this_century_does_not_count_from_0(module_storage: RunningStorage, tmp_path: Path) -> None:
+    """Although it has an earlier time, as of a sample of which no time is known."""
+    dated = Dated(module_storage, tmp_path / "unknown")
+    assert dated.times(a=[0, 1700000000], b=[2013], c=[201301]) == [0, 1700000000]
+    assert len(dated.reasons()) == 2
+    records = Records(module_storage, "records-unknown")
+    records.append(0, 1_700_000_000)
+    with pytest.raises(InvalidArgumentError, match="the times here, 2013, are most likely years"):
+        records.append(2013)
+
+
 def test_years_in_other_places_are_found_too(module_storage: RunningStorage, tmp_path: Path) -> None:
     named = Dated(module_storage, tmp_path / "named", r"name:_(\d+)")
     (named.folder / "report_2013.csv").write_text("1,x\n")
@@ -96,3 +138,59 @@ def test_years_in_other_places_are_found_too(module_storage: RunningStorage, tmp
     assert single.indexed() == []
     assert all("1999 to 2013, are most likely years" in reason for reason in single.reasons())
     assert len(single.reasons()) == 2
+
+
+@CALENDAR
+def test_records_of_one_call_are_judged_as_a_file_is(
+    module_storage: RunningStorage, digits: list[int], what: str, spelling: str, expected: int
+) -> None:
+    """Records count seconds, so no format reads the digits of a calendar; that a dataset counts from 0 is declared as for files."""
+    records = Records(module_storage, f"records-{digits[0]}")
+    with pytest.raises(InvalidArgumentError, match=f"dataset '{records.name}': the times here, .*{what}") as refused:
+        records.append(*digits)
+    assert (
+        "no seconds since 1970; send seconds since 1970, or none for the time of arrival; where a dataset"
+        in refused.value.message
+    )
+    assert "`modyn data change NAME -o timestamp_format=s` says so" in refused.value.message
+    assert refused.value.message.endswith("None of the records of this call was appended")
+    with pytest.raises(InvalidArgumentError, match=f"the times here, {digits[0]}, are most likely"):
+        records.append(digits[0], None)
+    assert records.times() == []
+    module_storage.client.change_dataset(records.config(timestamp_format="s"))
+    records.append(*digits, 20130131)
+    records.append(digits[0])
+    assert records.times() == [*digits, 20130131, digits[0]]
+
+
+def test_records_that_count_from_0_pass_through_years_and_months(module_storage: RunningStorage) -> None:
+    """Also right behind records that are no samples yet."""
+    records = Records(module_storage, "records-from-0")
+    records.append(*range(100))
+    for time in (1950, 201301, 240301):
+        records.append(time)
+    assert records.times() == [*range(100), 1950, 201301, 240301]
+    with pytest.raises(
+        InvalidArgumentError, match="its time is 20130131; as a date that is 2013-01-31 .* timestamp_format=s` says so"
+    ):
+        records.append(20130131)
+
+
+def test_a_year_among_records_of_this_century_is_refused(module_storage: RunningStorage) -> None:
+    records = Records(module_storage, "records-mixed")
+    records.append(1_700_000_000)
+    with pytest.raises(InvalidArgumentError, match="the times here, 2013, are most likely years"):
+        records.append(2013)
+    records.append(2013, 5000)
+    assert records.times() == [1_700_000_000, 2013, 5000], "as a file that holds other times too"
+    with pytest.raises(ConfigError, match="timestamp_format: 'ms' is wrong"):
+        module_storage.client.change_dataset(records.config(timestamp_format="ms"))
+
+
+def test_times_that_have_a_type_are_no_digits(module_storage: RunningStorage, tmp_path: Path) -> None:
+    """No format would read them otherwise."""
+    columns = {"payload_columns": ["x"], "label_column": "y"}
+    dated = Dated(module_storage, tmp_path / "typed", "column:t", "ParquetFileWrapper", **columns)
+    times = pa.array(np.array([2013, 2014], "datetime64[s]"))
+    pq.write_table(pa.table({"x": [1, 2], "y": [0, 1], "t": times}), dated.folder / "a.parquet")
+    assert dated.indexed() == [2013, 2014]

@@ -338,5 +338,10 @@ def test_the_fake_answers_alike(clicks: RunningStorage) -> None:
             [AppendedRecord(1, True, True), AppendedRecord(2)],
         ]
     assert fake.client().samples_by_key(NAME, np.arange(3)).timestamps.tolist() == [1_000, 1_001, 1_002]
+    fake.add_dataset("others", records=True)
+    clicks.client.register_dataset(records_dataset("others"))
+    for client in (fake.client(), clicks.client):
+        with pytest.raises(InvalidArgumentError, match="dataset 'others': the times here, 2013, are most likely years"):
+            client.append_records("others", [NewRecord("a", b"x", 1, 2013), NewRecord("b", b"x", 1)])
     with pytest.raises(InvalidArgumentError, match="takes no records"):
         fake.client().append_records("files", [])
