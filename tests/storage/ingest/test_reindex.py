@@ -64,6 +64,7 @@ def test_a_corrected_file_is_taken_again(storage: RunningStorage, tmp_path: Path
     deleted = storage.client.forget_file("rows", str(path))
     keys = [key for key, label in before.items() if label != 9]
     assert deleted == DeletedSamples("rows", storage.client.dataset("rows").identity, str(path), 3, min(keys))
+    assert storage.client.dataset("rows").num_deleted == 3, "which tells scores from before apart"
     assert labels(storage, "rows") == {key: label for key, label in before.items() if label == 9}
     storage.ingest("rows")
     after = labels(storage, "rows")
