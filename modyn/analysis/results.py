@@ -79,7 +79,8 @@ _EVALUATION_COLUMNS = [
 class RunResults:
     """The results of a run. Stream times are int64 seconds since 1970; columns that end in `_s` are seconds of work.
 
-    Args: triggers: one row a trigger, in order. evaluations: one row for each model, interval, dataset and metric; `value` is NaN where undefined.
+    Args: triggers: one row a trigger, in order. evaluations: one row for each model, interval, dataset and metric; `value` is NaN where undefined,
+    `num_deleted` is how many samples of the dataset were deleted until then: see `deletion_notes`.
     """
 
     run: Run
