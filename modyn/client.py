@@ -16,7 +16,7 @@ from modyn.config.system import SystemConfig, load_system_config
 from modyn.errors import InvalidArgumentError, UnavailableError
 from modyn.local.control import StackStatus, stack_status, start_stack, stop_stack
 from modyn.model_access import ModelAccess
-from modyn.records import keys_array
+from modyn.records import DeletedSamples, keys_array
 from modyn.registry import Plugin
 from modyn.result_tables import table_of
 from modyn.rpc.retry import ResumingStream, Retrier, RetryPolicy
@@ -279,8 +279,14 @@ class Client(ModelAccess):
 
         Args: path: of the file, full or below the dataset's folder. progress: as of `ingest`.
         Raises: NotFoundError: it is not indexed, or is missing. DataError: it cannot be used as it is now; nothing is deleted then.
-        UnavailableError: also if the samples are deleted, and runs cannot be told.
+        UnavailableError: also if the supervisor, which tells the runs, is away: nothing is deleted then, unless it goes away meanwhile.
         """
+        try:
+            self.supervisor.tell_of_deletion(DeletedSamples(name, "", path, 0, first_key=None))  # of no sample: is it there?
+        except UnavailableError as error:
+            raise UnavailableError(
+                f"no sample of {path} was deleted, since runs that have read it cannot be told: {error.message}"
+            ) from error
         deleted = self.storage.forget_file(name, path)
         try:
             told = self.supervisor.tell_of_deletion(deleted)

@@ -25,6 +25,7 @@ from modyn.analysis.results import (
     Series,
     composite_scores,
     cost,
+    deletion_notes,
     evaluated_kinds,
     scores,
     series_cells,
@@ -261,7 +262,11 @@ def _head(results: RunResults, spent: Cost) -> str:
     shown = "".join(
         f"<div class='card'><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>" for name, value in cards
     )
-    notes = f"<p class='note'>{html.escape(run.message)}</p>" if run.message else ""
+    notes = "".join(
+        f"<p class='note'>{html.escape(note)}</p>"
+        for note in (run.message, *deletion_notes(results.evaluations, run.run_id))
+        if note
+    )
     error = f"<div class='error'>{html.escape(run.error)}</div>" if run.error else ""
     return (
         f"<h1>{html.escape(run.run_id)}</h1><p class='note'>{html.escape(run.pipeline_name)}, {run.mode.value} mode</p>"
@@ -274,17 +279,20 @@ def _series_sections(series: Series, cells: pd.DataFrame, results: RunResults) -
     kinds = evaluated_kinds(results.handlers, series.handler)
     tables = {kind: active if kind == "active" else composite_scores(cells, results.triggers, kind) for kind in kinds}
     binned = _BINNED_NOTE if max(cells["trigger_id"].nunique(), len(active)) > MAX_BINS else ""
+    mixed = "".join(f" {note}." for note in deletion_notes(cells, results.run.run_id))
     where = f"{series.metric} on {series.dataset} ({series.handler})"
     return [
         section(
             f"Evaluation matrix: {where}",
             "Every model on every interval. Outlined: the model that is active there, the newest whose data ends before the interval's anchor."
-            + binned,
+            + binned
+            + mixed,
             matrix_figure(cells, active, series),
         ),
         section(
             f"Over time: {where}",
-            "Currently active: what users of the model would have seen. Currently trained: the model after it, which knows such data.",
+            "Currently active: what users of the model would have seen. Currently trained: the model after it, which knows such data."
+            + mixed,
             performance_figure(tables, series.metric),
         ),
     ]

@@ -70,7 +70,8 @@ _TRIGGER_COLUMNS = {
 _SERIES = ["handler", "dataset", "metric"]
 _INTERVAL = ["start", "end", "anchor"]
 _EVALUATION_COLUMNS = [
-    *("trigger_id", "model_id", "handler", "dataset", "start", "end", "anchor", "metric", "value", "num_samples", "note")
+    *("trigger_id", "model_id", "handler", "dataset", "start", "end", "anchor", "metric", "value", "num_samples", "note"),
+    "num_deleted",
 ]
 
 
@@ -78,7 +79,8 @@ _EVALUATION_COLUMNS = [
 class RunResults:
     """The results of a run. Stream times are int64 seconds since 1970; columns that end in `_s` are seconds of work.
 
-    Args: triggers: one row a trigger, in order. evaluations: one row for each model, interval, dataset and metric; `value` is NaN where undefined.
+    Args: triggers: one row a trigger, in order. evaluations: one row for each model, interval, dataset and metric; `value` is NaN where undefined,
+    `num_deleted` is how many samples of the dataset were deleted until then: see `deletion_notes`.
     """
 
     run: Run
@@ -210,14 +212,35 @@ def evaluations_table(results: Sequence[EvaluationResult]) -> pd.DataFrame:
         return f"{result.dataset} (registration {result.dataset_identity[:8] or 'not known'})"
 
     rows = [
-        (r.trigger_id, r.model_id, r.handler, named(r), i.start, i.end, i.anchor, r.metric, r.value, r.num_samples, r.note)
+        (r.trigger_id, r.model_id, r.handler, named(r), i.start, i.end, i.anchor, r.metric, r.value, r.num_samples, r.note, r.num_deleted)
         for r in results
         for i in [r.interval]
-    ]
+    ]  # fmt: skip
     table = pd.DataFrame(rows, columns=_EVALUATION_COLUMNS)
     whole = ["trigger_id", "model_id", "start", "end", "anchor", "num_samples"]
-    table = table.astype({**dict.fromkeys(whole, "int64"), "value": "float64"})
+    table = table.astype({**dict.fromkeys(whole, "int64"), "value": "float64", "num_deleted": "Int64"})
     return table.sort_values(["handler", "dataset", "metric", "trigger_id", "start"], ignore_index=True)
+
+
+def deletion_notes(evaluations: pd.DataFrame, run_id: str) -> list[str]:
+    """Return a sentence for each dataset of which samples were deleted between scores that stand together: they may be of other samples.
+
+    Args: evaluations: table of `read_results`, or the rows of one series. run_id: of the run.
+    """
+    notes = []
+    for dataset, cells in evaluations.dropna(subset=["num_deleted"]).groupby("dataset"):
+        newest = cells["num_deleted"].max()
+        old = cells[cells["num_deleted"] < newest]
+        if len(old):
+            triggers, handlers = sorted(set(old["trigger_id"])), sorted(set(old["handler"]))
+            first, last = triggers[0], triggers[-1]
+            of = f"trigger {first}" if first == last else f"{len(triggers)} triggers, {first} to {last}"
+            notes.append(
+                f"{newest - old['num_deleted'].min():,} samples of dataset '{dataset}' were deleted since it was scored for {of}: these scores may "
+                "be of other samples than the newer ones beside them, and a pipeline score may be of both; "
+                f"`modyn evaluate {run_id}{''.join(f' --handler {name}' for name in handlers)}` scores all models on the samples of now"
+            )
+    return notes
 
 
 def _values(record: Any) -> dict[str, Any]:

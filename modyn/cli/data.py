@@ -299,7 +299,7 @@ def delete(
 
 
 def cost_of_deletion(name: str, runs: Sequence[Run]) -> str:
-    """Which of `runs` cannot be resumed once the dataset is deleted, for the user to decide; empty: none.
+    """What becomes of those of `runs` that may be resumed once the dataset is deleted, for the user to decide; empty: there are none.
 
     Raises: ConflictError: runs that are under way read it.
     """
@@ -311,10 +311,14 @@ def cost_of_deletion(name: str, runs: Sequence[Run]) -> str:
         raise ConflictError(
             f"dataset '{name}' is read by {', '.join(active)}; stop them first (`modyn stop RUN`), or wait for their end"
         )
-    if not unfinished:
-        return ""
-    named = ", ".join(run.run_id for run in unfinished)
-    return f"{named} cannot be resumed then: a dataset that is registered under the name {name} later is another one"
+    training = [run.run_id for run in unfinished if (run.pipeline.get("data") or {}).get("dataset_id") == name]
+    evaluating = [run.run_id for run in unfinished if run.run_id not in training]
+    costs = []
+    if training:
+        costs.append(f"{', '.join(training)} cannot be resumed then")
+    if evaluating:
+        costs.append(f"{', '.join(evaluating)} can be resumed and train on, but evaluations on {name} fail then")
+    return f"{'; '.join(costs)}: a dataset that is registered under the name {name} later is another one" if costs else ""
 
 
 app.command()(scrub)

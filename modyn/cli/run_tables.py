@@ -122,6 +122,7 @@ def print_results(results: RunResults) -> None:
         LEARNED_COLUMNS,
         composite_scores,
         cost,
+        deletion_notes,
         evaluation_matrix,
         scores,
         series_cells,
@@ -172,6 +173,8 @@ def print_results(results: RunResults) -> None:
         title="Pipeline scores",
         empty="no evaluation results",
     )
+    for note in deletion_notes(results.evaluations, results.run.run_id):
+        typer.echo(f"note: {note}")
     spent = cost(results)
     stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in spent.by_stage_s.items())
     typer.echo(f"cost: {spent.num_triggers} triggers, {spent.num_samples:,} samples, {spent.wall_s:.1f} s wall ({stages})")

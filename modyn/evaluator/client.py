@@ -136,6 +136,8 @@ class EvaluationResult:
     """Samples that the value was computed over."""
     dataset_identity: str = ""
     """Identity of the registered dataset whose samples were scored; empty: not known."""
+    num_deleted: int | None = None
+    """Samples of the dataset that were deleted until then; results with another number may be of other samples. None: not known."""
 
 
 def error_metrics(datasets: Sequence[Mapping[str, Any]]) -> set[tuple[str, str]]:

@@ -64,7 +64,8 @@ class _Group:
 class Evaluations:
     """All evaluations of the service. Thread-safe.
 
-    Known scores are used again only for the same registration of the dataset and the same code, and while storage counts as many samples.
+    Known scores are used again only for the same registration of the dataset and the same code, and while storage counts as many samples and
+    as many deleted ones.
     """
 
     def __init__(
@@ -133,14 +134,15 @@ class Evaluations:
 
     def _data_version(self, request: EvaluationRequest, decoding: str) -> DataVersion:
         name = str(request.dataset["dataset_id"])
-        identity = self._storage.dataset(name).identity
+        found = self._storage.dataset(name)
+        identity = found.identity
         if request.dataset_identity not in ("", identity):
             raise NotFoundError(
                 f"dataset '{name}' is not the one that run {request.run_id} is evaluated on: it was deleted and registered again, and scores on "
                 "other samples would stand in one matrix with those of before; register the samples under a name of their own, NAME, "
                 f"and score them by `modyn evaluate {request.run_id} --dataset NAME`"
             )
-        return DataVersion(identity, decoding)
+        return DataVersion(identity, decoding, found.num_deleted)
 
     def _queue(self, id_: str, request: EvaluationRequest) -> EvaluationStatus:
         with self._changed:
@@ -269,7 +271,7 @@ class Evaluations:
         """Look for scores that are stored already, of requests with one model and dataset; return them, and the distinct intervals of which
         any is missing. digests: of each metric, by its label."""
         dataset = str(requests[0].dataset["dataset_id"])
-        stored = self._store.known(requests[0].model_id, data.digest)
+        stored = self._store.known(requests[0].model_id, data)
         known: dict[ScoreKey, Score] = {}
         missing: list[Interval] = []
         for interval in dict.fromkeys(Interval(i.start, i.end) for request in requests for i in request.intervals):

@@ -39,8 +39,9 @@ results = Table(
     Column("metric", Text, primary_key=True),
     # dataset_digest: by DataVersion.digest; metric_digest: by metric_digests
     *columns(Text, "dataset_identity dataset_digest metric_digest note", nullable=False),
-    # num_listed: samples in the interval when it was evaluated
+    # num_listed: samples in the interval when it was evaluated. num_deleted: of DataVersion; NULL: not known
     *columns(BigInteger, "model_id num_samples num_listed", nullable=False),
+    Column("num_deleted", BigInteger),
     Column("value", Double),
 )
 
@@ -113,6 +114,7 @@ class EvaluationStore:
                 "note": sanitize(score.note),
                 "num_samples": score.num_samples,
                 "num_listed": score.num_listed,
+                "num_deleted": data.num_deleted,
             }
             for interval in dict.fromkeys(request.intervals)
             for label, digest in metrics.items()
@@ -134,9 +136,10 @@ class EvaluationStore:
         with self._database.session() as session:
             return frozenset(session.scalars(select(evaluations.c.evaluation_id).where(evaluations.c.run_id == run_id)))
 
-    def known(self, model_id: int, digest: str) -> dict[ScoreKey, Score]:
-        """All scores of the model `model_id` on one version of the data (`DataVersion.digest`)."""
-        statement = select(results).where(results.c.model_id == model_id, results.c.dataset_digest == digest)
+    def known(self, model_id: int, data: DataVersion) -> dict[ScoreKey, Score]:
+        """All scores of the model `model_id` on one version of the data, with as many deletions."""
+        same_data = (results.c.dataset_digest == data.digest, results.c.num_deleted == data.num_deleted)
+        statement = select(results).where(results.c.model_id == model_id, *same_data)
         with self._database.session() as session:
             rows = session.execute(statement).all()
         found: dict[ScoreKey, Score] = {}
@@ -154,7 +157,7 @@ class EvaluationStore:
         key = [*evaluations.c["trigger_id", "handler", "dataset", "model_id"]]
         key += results.c["dataset_identity", "metric", "interval_start", "interval_end", "interval_anchor"]
         statement = (
-            select(*key, *results.c["value", "note", "num_samples"])
+            select(*key, *results.c["value", "note", "num_samples", "num_deleted"])
             .join_from(evaluations, results, results.c.evaluation_id == evaluations.c.evaluation_id)
             .where(evaluations.c.run_id == run_id, evaluations.c.state == JobState.FINISHED.value)
             .order_by(*key, evaluations.c.changed_at.desc())

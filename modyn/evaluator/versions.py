@@ -25,10 +25,12 @@ class DataVersion:
     """As in `DatasetInfo`; empty: any."""
     decoding: str
     """By `decoding_digest`."""
+    num_deleted: int = 0
+    """Samples of the dataset that are deleted so far. Scores with another number may be of other samples; each sample stays what it is."""
 
     @property
     def digest(self) -> str:
-        """Equal where models see equal samples."""
+        """Equal where models see equal samples, of which some may be deleted."""
         return json_digest([self.identity, self.decoding])
 
 

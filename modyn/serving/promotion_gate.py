@@ -6,15 +6,18 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from modyn.config.durations import parse_duration
 from modyn.config.promotion import PromotionCondition, evaluated_entries, parse_condition
-from modyn.errors import ConflictError, InvalidArgumentError, NotFoundError
+from modyn.errors import ConflictError, InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.evaluator.client import InIntervals, Measured, MeasureRequest, Score, check_ranges, metric_directions
 from modyn.model_storage.client import CurrentVersions, GateVerdict, StoredModelInfo
 from modyn.records import Interval, ModelVersion, RunId
 from modyn.storage.client import DatasetInfo
+
+_MEASURED_AT_MOST: Final = 3
+"""So often versions are measured until both saw the same samples. Only what is new is passed through them again."""
 
 
 class Promotions(Protocol):
@@ -100,11 +103,13 @@ class _Value:
 
     value: float | None
     note: str = ""
+    num_listed: int = 0
+    """Samples that there were when it was measured."""
 
 
 class PromotionGate:
-    """The conditions of one run. Versions are measured on datasets as they are at that moment, whole or over a window, both on the same samples of
-    one registration.
+    """The conditions of one run. Versions are measured on datasets as they are at that moment, whole or over a window. Those that are compared are
+    measured on the same samples of one registration: again, if samples came or were deleted meanwhile.
 
     Args: pipeline: of the run, whose `evaluation.datasets` says how samples are read; one that it lacks is read as its first one, or as its
     `data`. clock: seconds since 1970, at which a window ends where samples lie in the future.
@@ -134,7 +139,8 @@ class PromotionGate:
 
         Raises: NotFoundError: there is no such version, dataset or sample, or a dataset was registered again while versions were measured on it:
         nothing was decided. ConflictError: another version was promoted meanwhile; try again.
-        UnavailableError: a service is away; nothing was decided. As `EvaluatorClient.measure`.
+        UnavailableError: a service is away, or samples came or were deleted whenever the versions were measured; nothing was decided. As
+        `EvaluatorClient.measure`.
         """
         promoted_id = self._models.current(self._run_id).promoted_id
         compares = any(each.compares for each in self.conditions)
@@ -148,12 +154,23 @@ class PromotionGate:
         return GateDecision(model_id, passed, verdicts)
 
     def _judged(self, model_id: int, compared_id: int | None) -> tuple[GateVerdict, ...]:
-        # Each dataset is looked at once: all values of a verdict are of one registration, and of the samples that it has at this moment.
+        # All values of a verdict are of one registration of a dataset, and of the times that its samples have at this moment.
         datasets = {name: self._storage.dataset(name) for name in dict.fromkeys(each.dataset for each in self.conditions)}
         intervals = {(name, window): self._interval(datasets[name], window) for name, window in map(_samples, self.conditions)}
-        own = {of: self._measured(model_id, datasets[of[0]], interval) for of, interval in intervals.items()}
         compared = {_samples(each) for each in self.conditions if each.compares} if compared_id is not None else set()
-        other = {of: self._measured(compared_id or 0, datasets[of[0]], intervals[of]) for of in compared}
+        deleted = {name: datasets[name].num_deleted for name, _ in compared}
+        for _ in range(_MEASURED_AT_MOST):
+            own = {of: self._measured(model_id, datasets[of[0]], interval) for of, interval in intervals.items()}
+            other = {of: self._measured(compared_id or 0, datasets[of[0]], intervals[of]) for of in compared}
+            before, deleted = deleted, {name: self._storage.dataset(name).num_deleted for name in deleted}
+            # No deletion and as many samples: the same ones.
+            if before == deleted and all(_listed(own[of]) == _listed(other[of]) for of in compared):
+                break
+        else:
+            raise UnavailableError(
+                f"samples of {', '.join(sorted(deleted))} came or were deleted while models {model_id} and {compared_id} were measured, each of "
+                f"{_MEASURED_AT_MOST} times, so they cannot be compared: nothing was decided; promote again"
+            )
         return tuple(
             judge(
                 each,
@@ -165,7 +182,7 @@ class PromotionGate:
         )
 
     def _interval(self, found: DatasetInfo, window: str) -> Interval:
-        """The samples that a dataset has, in the window: both versions are measured on the same ones, whatever comes meanwhile."""
+        """The times of the samples that a dataset has, in the window: newer samples that come meanwhile do not count."""
         if found.max_timestamp is None or found.min_timestamp is None:
             raise NotFoundError(
                 f"dataset '{found.name}' has no samples, so no version can be measured on it; add some, or name another one"
@@ -188,6 +205,11 @@ class PromotionGate:
             dataset_identity=dataset.identity,
         )
         return {score.metric: _value_of(score) for score in self._evaluator.measure(request).scores}
+
+
+def _listed(values: Mapping[str, _Value]) -> set[int]:
+    """How many samples there were for the metrics of one pass."""
+    return {value.num_listed for value in values.values()}
 
 
 def _samples(condition: PromotionCondition) -> tuple[str, str]:
@@ -213,5 +235,5 @@ def judge(condition: PromotionCondition, own: _Value, promoted: _Value | None, *
 
 def _value_of(score: Score) -> _Value:
     if score.value is None or not math.isfinite(score.value):
-        return _Value(None, score.note or "its value is not finite")
-    return _Value(score.value)
+        return _Value(None, score.note or "its value is not finite", score.num_listed)
+    return _Value(score.value, num_listed=score.num_listed)

@@ -16,6 +16,7 @@ from modyn.db.engine import Database
 from modyn.errors import CorruptStateError, NotFoundError
 from modyn.records import DeletedSamples, RunId
 from modyn.supervisor.cursor import Cursor
+from modyn.supervisor.missing_evaluations import FAILED, MISSING_EVALUATIONS, OWN
 from modyn.supervisor.records import RequestedEvaluation, Run, RunEvent, TriggerRecord
 from modyn.supervisor.states import TERMINAL, RunState, TriggerState
 from modyn.supervisor.tables import CHECKS, CURSORS, EVALUATIONS, EVENTS, RUNS, STEPS, TRIGGERS
@@ -137,7 +138,7 @@ class JournalQueries:
             is_evaluation = (STEPS.c.run_id == run_id, STEPS.c.step == "evaluate")
             steps = select(STEPS.c.trigger_id, STEPS.c.name).where(*is_evaluation)
             evaluated = _evaluated(session, run_id)
-            of_run = steps.join(RUNS, RUNS.c.run_id == STEPS.c.run_id).where(_OWN, _FAILED)
+            of_run = steps.join(RUNS, RUNS.c.run_id == STEPS.c.run_id).where(OWN, FAILED)
             failed = {(int(t), str(name)) for t, name in session.execute(of_run)}
         if cursor is not None and cursor["version"] != CURSOR_VERSION:
             raise CorruptStateError(
@@ -290,28 +291,6 @@ _TRIGGER_COUNTS = (
     .group_by(TRIGGERS.c.run_id)
     .subquery()
 )
-_OWN = STEPS.c.name.not_like("%/request %")
-"""Evaluations of the run, not of a request: by the last part of `EvaluationTask.step_name`."""
-# One that failed is `started` while it is made again: until it has ended well, it counts.
-_FAILED = or_(STEPS.c.state == "failed", and_(STEPS.c.state == "started", _OWN, RUNS.c.state.in_([str(s) for s in TERMINAL])))
-_MADE_AGAIN = STEPS.alias("made_again")
-_FAILED_EVALUATIONS = (
-    select(func.count())
-    .select_from(STEPS)
-    .where(STEPS.c.run_id == RUNS.c.run_id, STEPS.c.step == "evaluate", _FAILED)
-    .where(
-        ~exists().where(
-            _MADE_AGAIN.c.run_id == STEPS.c.run_id,
-            _MADE_AGAIN.c.trigger_id == STEPS.c.trigger_id,
-            _MADE_AGAIN.c.step == "evaluate",
-            _MADE_AGAIN.c.state == "finished",
-            _MADE_AGAIN.c.finished_at > func.coalesce(STEPS.c.finished_at, STEPS.c.started_at),
-            *(_MADE_AGAIN.c.detail[name].astext == STEPS.c.detail[name].astext for name in ("handler", "dataset")),
-        )
-    )
-    .correlate(RUNS)
-    .scalar_subquery()
-)
 _LONG_OF_RUN = ("yaml", "pipeline")
 _LONG_OF_TRAINING = ("losses", "epoch_losses", "validation_losses")
 
@@ -319,7 +298,7 @@ _LONG_OF_TRAINING = ("losses", "epoch_losses", "validation_losses")
 def _run_query(*columns: Any) -> Select[Any]:
     position = func.greatest(func.coalesce(CURSORS.c.position, 0), func.coalesce(_TRIGGER_COUNTS.c.trigger_position, 0))
     counts = (
-        _FAILED_EVALUATIONS.label("failed_evaluations"),
+        MISSING_EVALUATIONS.label("failed_evaluations"),
         position.label("num_samples"),
         func.coalesce(CURSORS.c.num_waiting, 0).label("num_waiting"),
         func.coalesce(_TRIGGER_COUNTS.c.num_triggers, 0).label("num_triggers"),

@@ -115,7 +115,7 @@ class Run:
     samples_trained: int = 0
     """Over all trainings, as the trainer counted: after downsampling, each epoch."""
     failed_evaluations: int = 0
-    """Evaluations that failed and have not been made again since."""
+    """Evaluations that failed and whose scores are not there: neither made again since, nor, of one that was requested, made before."""
     from_timestamp: int | None = None
     to_timestamp: int | None = None
     max_triggers: int | None = None

@@ -100,6 +100,18 @@ def test_the_report_has_every_section_and_needs_no_network(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_scores_from_before_a_deletion_are_marked_beside_pipeline_scores_and_matrix() -> None:
+    found = results()
+    mixed = found.evaluations.assign(num_deleted=found.evaluations["trigger_id"].map({0: 0, 1: 0, 2: 300}).astype("Int64"))
+    page, note = (
+        render(dataclasses.replace(found, evaluations=mixed)),
+        "300 samples of dataset &#x27;d&#x27; were deleted since it was",
+    )
+    head, _, matrix = page.partition("<h2>Evaluation matrix")
+    assert (head.count(note), matrix.count(note)) == (1, 2), "also below the matrix and the scores over time"
+    assert note not in render(found)
+
+
 def test_no_text_of_a_run_is_markup_on_its_page_or_in_its_charts() -> None:
     hostile = "<a href='http://evil.example'>x</a></script><img src=x onerror=alert(1)>"
     found = results()

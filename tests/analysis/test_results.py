@@ -18,6 +18,7 @@ from modyn.analysis.results import (
     Series,
     composite_model,
     composite_scores,
+    deletion_notes,
     evaluation_matrix,
     evaluations_table,
     pipeline_score,
@@ -177,3 +178,17 @@ def test_scores_of_two_registrations_of_a_dataset_stand_in_no_common_matrix() ->
     names = [series.dataset for series, _ in series_cells(evaluations_table(mixed))]
     assert names == ["d (registration aaaabbbb)", "d (registration not known)"]
     assert {series.dataset for series, _ in series_cells(evaluations_table(mixed[1:]))} == {"d"}
+
+
+def test_scores_from_before_a_deletion_are_named_where_they_stand_beside_newer_ones() -> None:
+    def scored(*num_deleted: int | None) -> list[str]:
+        found = [replace(result(trigger_id, 10, 0.5), num_deleted=number) for trigger_id, number in enumerate(num_deleted)]
+        return deletion_notes(evaluations_table(found), "r-0001")
+
+    (note,) = scored(3, 3, 303, 303)
+    assert note.startswith(
+        "300 samples of dataset 'd' were deleted since it was scored for 2 triggers, 0 to 1: these scores may be of other"
+    )
+    assert "`modyn evaluate r-0001 --handler h` scores all models on the samples of now" in note
+    assert "1 samples of dataset 'd' were deleted since it was scored for trigger 1" in scored(1, 0, 1)[0]
+    assert scored(3, 3) == scored(None, 3) == scored() == []

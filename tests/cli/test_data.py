@@ -25,10 +25,15 @@ def test_a_dataset_that_runs_read_is_not_deleted_unasked() -> None:
     runs = [
         run("done-1", RunState.FINISHED, "train"),
         run("down-1", RunState.INTERRUPTED, "train"),
-        run("down-2", RunState.FAILED, "other", "train"),
+        run("down-2", RunState.FAILED, "train"),
+        run("down-3", RunState.FAILED, "other", "train"),
         run("other-1", RunState.TRAINING, "other"),
     ]
-    assert cost_of_deletion("train", runs).startswith("down-1, down-2 cannot be resumed then")
+    assert cost_of_deletion("train", runs) == (
+        "down-1, down-2 cannot be resumed then; down-3 can be resumed and train on, but evaluations on train fail then: "
+        "a dataset that is registered under the name train later is another one"
+    )
+    assert cost_of_deletion("train", runs[3:4]).startswith("down-3 can be resumed and train on")
     assert cost_of_deletion("unread", runs) == ""
     with pytest.raises(ConflictError, match="dataset 'other' is read by other-1; stop them first"):
         cost_of_deletion("other", runs)

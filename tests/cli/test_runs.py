@@ -46,6 +46,13 @@ def test_what_came_from_the_cache_is_shown_where_any_did(capsys: pytest.CaptureF
     assert [line.split("\t")[-1] for line in table[1:5]] == ["cached_decoded", "–", "40", "60"]
 
 
+def test_scores_from_before_a_deletion_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    results = invented_results(models=3, intervals=3)
+    results.evaluations["num_deleted"] = pd.array([0, *[20] * (len(results.evaluations) - 1)], "Int64")
+    print_results(results)
+    assert "\nnote: 20 samples of dataset " in capsys.readouterr().out.partition("# Pipeline scores")[2]
+
+
 def test_few_triggers_are_all_shown(capsys: pytest.CaptureFixture[str]) -> None:
     print_results(invented_results(models=3, intervals=3))
     text = capsys.readouterr().out

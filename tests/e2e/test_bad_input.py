@@ -15,10 +15,12 @@ from modyn.testing.stack import (
     RECORD,
     RunningStack,
     tiny_dataset_config,
+    tiny_evaluation,
     tiny_pipeline,
     tiny_training,
     write_tiny_files,
 )
+from modyn.testing.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +174,28 @@ def test_a_truncated_file_is_set_aside_and_the_rest_goes_on(stack: RunningStack)
         assert client.reindex("torn", "day-0000.bin") == Reindexed(20, (run.run_id,))
         told = [event.detail["message"] for event in client.watch(run.run_id) if event.kind is EventKind.MESSAGE]
     assert "20 samples of dataset 'torn' were deleted, since day-0000.bin was taken again" in told[-1]
+
+
+def test_scores_of_a_test_set_that_was_corrected_are_told_apart(stack: RunningStack) -> None:
+    folder, corrected = stack.tiny_dataset("mixed", 50, 1), stack.tiny_dataset("mixed-test")
+    path = stack.pipeline_file("mixed", evaluation=tiny_evaluation("mixed-test"))
+    with stack.client() as client:
+        run_id = client.run(path, "production").run_id
+        eventually(lambda: len(client.results(run_id).evaluations) == 2)
+        write_tiny_files(corrected, num_samples=50, num_files=1, seed=1)
+        assert client.reindex("mixed-test", "day-0000.bin") == Reindexed(50, (run_id,))
+        assert "note: " not in stack.modyn("show", run_id).stdout
+        write_tiny_files(folder, num_samples=50, num_files=1, first_day=3)
+        client.ingest("mixed")
+        eventually(lambda: len(client.results(run_id).evaluations) == 4)
+        client.finish(run_id)
+        client.wait(run_id)
+    note = (
+        "50 samples of dataset 'mixed-test' were deleted since it was scored for trigger 0: these scores may be of other samples"
+    )
+    assert f"note: {note}" in stack.modyn("show", run_id).stdout
+    assert stack.modyn("evaluate", run_id, "--handler", "daily").returncode == 0
+    assert "note: " not in stack.modyn("show", run_id).stdout, "all are of the samples of now"
 
 
 def test_an_empty_dataset(stack: RunningStack) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import psycopg2
 import pytest
 
@@ -268,6 +269,19 @@ def test_scores_of_another_registration_are_refused_and_those_of_before_stay(hou
     found = [result.dataset_identity for result in house.results()]
     assert [found.count(asked.dataset_identity) for asked in (before, after)] == [4, 4]
     assert len(found) == 8
+
+
+def test_scores_of_deleted_samples_are_not_used_again(house: House) -> None:
+    """As many samples as before are other ones, where some were deleted and added anew."""
+    asked = request()
+    house.end(_finished(house, asked, 0))
+    house.end(house.evaluations.start(request("other")))
+    house.storage.client().delete_samples("test", np.array([3]))
+    house.storage.add_samples("test", [3])
+    assert house.evaluations.start(asked).state is JobState.QUEUED
+    house.run.job(1).finish(0.75)
+    eventually(house.is_idle)
+    assert {(r.handler, r.value, r.num_deleted) for r in house.results()} == {("matrix", 0.75, 1), ("other", 0.5, 0)}
 
 
 def test_other_code_of_the_user_is_evaluated_anew(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

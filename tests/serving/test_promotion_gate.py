@@ -13,9 +13,9 @@ from safetensors.numpy import save_file
 from modyn.config.promotion import parse_condition
 from modyn.config.serving import ServedRun
 from modyn.errors import ConfigError, ConflictError, NotFoundError, UnavailableError
-from modyn.evaluator.client import EvaluationRequest, Measured, MeasureRequest
+from modyn.evaluator.client import EvaluationRequest, Measured, MeasureRequest, Score
 from modyn.model_storage.client import CurrentVersions, ModelHeader
-from modyn.records import EvalInterval, RunId
+from modyn.records import EvalInterval, Interval, RunId
 from modyn.serving.auto_promotion import AutoPromotion
 from modyn.serving.promoted import ServingPlan, plan
 from modyn.serving.promotion_gate import PromotionGate
@@ -178,6 +178,35 @@ def test_all_values_of_a_verdict_are_of_one_registration_of_a_dataset(tmp_path: 
     assert len(gated.models.promotions(RUN)) == 1
     gated.evaluator.measured = measure
     assert gated.gate.promote(second, "").promoted
+
+
+@pytest.mark.parametrize("change", ["late sample", "reindex"])
+def test_versions_are_compared_on_the_same_samples_alone(tmp_path: Path, change: str) -> None:
+    """A sample with an older time, or another one in its place, reaches the version that is measured second alone."""
+    gated = Gated(tmp_path, "Accuracy on test not worse than promoted")
+    first, second = gated.put(Accuracy=0.6), gated.put(Accuracy=0.8)
+    gated.models.promote(first)
+    measured, changes = list[int](), 1
+
+    def measure(request: MeasureRequest) -> Measured:
+        nonlocal changes
+        measured.append(request.model_id)
+        number = gated.storage.client().dataset("test").num_samples
+        if changes:
+            changes -= 1
+            if change == "reindex":
+                gated.storage.client().delete_samples("test", np.array([gated.storage.client().dataset("test").next_key - 1]))
+            gated.storage.add_samples("test", [7], [1])
+        value = gated.scores[request.model_id]["Accuracy"]
+        return Measured((Score(Interval(), "Accuracy", value, "", number, number),))
+
+    gated.evaluator.measured = measure
+    assert gated.gate.promote(second, "").promoted
+    assert measured == [second, first, second, first]
+    changes = 6
+    with pytest.raises(UnavailableError, match=f"samples of test came or were deleted while models {first} and {second} were"):
+        gated.gate.promote(first, "")
+    assert gated.models.current(RUN).promoted_id == second
 
 
 def test_a_promotion_meanwhile_is_compared_with(tmp_path: Path) -> None:

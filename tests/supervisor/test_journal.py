@@ -409,7 +409,7 @@ def test_a_failed_evaluation_counts_while_it_is_made_again(journal: Journal) -> 
     own = EvaluationTask("h", "test", 0, 0, 4, (EvalInterval(0, 1, 0),))
     play(run_journal)
     again = dataclasses.replace(own, handler="again")
-    requested = dataclasses.replace(own, when="request 1")
+    requested = dataclasses.replace(own, handler="asked", when="request 1")
     later = RunJournal(journal, run_id, attempt=None)
     later.evaluating(requested)
     assert (journal.run(run_id).failed_evaluations, journal.snapshot(run_id).failed) == (0, frozenset())
@@ -421,3 +421,25 @@ def test_a_failed_evaluation_counts_while_it_is_made_again(journal: Journal) -> 
         later.evaluating(again)  # The supervisor is killed here.
     later.evaluated(again, 1.0)
     assert (journal.run(run_id).failed_evaluations, journal.snapshot(run_id).failed) == (1, frozenset())
+
+
+def test_what_a_request_fails_at_is_not_missing_where_it_is_there(journal: Journal) -> None:
+    """Made by the run itself, or by a request once the run had ended. Two evaluations of the run are of different intervals."""
+    run_id = journal.create(NEW).run_id
+    play(journal.claim(run_id))
+    own = EvaluationTask("h", "test", 0, 0, 4, (EvalInterval(0, 1, 0),))
+    later = RunJournal(journal, run_id, attempt=None)
+
+    def make(handler: str, when: int | str, error: str | None = None) -> int:
+        task = dataclasses.replace(own, handler=handler, when=when)
+        later.evaluating(task)
+        later.evaluated(task, 1.0, error)
+        return journal.run(run_id).failed_evaluations
+
+    assert make("h", "request 1", "another dataset has its name") == 0
+    assert make("manual", "request 2", "no room") == 1
+    assert make("manual", "request 3") == 0
+    assert make("manual", "request 4", "another dataset has its name") == 0
+    assert make("late", 0, "no room") == 1
+    assert make("late", "end") == 1, "of the intervals that came later"
+    assert make("late", "request 5") == 0
