@@ -350,18 +350,20 @@ class _Ingestion:
         left = [i for i in np.flatnonzero(changed).tolist() if i not in problems]
         self._num_changed += len(left)
         found = replace(found, problems=problems | {i: DataError("it changed") for i in left})
-        good = files.take(found.good())
+        places = found.good()
+        good = files.take(places)
         if not len(good):
             return
-        times = TimeRange.of(found.timestamps[found.good()])
+        times = TimeRange.of(found.timestamps[places])
         if reason := self._times.why_refused(times):
             for file in good:
                 self._problems.set_aside(file, DataError(f"{self._files.full_path(file.path)}: {reason}"))
             return
         self._times.note(times)
-        new_ids, sizes = itertools.count(self._writer.next_file_id), good.sizes.tolist()
-        ids = [next(new_ids) if known < 0 else known for known in self._dataset.files.ids(good.paths).tolist()]
-        columns = ids, good.paths, sizes, good.mtimes_ns.tolist(), sizes, itertools.repeat(1), itertools.repeat("")
+        ids, sizes = self._dataset.files.ids(good.paths), good.sizes.tolist()
+        is_new = ids < 0
+        ids[is_new] = self._writer.next_file_id + np.arange(np.count_nonzero(is_new))
+        columns = ids.tolist(), good.paths, sizes, good.mtimes_ns.tolist(), sizes, itertools.repeat(1), itertools.repeat("")
         tags = itertools.repeat(UNKNOWN_TAG) if good.tags is None else good.tags.tolist()
         self._writer.add_files(list(map(FileRow, *columns, itertools.repeat(False), tags)), found)
         self._count(files_indexed=len(good))

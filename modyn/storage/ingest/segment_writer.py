@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
+from itertools import compress, takewhile
+from operator import itemgetter
 
 import numpy as np
 
@@ -73,10 +74,11 @@ class SegmentWriter:
         Raises: DataError: labels are of the wrong type; nothing is added.
         """
         self._check_labels(files)
-        first_new = self.next_file_id
-        self._builder.add_files(np.fromiter((row.file_id for row in rows), np.uint32, len(rows)), files)
-        self._new_files.extend(row for row in rows if row.file_id >= first_new)
-        self._changed_files.extend(row for row in rows if row.file_id < first_new)
+        ids = np.fromiter(map(itemgetter(0), rows), np.uint32, len(rows))
+        is_new = ids >= self.next_file_id
+        self._builder.add_files(ids, files)
+        self._new_files.extend(compress(rows, is_new.tolist()))
+        self._changed_files.extend(compress(rows, (~is_new).tolist()))
         for row in rows if self._problems or self._dataset.problems else ():
             self.solve(row.path)
 

@@ -76,7 +76,7 @@ class IndexedFiles:
 
     def good(self) -> Int64Array:
         """Positions of the files without a problem, ascending: int64 (m,)."""
-        return np.setdiff1d(np.arange(len(self.lengths)), list(self.problems)).astype(np.int64)
+        return np.delete(np.arange(len(self.lengths), dtype=np.int64), np.fromiter(self.problems, np.int64, len(self.problems)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
