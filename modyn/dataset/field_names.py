@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from modyn.config.base import Problem, Severity
 from modyn.config.preprocessing import PREPROCESSING
 from modyn.registry import nearest
-from modyn.storage.client import DatasetSchema, shortened
-
-_LISTED: Final = 50
-"""Most names in a message."""
+from modyn.storage.client import DatasetSchema, listed
 
 
 def wrong_names(section: Mapping[str, Any], dataset: str, schema: DatasetSchema | None) -> list[Problem]:
@@ -30,7 +27,10 @@ def wrong_names(section: Mapping[str, Any], dataset: str, schema: DatasetSchema 
         return []
     fields = list(schema.names)
     if schema.payloads == "csv" and isinstance(names, Sequence) and list(names) != fields:
-        message = f"{_listed(names)} are not the columns that the files of dataset '{dataset}' name: {_listed(fields)}; remove `names`, or correct it"
+        message = (
+            f"{listed([*map(str, names)])} are not the columns that the files of dataset '{dataset}' name: {listed(fields)}; remove `names`, or "
+            "correct it"
+        )
         return [Problem(f"{PREPROCESSING}.names", message)]
     wanted = [str(name) for name in columns] if isinstance(columns, Mapping) else []
     if schema.payloads == "json":
@@ -39,7 +39,7 @@ def wrong_names(section: Mapping[str, Any], dataset: str, schema: DatasetSchema 
     for name in wanted:
         if schema.payloads == "csv" and fields.count(name) != 1:
             how = "name it twice" if name in fields else f"do not name it{nearest(name, fields) or '.'}"
-            message = f"the files of dataset '{dataset}' {how} They name {_listed(fields)}"
+            message = f"the files of dataset '{dataset}' {how} They name {listed(fields)}"
             found.append(Problem(f"{PREPROCESSING}.columns.{name}", message))
     return found
 
@@ -60,7 +60,7 @@ def _missing_field(name: str, wanted: Sequence[str], dataset: str, schema: Datas
             which = f"{without[0].path or 'some files'}{more} of dataset '{dataset}'"
         message = (
             f"no object in the first lines of {which} has this field{nearest(name, there) or '.'} The fields there are "
-            f"{_listed(there)}; `columns` are {_listed(wanted)}. Correct the name, or write the field in each file, as null where it is unknown. If "
+            f"{listed(there)}; `columns` are {listed(wanted)}. Correct the name, or write the field in each file, as null where it is unknown. If "
             f"files may lack it, name those that all have by `modyn data change {dataset} -o 'required_fields=[...]'`: where it is absent, it is "
             "missing then"
         )
@@ -81,8 +81,3 @@ def with_names(section: Mapping[str, Any], fields: Sequence[str]) -> dict[str, A
     """
     unique = (name if name and fields.count(name) == 1 else f"field {number}" for number, name in enumerate(fields))
     return dict(section) if section.get("names") is not None else {**section, "names": tuple(unique)}
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _LISTED:,} more" if len(names) > _LISTED else ""
-    return ", ".join(map(shortened, map(str, names[:_LISTED]))) + more

@@ -31,7 +31,7 @@ from modyn.storage.model.records import (
     SamplePlace,
     ScrubProgress,
 )
-from modyn.storage.model.schema import DatasetSchema, LackingFile, SchemaColumn, shortened
+from modyn.storage.model.schema import DatasetSchema, LackingFile, SchemaColumn, listed
 from modyn.storage.read.locality import ShortCutOffer
 from modyn.storage.wire import (
     appended_from_proto,
@@ -61,7 +61,7 @@ __all__ = [
     "SchemaColumn",
     "ScrubProgress",
     "StorageClient",
-    "shortened",
+    "listed",
 ]
 
 KEYS_PER_CALL = 131_072

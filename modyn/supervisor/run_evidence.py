@@ -59,7 +59,7 @@ class RunTrainings:
     find: Callable[[int], TriggerRecord | None]
     """Returns the trigger that has made a model; None: it is not known."""
     dataset_identity: str = ""
-    """Of the dataset whose keys trigger sets hold; empty: not known."""
+    """Identity of the dataset whose keys trigger sets hold; empty: not known."""
 
     @property
     def percent_held_out(self) -> int:

@@ -42,8 +42,12 @@ def test_fields_have_the_names_that_files_give(local: bool) -> None:
 @pytest.mark.parametrize(
     ("files", "section", "message"),
     [
-        (("y", "a", "b"), {"names": ["y", "b", "a"]}, "names: y, b, a are not the columns that .* 'rows' name: y, a, b"),
-        (("y", "a", "c"), {}, "columns.b: the files of dataset 'rows' do not name it. They name y, a, c"),
+        (
+            ("y", "a", "b"),
+            {"names": ["y", "b", "a"]},
+            "names: 'y', 'b', 'a' are not the columns that .* 'rows' name: 'y', 'a', 'b'",
+        ),
+        (("y", "a", "c"), {}, "columns.b: the files of dataset 'rows' do not name it. They name 'y', 'a', 'c'"),
         (("b", "a", "b"), {}, "columns.b: the files of dataset 'rows' name it twice"),
         ((), {}, "names: is required: the first lines of the files of dataset 'rows' name no columns"),
     ],
@@ -78,7 +82,7 @@ def test_a_field_that_no_object_of_a_file_has_is_refused() -> None:
         read_json(json_storage(schema, b'{"a": 1}', b'{"a": 2}'))
     lacking = replace(schema, some_lines=("b",), lacking=(LackingFile("3.jsonl", ("b",), ("a",)),))
     with pytest.raises(
-        ConfigError, match=r"lines of 3\.jsonl of dataset 'rows' has this field. The fields there are a; `columns` are a, b"
+        ConfigError, match=r"lines of 3\.jsonl of dataset 'rows' has this field. The fields there are 'a'; `columns` are 'a', 'b'"
     ):
         read_json(json_storage(lacking, b'{"a": 1}', b'{"a": 2}'))
     some = replace(schema, some_lines=("b",))

@@ -61,9 +61,9 @@ CSV = schema("csv", "y", "a", "b")
         (
             CSV,
             {"format": "csv", "names": ["y", "b", "a"]},
-            "preprocessing.names: y, b, a are not the columns that the files of dataset 'train' name: y, a, b",
+            "preprocessing.names: 'y', 'b', 'a' are not the columns that the files of dataset 'train' name: 'y', 'a', 'b'",
         ),
-        (CSV, {"format": "csv", "names": ["a", "b"]}, "preprocessing.names: a, b are not the columns .* name: y, a, b"),
+        (CSV, {"format": "csv", "names": ["a", "b"]}, "preprocessing.names: 'a', 'b' are not the columns .* name: 'y', 'a', 'b'"),
         (
             CSV,
             {"format": "csv", "columns": {"A": "number"}},
@@ -103,7 +103,7 @@ JSON = replace(
         (
             "B",
             "preprocessing.columns.B: no object in the first lines of 0.csv, as it was when it decided the fields of dataset "
-            "'train', has this field, did you mean 'b'? The fields there are y, a, b, c; `columns` are a, B. "
+            "'train', has this field, did you mean 'b'? The fields there are 'y', 'a', 'b', 'c'; `columns` are 'a', 'B'. "
             "Correct the name, or write the field in each file",
         ),
         (
@@ -155,5 +155,5 @@ def test_a_dataset_without_samples_is_not_judged_yet() -> None:
 def test_what_contradicts_is_refused_when_it_is_submitted() -> None:
     storage = storage_with(train=CSV)
     text = pipeline({"format": "csv", "names": ["y", "b", "a"]})
-    with pytest.raises(ConfigError, match="preprocessing.names: y, b, a are not the columns"):
+    with pytest.raises(ConfigError, match="preprocessing.names: 'y', 'b', 'a' are not the columns"):
         checked_references(load_pipeline(text, "p.yaml"), storage.client(), MODELS)

@@ -13,7 +13,7 @@ from modyn.storage.formats.json_fields import parse_object
 from modyn.storage.model.schema import MOST_LACKING, DatasetSchema, LackingFile, SchemaColumn, other_columns
 
 FIRST_LINES: Final = 1000
-"""Of each file that are looked at, unless a field that all files have is in none of them."""
+"""Lines at the beginning of each file that are compared; more only while a field that all files have is in none of them."""
 _MOST_FIELDS: Final = 1000
 """Most fields of some lines that are noted; of more, none is."""
 _NAMED_FIELDS: Final = 50

@@ -31,7 +31,7 @@ _MONTHS = 1900_01, 2100_12
 _DAYS = 10_01_01, 99_12_31
 """With years of two digits; those before 2010 are no numbers of six digits."""
 _NOT_FROM_0 = 10**9
-"""Of 2001. Times that count from 0 do not reach it."""
+"""A second of 2001, which times that count from 0 do not reach."""
 _SET_FORMAT = "set the option timestamp_format='{spelling}', or timestamp_format='s' if they are seconds of January 1970"
 _MAX_REGEX = 1000
 """Characters."""

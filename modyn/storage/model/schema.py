@@ -36,7 +36,7 @@ class LackingFile:
     """In the dataset's folder; empty: it stands for all files beyond MOST_LACKING."""
     lacks: tuple[str, ...]
     fields: tuple[str, ...]
-    """That they have, or those of one of all others; the first ones where they are many."""
+    """Fields that they have, or those of one of all others; the first ones where they are many."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -256,7 +256,7 @@ def why_not_taken(record: NewRecord, float_labels: bool, most_bytes: int, latest
 
 
 def why_no_seconds(records: Sequence[NewRecord], others: tuple[int, int] | None) -> str:
-    """As `TimeRange.why_no_seconds`, of the times that records of one call bring with them."""
+    """Say by `TimeRange.why_no_seconds` what the times of the records of one call most likely are; empty: seconds."""
     given = [record.timestamp for record in records if record.timestamp is not None]
     return TimeRange.of(np.array(given)).why_no_seconds(others, f"{_SEND_SECONDS}; {_DECLARE}") if given else ""
 
