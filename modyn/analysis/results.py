@@ -237,7 +237,7 @@ def deletion_notes(evaluations: pd.DataFrame, run_id: str) -> list[str]:
             of = f"trigger {first}" if first == last else f"{len(triggers)} triggers, {first} to {last}"
             notes.append(
                 f"{newest - old['num_deleted'].min():,} samples of dataset '{dataset}' were deleted since it was scored for {of}: these scores may "
-                "be of other samples than the newer ones beside them, and a pipeline score may be of both; "
+                "be of other samples than the newer ones next to them, and a pipeline score may be of both; "
                 f"`modyn evaluate {run_id}{''.join(f' --handler {name}' for name in handlers)}` scores all models on the samples of now"
             )
     return notes
