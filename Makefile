@@ -152,7 +152,7 @@ test-all: setup-dev  ## The gate, slow tests with all peers, tests of extras, C+
 	$(MAKE) cpp-address
 	$(MAKE) cpp-thread
 
-figures: setup-dev  ## Every figure that the README quotes, on few samples; names what is worse than its report by more than a fifth
+figures: setup-dev  ## Every figure that benchmark/README.md quotes, on few samples; names what is worse than its report by more than a fifth
 	$(BIN)/python -m benchmark.figures
 
 peers: $(PEERS)/.installed  ## Create .venv-peers with the libraries that the benchmarks compare with
@@ -171,8 +171,8 @@ serving-peers: .venv-serving-peers/.installed  ## Create .venv-serving-peers wit
 	.venv-serving-peers/bin/python -m pip install --quiet --requirement $<
 	@touch $@
 
-docs: setup  ## Write the generated pages again
-	$(BIN)/python -m modyn.reference.pages docs/pipeline.md docs/datasets.md docs/system.md docs/api.md
+docs: setup  ## Write the generated pages of docs/reference/ again
+	$(BIN)/python -m modyn.reference.pages
 
 clean:  ## Remove what builds and tests leave behind
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis modyn/proto modyn/_core*.so

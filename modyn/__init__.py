@@ -1,4 +1,4 @@
-"""Modyn: decide when to retrain and on which samples, and report how good and how costly it was."""
+"""Modyn decides when to retrain and on which samples, and reports the quality and the cost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy, so that `import modyn` in a service or worker does not pull in the client and pandas.
+    # Imports are late, so that `import modyn` in a service or worker imports neither the client nor pandas.
     if name == "Client":
         from modyn.client import Client
 

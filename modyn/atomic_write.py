@@ -12,11 +12,11 @@ from typing import BinaryIO
 from modyn.errors import UnavailableError
 
 TEMPORARY_SUFFIX = ".tmp"
-"""Ending of files that a crash may leave; the owner of the folder removes them when it starts."""
+"""Ending of temporary files. A crash may leave such files; the service that owns the folder removes them when it starts."""
 
 
 def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write `parts` one after the other as the whole content of `path`; durable on return.
+    """Replace the content of `path` by `parts`, one after the other. The file is durable on return.
 
     Raises: UnavailableError: the disk cannot be written to.
     """
@@ -32,11 +32,11 @@ def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
 
 @contextmanager
 def replacing(path: Path, temporary: Path | None = None, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """Open a new file `temporary` beside `path`. At the end it durably replaces `path`; on an error it is removed.
+    """Open a new file `temporary` next to `path`. At the end of the block, the file durably replaces `path`; after an error, the file is removed.
 
-    Args: temporary: by default a name of this thread, which ends in TEMPORARY_SUFFIX. durable: False: nothing waits for the disk; after a loss of
-    power the file may be cut or missing, after the death of the process it is there.
-    Raises: OSError: it cannot be written; `path` is as before, unless the last sync of its folder failed.
+    Args: temporary: path of the new file; by default, a name that only this thread uses, with the ending TEMPORARY_SUFFIX. durable: if false, no call
+    waits for the disk. Then the file survives the death of the process, but a power loss may truncate or remove it.
+    Raises: OSError: the file cannot be written; `path` is unchanged, unless the last sync of its folder failed.
     """
     temporary = temporary or path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}")
     try:
@@ -55,9 +55,9 @@ def replacing(path: Path, temporary: Path | None = None, *, durable: bool = True
 
 
 def remove(path: Path) -> None:
-    """Remove a file or link, if there is one, durably. Raises: UnavailableError."""
+    """Remove a file or link durably, if it exists. Raises: UnavailableError."""
     try:
-        with suppress(FileNotFoundError):  # or its folder
+        with suppress(FileNotFoundError):  # the file or its folder is missing
             path.unlink()
             sync(path.parent)
     except OSError as error:
@@ -67,13 +67,13 @@ def remove(path: Path) -> None:
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
-    """Make a folder, and those above it that are missing, durably: a file that is synced in it is found again after a crash. Raises OSError.
+    """Make a folder and its missing parents durably, so that a file that is synced in the folder survives a crash. Raises OSError.
 
-    Args: mode: of `path` itself.
+    Args: mode: mode of `path` itself.
     """
     if path.is_dir():
-        # It may have been made by a process that was killed before it was synced; those above it were synced before it was made.
-        with suppress(PermissionError):  # of a folder above all of ours, which may be entered only
+        # The process that made the folder may have been killed before it synced the parent.
+        with suppress(PermissionError):  # This process may enter the parent, but not read it.
             sync(path.parent)
         return
     make_folder(path.parent)
@@ -82,7 +82,7 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
 
 
 def sync_names(folder: Path) -> None:
-    """Sync the names in a folder, if there is one. Raises: UnavailableError."""
+    """Sync the names in a folder, if it exists. Raises: UnavailableError."""
     try:
         with suppress(FileNotFoundError):
             sync(folder)
@@ -91,7 +91,7 @@ def sync_names(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Sync a file's content, or a folder's names, to the disk, so that they survive a crash of the machine. Raises: OSError."""
+    """Sync the content of a file, or the names in a folder, to the disk, so that a crash of the machine loses none of them. Raises: OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -101,7 +101,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def writing_for_user(path: Path) -> Iterator[None]:
-    """Turn an OSError within the block into an UnavailableError that names the file, which a user has chosen."""
+    """Turn an OSError within a `with` block into an UnavailableError that names the file. Args: path: file that a user has chosen."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`modyn.Client`: all functions of the command line from Python, with results as pandas DataFrames."""
+"""`modyn.Client`: all functions of the command line for Python programs, with results as pandas DataFrames."""
 
 from __future__ import annotations
 
@@ -26,36 +26,35 @@ from modyn.supervisor.client import RequestedEvaluation, Run, RunEvent, RunMode,
 if TYPE_CHECKING:
     import pandas as pd
 
-    from modyn.cache.measuring import MeasuredPart
-    from modyn.cache.profile import CacheProfile
-    from modyn.trainer_server.cache_planning import CacheForecast, ProfiledPipeline
+    from modyn.cache.plan.measuring import MeasuredPart
+    from modyn.cache.plan.profile import CacheProfile
+    from modyn.trainer_server.cache_plan.cache_planning import CacheForecast, ProfiledPipeline
 
 
 _WATCH_POLICY = RetryPolicy(limit_s=120.0)
-"""For how long `Client.watch` waits for a supervisor that restarts."""
+"""`Client.watch` waits for a supervisor that restarts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reindexed:
-    """What `Client.reindex` has done. told: the runs that have an event about the deleted samples."""
+    """Result of `Client.reindex`. told: ids of the runs whose journals got an event about the deleted samples."""
 
     num_deleted: int
     told: tuple[str, ...]
 
 
 class Client(ModelAccess):
-    """Client of the services of one installation. Times in its tables are datetimes of UTC.
+    """Client of the services of one installation. Times in its tables are datetimes in UTC.
 
-    Args: config: a SystemConfig, the path of a system file, or nothing for the defaults (embedded services under `.modyn`).
-    state_dir: folder of the installation's state, as `modyn --state-dir`, in place of the configuration's; an empty text is as none.
-    start: start the embedded services if they do not run.
-    wait_s: how long a call waits for a service that cannot be reached, for example while it restarts.
+    Args: config: a SystemConfig, or the path of a system file; None: the defaults (embedded services under `.modyn`). state_dir: folder of the
+    installation's state, like `modyn --state-dir`; a value that is not empty overrides `config`. start: start the embedded services if they are not
+    running. wait_s: seconds for which a call waits for a service that cannot be reached, for example while it restarts.
 
         >>> client = Client(start=True)                             # doctest: +SKIP
         >>> run = client.wait(client.run("pipeline.yaml").run_id)   # doctest: +SKIP
         >>> client.scores(run.run_id)                               # doctest: +SKIP
 
-    Raises: errors of `modyn.errors` only, from every method. UnavailableError of methods that return tables: also where pandas is not installed.
+    Raises: every method raises only errors of `modyn.errors`. Methods that return tables also raise UnavailableError if pandas is not installed.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class Client(ModelAccess):
     ) -> None:
         self._config_file = Path(config) if isinstance(config, str | Path) else None
         loaded = config if isinstance(config, SystemConfig) else load_system_config(self._config_file)
-        if state_dir:  # An empty text would be the current folder.
+        if state_dir:  # An empty text would mean the current folder.
             loaded = loaded.model_copy(update={"state_dir": Path(state_dir).expanduser().absolute()})
         super().__init__(loaded, wait_s)
         if start:
@@ -77,28 +76,28 @@ class Client(ModelAccess):
     # --- Services ---------------------------------------------------------------------------------------------------------------
 
     def up(self, progress: Callable[[StackStatus], None] | None = None) -> StackStatus:
-        """Start the embedded services, or those that died, and wait until all are healthy.
+        """Start the embedded services that are not running, and wait until all are healthy.
 
-        Args: progress: receives each status meanwhile. Raises: ConfigError: the Redis of `redis_url` refuses this installation.
+        Args: progress: function that receives each status during the wait. Raises: ConfigError: the Redis of `redis_url` refuses this installation.
         """
         if self.config.redis_url is not None and (url := self.config.resolved_redis_url()) is not None:
-            from modyn.cache.stores import check_redis_access
+            from modyn.cache.tiers.stores import check_redis_access
 
             check_redis_access(url)
         return start_stack(self.config, self._config_file, progress)
 
     def down(self) -> bool:
-        """Stop the embedded services. Returns whether any ran."""
+        """Stop the embedded services. Returns whether the services were running."""
         return stop_stack(self.config)
 
     def status(self) -> StackStatus:
-        """Return the present state of the embedded services."""
+        """Return the current status of the embedded services."""
         return stack_status(self.config)
 
     # --- Runs -------------------------------------------------------------------------------------------------------------------
 
     def check(self, pipeline: Path | str) -> list[Problem]:
-        """Return every mistake in a pipeline file, found by the services that act on it; also warnings, see `severity`. Runs nothing in it."""
+        """Return all mistakes and warnings (see `severity`) that the services find in a pipeline file. No code of the pipeline is run."""
         path = Path(pipeline)
         return self.supervisor.validate(read_pipeline(path), str(path))
 
@@ -114,13 +113,13 @@ class Client(ModelAccess):
         settings: Sequence[str] = (),
         tags: Sequence[str] = (),
     ) -> Run:
-        """Start a run of a pipeline and return at once; `wait` and `watch` follow it. Its `message` has what the checks warn of.
+        """Start a run of a pipeline and return it at once; `wait` and `watch` follow it. The run's `message` has the warnings of the checks.
 
-        Args: pipeline: the path of its file, or what stands in it. settings: values that are set for this run, which keeps them, e.g.
-        `training.batch_size=64`. from_timestamp, to_timestamp: only samples in [from, to), seconds since 1970, an ISO 8601 date or a
-        datetime. max_triggers: end after so many. final_trigger: train on what is left when the stream ends, although the trigger policy
-        has not fired. tags: words by which the run is found. mode: replay history (experiment), or follow live data (production).
-        Raises: ConfigError: every mistake in the file, with its line. InvalidArgumentError: another argument is wrong.
+        Args: pipeline: path of a file, or the content as a dictionary. mode: replay history (experiment), or follow live data (production).
+        from_timestamp, to_timestamp: use only samples in [from, to); each is seconds since 1970, an ISO 8601 date or a datetime. max_triggers: end
+        after this number of triggers. final_trigger: train on the remaining samples when the stream ends, even if the trigger policy has not fired.
+        settings: values that the run uses and keeps, e.g. `training.batch_size=64`. tags: words by which the run can be found.
+        Raises: ConfigError: all mistakes in the file, with their lines. InvalidArgumentError: another argument is wrong.
         """
         if isinstance(pipeline, Mapping):
             text, file_name = pipeline_yaml(pipeline), "pipeline"
@@ -139,17 +138,17 @@ class Client(ModelAccess):
     def watch(
         self, run_id: str, after_seq: int = 0, evaluation: int | None = None, *, newest: int | None = None
     ) -> Iterator[RunEvent]:
-        """Yield the events of a run until it is terminal; reconnects if the supervisor restarts.
+        """Yield the events of a run until its state is terminal. Reconnects if the supervisor restarts.
 
-        Args: after_seq: leave out events up to this `seq`; 0: none. newest: begin with the newest so many of those that are kept.
-        evaluation: number of requested evaluations, whose end counts instead of the run's.
-        Raises: NotFoundError. UnavailableError: the supervisor stays away.
+        Args: after_seq: omit events up to this `seq`; 0: omit none. newest: number of newest stored events to start with. evaluation:
+        number of a request for evaluations; the events end when the requested evaluations end, not when the run ends.
+        Raises: NotFoundError. UnavailableError: the supervisor does not come back.
         """
         position = after_seq
 
         def position_after(event: RunEvent) -> int:
             nonlocal position
-            position = max(position, event.seq)  # Progress is not kept and has no number: its `seq` is 0.
+            position = max(position, event.seq)  # Progress events are not stored: their `seq` is 0.
             return position
 
         return ResumingStream(
@@ -160,13 +159,13 @@ class Client(ModelAccess):
         )
 
     def wait(self, run_id: str) -> Run:
-        """Wait until the run is terminal, and return it: also one that failed or was stopped, see `state`. Raises as `watch`."""
+        """Wait until the state of the run is terminal, and return the run. Raises: see `watch`."""
         for _ in self.watch(run_id):
             continue
         return self.supervisor.run(run_id)
 
     def runs(self) -> pd.DataFrame:
-        """Return all runs, oldest first; columns: the fields of `Run` without the pipeline. Raises: UnavailableError: no pandas."""
+        """Return all runs, oldest first. Columns are the fields of `Run` except the pipeline."""
         return table_of(Run, self.supervisor.runs(), without=("yaml", "pipeline"))
 
     def show(self, run_id: str) -> Run:
@@ -174,35 +173,36 @@ class Client(ModelAccess):
         return self.supervisor.run(run_id)
 
     def stop(self, run_id: str) -> Run:
-        """Ask a run to stop, and return at once; `wait` waits for the end, `resume` continues it. Raises: NotFoundError."""
+        """Ask a run to stop, without waiting. `wait` waits for the end, and `resume` continues the run later. Raises: NotFoundError."""
         return self.supervisor.stop(run_id)
 
     def resume(self, run_id: str) -> Run:
-        """Continue a run that was stopped, failed or was interrupted. Finished steps are not repeated. Raises: ConflictError: it finished."""
+        """Continue a run that was stopped, interrupted or failed. Finished steps are not repeated. Raises: ConflictError: the run has finished."""
         return self.supervisor.resume(run_id)
 
     def finish(self, run_id: str) -> Run:
-        """End the stream of a run where it stands, make its final evaluations, and finish it: the good end of a production run.
+        """End the stream of a run at its present position, make its final evaluations, and finish the run. A production run normally ends in this
+        way.
 
-        Raises: NotFoundError. ConflictError: it is stopping, or another supervisor executes it.
+        Raises: NotFoundError. ConflictError: the run is stopping, or another supervisor executes the run.
         """
         return self.supervisor.finish(run_id)
 
     def remove(self, run_id: str, *, even_promoted: bool = False) -> None:
-        """Remove a run that has ended from all services, permanently: journal, trigger sets, models, results and files of its trainings.
+        """Permanently remove a run that has ended from all services: journal, trigger sets, models, results and files of its trainings.
 
-        Args: even_promoted: also if one of its models is promoted.
-        Raises: NotFoundError. ConflictError: it is active, or one of its models is promoted or needed by another run.
+        Args: even_promoted: also remove a run with a promoted model.
+        Raises: NotFoundError. ConflictError: the run is active, or one of its models is promoted or needed by another run.
         """
         self.supervisor.remove(run_id, even_promoted=even_promoted)
 
     def evaluate(
         self, run_id: str, handlers: Sequence[str | Path] = (), *, datasets: Sequence[str] = (), metrics: Sequence[str] = ()
     ) -> RequestedEvaluation:
-        """Evaluate the models that a run has made so far, whatever it is doing; `wait_evaluation` waits for the end.
+        """Evaluate the models that a run has made so far. The run may be in any state. `wait_evaluation` waits for the end.
 
-        Args: handlers: names of its handlers, none: all manual ones and what has failed; or one file with a handler or an `evaluation`
-            section that takes the place of the run's own. datasets, metrics: in place of those that the handlers and datasets name.
+        Args: handlers: names of the run's handlers; or one file with a handler or a section `evaluation`, which replaces the run's section.
+        Empty: all manual handlers, and failed evaluations. datasets, metrics: replace the datasets of the handlers, and the metrics of the datasets.
         Raises: NotFoundError, InvalidArgumentError, ConfigError.
         """
         handlers = arguments.items("handlers", handlers, (str, Path), "a list of names, or of one path,")
@@ -215,7 +215,9 @@ class Client(ModelAccess):
         return self.supervisor.evaluate(run_id, names, *chosen, yaml)
 
     def wait_evaluation(self, run_id: str, number: int) -> RequestedEvaluation:
-        """Wait until the evaluations requested as `number` have ended; return their state and the reason of a failure. Raises: NotFoundError."""
+        """Wait until the evaluations of request `number` have ended. Returns the request with its state, and the reason of a failure. Raises:
+        NotFoundError.
+        """
         request = self.supervisor.evaluation(run_id, number)
         for _ in self.watch(run_id, request.after_seq, number):
             continue
@@ -224,40 +226,42 @@ class Client(ModelAccess):
     # --- Data -------------------------------------------------------------------------------------------------------------------
 
     def register_dataset(self, dataset: DatasetConfig) -> DatasetInfo:
-        """Register a folder of files as a dataset. Repeating it changes nothing. Raises: AlreadyExistsError: with other options."""
+        """Register a folder of files as a dataset. A repetition changes nothing. Raises: AlreadyExistsError: the dataset is registered with other
+        options.
+        """
         return self.storage.register_dataset(dataset)
 
     def change_dataset(self, dataset: DatasetConfig) -> DatasetInfo:
-        """Give a dataset other options, for what is indexed from now on. Raises: InvalidArgumentError: they would change what is indexed."""
+        """Change the options of a dataset for files that are indexed from now on. Raises InvalidArgumentError: the options would change indexed
+        samples."""
         return self.storage.change_dataset(dataset)
 
     def ingest(self, name: str, progress: Callable[[IngestProgress], None] | None = None) -> DatasetInfo:
-        """Index the new files of a dataset now. Returns the dataset afterwards. Args: progress: called in this thread, a few times a second."""
+        """Index the new files of a dataset now, and return the dataset. Args: progress: called in this thread a few times per second."""
         for step in self.storage.ingest(name):
             if progress is not None:
                 progress(step)
         return self.storage.dataset(name)
 
     def append_records(self, name: str, records: Sequence[NewRecord]) -> list[AppendedRecord]:
-        """Append records to a dataset of records; return for each what became of it. They are durable then, and samples soon.
+        """Append records durably to a dataset of records. The records become samples within about a second. Returns an answer for each record.
 
-        Of all records with one idempotency key the first one counts, so that the call may be repeated. Raises: InvalidArgumentError.
+        Only the first record of an idempotency key counts, so the call may be repeated. Raises: InvalidArgumentError.
         """
         return self.storage.append_records(name, records)
 
     def set_labels(self, name: str, labels: Mapping[str, float]) -> list[AppendedRecord]:
-        """Give records that were appended without a label (`label=None`) their labels, by their keys; return for each what became of it.
+        """Set the labels of records that were appended without a label (`label=None`), by key. Returns an answer for each label.
 
-        A record that has a label keeps it: the same one again is a duplicate, another one `differs`. So the call may be repeated. Runs in production
-        mode train on a sample once its label has come.
+        A record keeps its first label: for the same label, the answer has `is_duplicate`, and for another label, `differs`. The call may therefore be
+        repeated. Runs in production mode can train on a sample when it has its label.
 
-        Raises: NotFoundError: there is no record with one of the keys. InvalidArgumentError: a label cannot be one.
+        Raises: NotFoundError: a key has no record. InvalidArgumentError: a label is invalid.
         """
         return self.storage.set_labels(name, labels)
 
     def datasets(self) -> pd.DataFrame:
-        """Return the datasets, one row each: registration and counts. `client.storage.list_datasets()` returns records.
-        Raises: UnavailableError: no pandas."""
+        """Return one row for each dataset, with registration and counts. `client.storage.list_datasets()` returns records."""
         found = self.storage.list_datasets()
         table = table_of(DatasetInfo, found, without=("config",))
         for place, field in enumerate(DatasetConfig.model_fields):
@@ -269,47 +273,49 @@ class Client(ModelAccess):
         return self.storage.dataset(name)
 
     def delete_dataset(self, name: str) -> None:
-        """Delete a dataset's index. The data files are not touched. Raises: NotFoundError."""
+        """Delete a dataset's index. The data files are not changed. Raises: NotFoundError."""
         self.storage.delete_dataset(name)
 
     def reindex(self, name: str, path: str, progress: Callable[[IngestProgress], None] = lambda _: None) -> Reindexed:
-        """Take a data file again that was changed after it was indexed: its samples are deleted, and what it holds now is added under new keys.
-        Bad rows, of which `max_bad_rows` allows some, are among the `problems`, and the others are taken. Each run whose models or scores may rest on
-        the deleted samples gets an event about it.
+        """Index a changed data file again: delete the old samples of the file, and add its present samples with new keys. Bad rows that
+        `max_bad_rows` allows become `problems`; the other rows are indexed. Each run whose models or scores may depend on the deleted samples gets
+        an event.
 
-        Args: path: of the file, full or below the dataset's folder. progress: as of `ingest`.
-        Raises: NotFoundError: it is not indexed, or is missing. DataError: it cannot be used as it is now; nothing is deleted then.
-        UnavailableError: also if the supervisor, which tells the runs, is away: nothing is deleted then, unless it goes away meanwhile.
+        Args: path: path of the file, absolute or relative to the dataset's folder. progress: see `ingest`.
+        Raises: NotFoundError: the file is not indexed, or is missing. DataError: the file is unusable; no sample is deleted. UnavailableError: also
+        if the supervisor, which informs the runs, is not available. Then no sample is deleted, unless the supervisor becomes unavailable during the
+        call.
         """
         try:
-            self.supervisor.tell_of_deletion(DeletedSamples(name, "", path, 0, first_key=None))  # of no sample: is it there?
+            # With no samples, this call only checks that the supervisor answers.
+            self.supervisor.tell_of_deletion(DeletedSamples(name, "", path, 0, first_key=None))
         except UnavailableError as error:
             raise UnavailableError(
-                f"no sample of {path} was deleted, since runs that have read it cannot be told: {error.message}"
+                f"no sample of {path} was deleted, because runs that have read it cannot be informed: {error.message}"
             ) from error
         deleted = self.storage.forget_file(name, path)
         try:
             told = self.supervisor.tell_of_deletion(deleted)
         except UnavailableError as error:
             raise UnavailableError(
-                f"{deleted.num_samples:,} samples of {path} are deleted, but runs that have read them are not told: {error.message}; what the file "
-                f"holds now is taken by `modyn data ingest {name}`"
+                f"{deleted.num_samples:,} samples of {path} are deleted, but runs that have read them are not informed: {error.message}; the present "
+                f"samples of the file are indexed by `modyn data ingest {name}`"
             ) from error
         self.ingest(name, progress)
         return Reindexed(deleted.num_samples, tuple(told))
 
     def delete_samples(self, name: str, keys: Sequence[int]) -> int:
-        """Delete the samples with these `keys` from the index, permanently. Returns how many existed. Raises: NotFoundError."""
+        """Delete samples permanently from the index. Returns the number of `keys` that exist or have existed. Raises: NotFoundError."""
         return self.storage.delete_samples(name, keys_array(keys))
 
     def locate(self, name: str, keys: Sequence[int]) -> pd.DataFrame:
-        """Return where the samples with these `keys` lie, one row each: key, path, offset, num_bytes, label, timestamp.
-        Raises: NotFoundError, UnavailableError: no pandas."""
+        """Return one row for each of these `keys` with the location of the sample: key, path, offset, num_bytes, label, timestamp.
+        Raises: NotFoundError."""
         return table_of(SamplePlace, self.storage.locate(name, keys_array(keys)))
 
     def problems(self, name: str) -> pd.DataFrame:
-        """Return the files of a dataset that were set aside, and the damaged files of its index: path, reason, found_at.
-        Raises: NotFoundError, UnavailableError: no pandas."""
+        """Return the rejected files of a dataset, and the damaged files of its index: path, reason, found_at.
+        Raises: NotFoundError."""
         return table_of(FileProblem, self.storage.problems(name))
 
     # --- Cache ------------------------------------------------------------------------------------------------------------------
@@ -322,15 +328,15 @@ class Client(ModelAccess):
         workers: int | None = None,
         progress: Callable[[MeasuredPart], object] = lambda _: None,
     ) -> CacheProfile:
-        """Measure on this machine what decides about a cache for a pipeline's dataset, and keep it for `plan_cache` and for trainings with
-        `split: auto`. Runs the pipeline's code in this process and those that it starts: call it where nothing else runs; see docs/cache.md.
+        """Measure the parameters of a cache for a pipeline's dataset on this machine, and store them for `plan_cache` and for trainings with
+        `split: auto`. The pipeline's code runs in this process and its children. Use an idle machine; see docs/how-to/cache.md.
 
-        Args: pipeline: as of `run`. seconds: in all, about. workers: threads or processes that read and decode, of all trainings that are to share
-        the machine; None: `training.dataloader_workers`. progress: receives each part that begins.
-        Raises: ConfigError: every mistake in the file. NotFoundError: there is no such dataset. DataError, UserCodeError, TrainingError: samples
+        Args: pipeline: see `run`. seconds: approximate total time. workers: number of threads or processes that read and decode, for all trainings
+        that share the machine; default: `training.dataloader_workers`. progress: called when a part of the measurement begins.
+        Raises: ConfigError: all mistakes in the file. NotFoundError: the dataset does not exist. DataError, UserCodeError, TrainingError: samples
         cannot be read, decoded or trained on.
         """
-        from modyn.trainer_server.cache_planning import measure_cache
+        from modyn.trainer_server.cache_plan.cache_planning import measure_cache
 
         if not seconds > 0:
             raise InvalidArgumentError(f"seconds is {seconds!r}; a number greater than 0 is expected")
@@ -345,17 +351,17 @@ class Client(ModelAccess):
         jobs: int | None = None,
         split: str | None = None,
     ) -> CacheForecast:
-        """Predict what a cache would bring to a pipeline, by what `profile_cache` has measured: the store and split that its trainings would use with
-        `split: auto`, and others to compare. Nothing is measured or changed. Where services run, it is checked that the dataset is still the one that
-        was measured.
+        """Predict the speed of a pipeline with a cache from the measurements of `profile_cache`. The result has the store and split that trainings
+        use with `split: auto`, and other splits for comparison. The call changes nothing. If services run, the call checks that the dataset is the
+        measured dataset.
 
-        Args: pipeline: as of `run`. size: bytes, or a text such as 2GB. jobs: trainings that share it, at once and over the same samples. split:
-        the one in use, to compare: percents encoded-decoded-augmented, as 58-42-0. None of these: what the pipeline or the system file says, or
-        2GB for one training.
-        Raises: InvalidArgumentError: an argument is wrong. ConfigError: this machine cannot have such a cache. NotFoundError, CorruptStateError: it
-        is to be measured first. ConflictError: the dataset was registered anew since it was measured.
+        Args: pipeline: see `run`. size: bytes, or a text such as 2GB. jobs: number of concurrent trainings on the same samples that share the cache.
+        split: the present split, for comparison: percentages encoded-decoded-augmented, such as 58-42-0. Defaults: the values of the pipeline or
+        the system file, or 2GB and one training.
+        Raises: InvalidArgumentError: an argument is wrong. ConfigError: this machine cannot have such a cache. NotFoundError, CorruptStateError:
+        there are no valid measurements. ConflictError: the dataset was registered again after the measurement.
         """
-        from modyn.trainer_server.cache_planning import check_dataset, read_forecast
+        from modyn.trainer_server.cache_plan.cache_planning import check_dataset, read_forecast
 
         found = read_forecast(self.config, _profiled(pipeline), size, jobs, split)
         if self.config.endpoint("storage").is_unix and self.status().state != "ready":
@@ -365,8 +371,7 @@ class Client(ModelAccess):
     # --- Plug-ins ---------------------------------------------------------------------------------------------------------------
 
     def plugins(self) -> pd.DataFrame:
-        """Return what is registered with the services, built in or from installed packages: group, id, path, distribution.
-        Raises: UnavailableError: no pandas."""
+        """Return the plug-ins of the services, which are built in or come from installed packages: group, id, path, distribution."""
         return table_of(Plugin, self.list_plugins())
 
     def list_plugins(self) -> list[Plugin]:
@@ -384,14 +389,14 @@ class Client(ModelAccess):
         return pipeline_json_schema()
 
     def explain(self, field: str = "") -> str:
-        """Explain a field of the pipeline file: meaning, type, bounds, default; without one, list the sections."""
+        """Explain a field of the pipeline file: meaning, type, bounds, default. Without a field, list the sections."""
         from modyn.reference.explain import explain
 
         return explain(field)
 
 
 def _profiled(pipeline: Path | str | Mapping[str, Any]) -> ProfiledPipeline:
-    from modyn.trainer_server.cache_planning import load_profiled
+    from modyn.trainer_server.cache_plan.cache_planning import load_profiled
 
     if isinstance(pipeline, Mapping):
         return load_profiled(pipeline_yaml(pipeline), "pipeline")

@@ -1,16 +1,16 @@
-"""The one format of all our binary files: immutable files of columns, and the head of append-only logs.
+"""Formats of all binary files of Modyn: immutable files of columns, and the head of append-only logs.
 
-A file of columns (`write_columns`, `ColumnWriter`, `ColumnFile`), little-endian: a prefix of 64 bytes (magic, version, CRC-32 of the header,
-position and size of the header), the columns, each aligned to 64 bytes, and at the end the header as JSON: `meta`, any JSON values of the
-kind of file, and of each column dtype, shape, position and CRC-32. A file is complete or absent, and is read through a memory map.
+A file of columns (`write_columns`, `ColumnWriter`, `ColumnFile`) is little-endian. A file begins with a prefix of 64 bytes (magic, version, CRC-32 of
+the header, position and size of the header). Then come the columns, each aligned to 64 bytes. The header at the end is JSON: `meta` (JSON values that
+depend on the kind of file), and dtype, shape, position and CRC-32 of each column. A file is complete or absent, and is read through a memory map.
 
     KIND = FileKind(b"MODYNXYZ", 1, "file of samples", "delete it")
     write_columns(path, KIND, {"keys": keys, "weights": weights}, {"model": 3})
     file = ColumnFile.open(path, KIND)
     file.meta["model"], file.column("keys")
 
-An append-only log (`LogHead`) starts with magic, version and one or two slots, in which a few numbers say how much of the file counts.
-What is appended is made durable first, then `LogHead.commit` makes it count.
+An append-only log (`LogHead`) starts with magic, version and one or two slots. A slot holds a few numbers, which say how much of the file is valid.
+The writer first makes appended data durable; then `LogHead.commit` makes the data valid.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 Array = npt.NDArray[Any]
 
 _START = struct.Struct("<8sI")
-"""Magic and version, which every file begins with."""
+"""Magic and version. Every file begins with these fields."""
 _PREFIX = struct.Struct("<8sIIQQ")
 _ALIGNMENT = 64
 _READ_BYTES = 1 << 20
@@ -47,7 +47,7 @@ _NUMBERS = "biuf"
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """A kind of file. magic: 8 bytes. noun: its name in errors. advice: what to do about a damaged one, in the imperative."""
+    """A kind of file. magic: 8 bytes. noun: name of the kind in errors. advice: what to do with a damaged file, in the imperative."""
 
     magic: bytes
     version: int
@@ -55,7 +55,7 @@ class FileKind:
     advice: str
 
     def check(self, path: Path, start: bytes) -> None:
-        """Check that `start`, the first 12 bytes or more of the file `path`, is of this kind and version. Raises: CorruptStateError."""
+        """Check that the file `path` is of this kind and version. Args: start: first bytes of the file, at least 12. Raises: CorruptStateError."""
         if len(start) < _START.size or start[:8] != self.magic:
             raise CorruptStateError(f"{path} is not a {self.noun}; {self.advice}")
         if (version := _START.unpack_from(start)[1]) != self.version:
@@ -65,22 +65,22 @@ class FileKind:
             )
 
     def corrupt(self, path: Path, what: str) -> CorruptStateError:
-        """Make, not raise, the error of a damaged file; `what` is wrong with it."""
+        """Return the error for a damaged file, without raising it. Args: what: description of the damage."""
         return CorruptStateError(f"the {self.noun} {path} is damaged: {what}; {self.advice}")
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """digest: SHA-256 of the header in hexadecimal, and so of the checksums of all columns."""
+    """A complete file. digest: SHA-256 of the header, which includes the checksums of all columns, in hexadecimal."""
 
     num_bytes: int
     digest: str
 
 
 def write_columns(path: Path, kind: FileKind, columns: Mapping[str, Array], meta: Mapping[str, Any] | None = None) -> WrittenFile:
-    """Write `columns`, numeric arrays of any shape, and `meta`; the file is complete and durable on return.
+    """Write a file of columns. The file is complete and durable on return.
 
-    Args: meta: values that JSON can express; goes into the header.
+    Args: columns: numeric arrays of any shape. meta: values that JSON can express, for the header.
     Raises: UnavailableError: the disk cannot be written to. ValueError: a column holds no numbers.
     """
     with column_writer(path, kind, {name: (values.dtype, values.shape) for name, values in columns.items()}) as writer:
@@ -94,7 +94,7 @@ def write_columns(path: Path, kind: FileKind, columns: Mapping[str, Array], meta
 def column_writer(
     path: Path, kind: FileKind, columns: Mapping[str, tuple[npt.DTypeLike, int | tuple[int, ...]]]
 ) -> Iterator[ColumnWriter]:
-    """A writer of the file `path`, which is complete and durable after the block, and as before if the block raises.
+    """Yield a writer of the file `path`. After the block, the file is complete and durable; if the block raises an error, `path` is unchanged.
 
     Args: columns: dtype (boolean, integer or float) and shape, or number of values, by name.
     Raises: UnavailableError: the disk cannot be written to. ValueError: a column has fewer or more values than announced.
@@ -112,7 +112,7 @@ def column_writer(
 
 
 class ColumnWriter:
-    """Writes columns of known shapes part by part, for content that is larger than memory. Made by `column_writer`."""
+    """Writes columns of known shapes part by part, for content that is larger than memory. Use `column_writer` to make one."""
 
     def __init__(self, descriptor: int, columns: Mapping[str, tuple[npt.DTypeLike, int | tuple[int, ...]]]) -> None:
         """Raises: ValueError: a column holds no numbers."""
@@ -129,12 +129,13 @@ class ColumnWriter:
             num_bytes = _num_bytes(self._columns[name])
             self._end += num_bytes + -num_bytes % _ALIGNMENT
         self.meta: dict[str, Any] = {}
-        """Goes into the header when the file is completed."""
+        """Values that go into the header when the file is completed."""
         self.written: WrittenFile
-        """Set when the file is complete."""
+        """Digest of the file; set when the file is complete."""
 
     def append(self, name: str, values: Array) -> None:
-        """Write the next `values`, of any shape, of column `name`, cast to its dtype. Raises: ValueError: more than announced. OSError."""
+        """Write the next `values` of a column, cast to the column's dtype. Args: values: any shape. Raises: ValueError: there are more values than
+        announced. OSError."""
         column, done = self._columns[name], self._written[name]
         stored = np.ascontiguousarray(values, column["dtype"]).reshape(-1).view(np.uint8).data
         self._written[name] += len(stored)
@@ -155,7 +156,7 @@ class ColumnWriter:
 
 
 class ColumnFile:
-    """An open file of columns. Immutable; the map lives as long as this or an array of it, also if the file is removed meanwhile."""
+    """An open, immutable file of columns. The memory map exists as long as this object or one of its arrays, even if the file is removed."""
 
     __slots__ = ("_columns", "_content", "kind", "meta", "path", "written")
 
@@ -183,10 +184,10 @@ class ColumnFile:
 
     @classmethod
     def open(cls, path: Path, kind: FileKind) -> ColumnFile:
-        """Map the file `path`; verifies its header and its size, not its columns (see `verify`).
+        """Map the file `path` into memory. The header and the size of the file are verified, but not the columns (see `verify`).
 
-        Raises: NotFoundError: there is no file. CorruptStateError: it is damaged or not of `kind`. UnavailableError: it cannot be
-            read now.
+        Raises: NotFoundError: there is no file. CorruptStateError: the file is damaged or of another kind. UnavailableError: the file cannot be read
+        now.
         """
         try:
             content = _core.map_file(path)
@@ -200,7 +201,7 @@ class ColumnFile:
         return name in self._columns
 
     def column(self, name: str) -> Array:
-        """Column `name` as a read-only view of the map, with the dtype (little-endian) and shape written. Raises: CorruptStateError."""
+        """Return a column as a read-only view of the map, with its stored dtype (little-endian) and shape. Raises: CorruptStateError."""
         try:
             column = self._columns[name]
         except KeyError as error:
@@ -212,7 +213,7 @@ class ColumnFile:
     def verify(self) -> None:
         """Compare all columns with their checksums. Raises CorruptStateError, UnavailableError, NotFoundError.
 
-        With plain reads: through the map, a large file would count as memory of the process.
+        This method uses plain reads. Through the memory map, a large file would count as memory of the process.
         """
         try:
             with open(self.path, "rb", buffering=0) as file:
@@ -234,9 +235,9 @@ def _num_bytes(column: Mapping[str, Any]) -> int:
 
 
 def write_at(descriptor: int, content: bytes | memoryview, position: int) -> None:
-    """Write all bytes of `content` at a byte position. Raises OSError: a full disk takes a part, and refuses the rest.
+    """Write all bytes of `content` at a byte position. Raises OSError, for example if a full disk has taken only a part.
 
-    Args: descriptor: of a file that is open for writing.
+    Args: descriptor: descriptor of a file that is open for writing.
     """
     rest = memoryview(content)
     while rest:
@@ -246,7 +247,7 @@ def write_at(descriptor: int, content: bytes | memoryview, position: int) -> Non
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """What the head of a log says. number: of the last commit, 0 before the first. fields: int64 numbers of the kind of log."""
+    """The content of a log's head. number: number of the last commit; 0: there is no commit. fields: int64 numbers, which the kind of log defines."""
 
     number: int
     fields: tuple[int, ...]
@@ -255,26 +256,27 @@ class LogState:
 class LogHead:
     """The head of append-only logs of one kind.
 
-    With one slot, a damaged head is always found, and a reader that meets a commit reads again. With two slots, each in a page of its own,
-    a machine that stops in the middle of a commit leaves the state before it.
+    With one slot, damage of the head is always detected, and a reader that reads during a commit must read again. With two slots in separate pages,
+    the previous state survives if the machine stops during a commit.
     """
 
     def __init__(self, kind: FileKind, num_fields: int, slots: tuple[int, ...] = (_START.size,)) -> None:
-        """Args: slots: positions of the slots in the file. The log's content begins behind `size` bytes."""
+        """Args: slots: positions of the slots in the file. The log's content begins after `size` bytes."""
         self._kind, self._num_fields, self._slots = kind, num_fields, slots
         self._slot = struct.Struct(f"<Q{num_fields}qI")
         page = slots[1] - slots[0] if len(slots) > 1 else self._slot.size
         self.size = slots[-1] + page
 
     def initial(self, *fields: int) -> bytes:
-        """The head of a new log: with `fields` committed, or with nothing."""
+        """Return the head of a new log. Args: fields: numbers of the first commit; without fields, there is no commit yet."""
         head = bytearray(_START.pack(self._kind.magic, self._kind.version).ljust(self.size, b"\0"))
         if fields:
             self._slot.pack_into(head, self._slots[1 % len(self._slots)], *self._packed(LogState(1, fields)))
         return bytes(head)
 
     def parse(self, path: Path, content: bytes) -> LogState:
-        """The last state that was committed, from `content`, the first `size` bytes of a file. Raises: CorruptStateError: it is lost."""
+        """Return the last committed state of a log. Args: content: the first `size` bytes of the file. Raises: CorruptStateError: the state is
+        lost."""
         self._kind.check(path, content)
         if len(content) < self.size:
             raise self._kind.corrupt(path, "it was cut in its head")
@@ -285,13 +287,14 @@ class LogHead:
                 torn = torn or any(content[slot : slot + self._slot.size])
             elif number > found.number:
                 found = LogState(number, tuple(fields))
-        # Where one slot is torn, the other stands. Without another, the torn one was the only commit, whose content must not be overwritten.
+        # If one of two slots is torn, the state of the other one counts. If no slot has a state, the torn slot was the only commit. Then the content
+        # of the log must not be overwritten.
         if torn and not found.number:
             raise self._kind.corrupt(path, "its head no longer says how many of its bytes are valid")
         return found
 
     def commit(self, descriptor: int, before: LogState, *fields: int) -> LogState:
-        """Replace the state `before` by one with `fields`, durably; what it counts must be durable already.
+        """Durably replace the state `before` by a state with `fields`. The data that the new state makes valid must be durable already.
 
         Raises: OSError: the state is still `before`.
         """
@@ -302,7 +305,7 @@ class LogHead:
             write_at(descriptor, self._slot.pack(*self._packed(after)), slot)
             os.fdatasync(descriptor)
         except OSError:
-            # A reader must not take a state for committed that may not be on the disk.
+            # Otherwise a reader could accept a state that is not on the disk.
             with suppress(OSError):
                 write_at(descriptor, replaced, slot)
             raise

@@ -15,7 +15,7 @@ from modyn.trainer_server.client import TrainerServerClient
 
 
 class Connections:
-    """Typed clients of all services. Args: wait_s: how long a call waits for a service that cannot be reached."""
+    """Typed clients of all services. Args: wait_s: longest time that a call waits for an unavailable service."""
 
     def __init__(self, config: SystemConfig, wait_s: float) -> None:
         self.config = config

@@ -1,6 +1,6 @@
-"""The tree of errors. A server converts one to a gRPC status, a client converts the status back to the same class.
+"""The tree of errors. A server converts an error to a gRPC status, and a client converts the status back to the same class.
 
-Every message names what is wrong, where, and what to do. `reason` is the machine-readable name that travels with the status.
+Every message names what is wrong, where, and what to do. `reason` is the machine-readable name that is sent with the status.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ class ModynError(Exception):
     reason: ClassVar[str] = "INTERNAL"
 
     sample_key: int | None = None
-    """The sample that the error is about, where it is one; known only in the process that read it."""
+    """Key of the sample that caused the error; known only in the process that read the sample. None: no single sample caused it."""
 
     def __init__(self, message: str, sample_key: int | None = None) -> None:
-        """Args: sample_key: of the sample that the error is about; None: it is about none, or about more than one."""
+        """Args: sample_key: key of the sample that caused the error; None: no single sample caused it."""
         super().__init__(message)
         self.message = message
         self.sample_key = sample_key
@@ -30,7 +30,7 @@ class ConfigError(ModynError):
 
 
 class InvalidArgumentError(ModynError):
-    """The arguments of a call are invalid, whatever the state of the system."""
+    """The arguments of a call are invalid in every state of the system."""
 
     reason = "INVALID_ARGUMENT"
 
@@ -42,7 +42,7 @@ class NotFoundError(ModynError):
 
 
 class AlreadyExistsError(ModynError):
-    """An object with this name exists and differs from the requested one."""
+    """An object with this name exists and differs from the requested object."""
 
     reason = "ALREADY_EXISTS"
 
@@ -54,7 +54,7 @@ class ConflictError(ModynError):
 
 
 class UnavailableError(ModynError):
-    """A service, database or disk cannot be reached. Trying again later may help."""
+    """A service, database or disk cannot be reached. A later attempt may succeed."""
 
     reason = "UNAVAILABLE"
 
@@ -66,13 +66,13 @@ class DeadlineError(UnavailableError):
 
 
 class OverloadedError(UnavailableError):
-    """A queue is full, so that the call was refused at once. Trying again a little later may help."""
+    """A queue is full, so the call was refused immediately. An attempt a little later may succeed."""
 
     reason = "OVERLOADED"
 
 
 class StreamExpiredError(DeadlineError):
-    """A stream that its server had accepted has lasted until its deadline. Its followers open it again."""
+    """A stream reached its deadline after the server had accepted it. Clients that follow the stream open it again."""
 
     reason = "STREAM_EXPIRED"
 
@@ -90,7 +90,7 @@ class DataError(ModynError):
 
 
 class UserCodeError(ModynError):
-    """A function of the user raised. The message names the function, the sample key and the line."""
+    """A function of the user raised an exception. The message names the function, the sample key and the line."""
 
     reason = "USER_CODE"
 
@@ -102,7 +102,7 @@ class TrainingError(ModynError):
 
 
 class WorkerDiedError(ModynError):
-    """A worker process was killed or crashed in the middle of its work, which may succeed in another one: memory ran out, say."""
+    """A worker process was killed or crashed during its work, for example because memory ran out. Another worker may succeed."""
 
     reason = "WORKER_DIED"
 
@@ -114,7 +114,7 @@ class CorruptStateError(ModynError):
 
 
 class SecurityError(ModynError):
-    """A request or a configuration is refused for safety: no token, no TLS off loopback, a path outside the roots."""
+    """A request or a configuration is refused for safety: no token, no TLS beyond loopback, a path outside the roots."""
 
     reason = "SECURITY"
 

@@ -1,8 +1,8 @@
-"""Text and JSON of values that JSON, PostgreSQL or a protobuf Struct cannot hold: they are escaped, or written as marked text and come back
-unchanged.
+"""Converters of values that JSON, PostgreSQL or a protobuf Struct cannot represent. `sanitize` escapes such values. `mark` writes such values as
+marked text, and `unmark` converts marked text back to the same values.
 
-Marked are NaN and infinities, integers beyond 2^53 (a Struct holds doubles only), text with NUL or lone surrogates, and text that
-starts with `$` itself.
+Marked values are NaN and infinities, integers beyond 2^53 (a Struct holds only doubles), text with NUL or lone surrogates, and text that starts
+with `$`.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Self
 
 MAX_EXACT_INT: Final = 2**53
-"""Integers up to this size survive as a double."""
+"""Largest integer that a double holds exactly."""
 
 _INT, _FLOAT, _TEXT = "$int:", "$float:", "$text:"
 _SUSPECT = (r"\u0000", r"\ud", '"$')
-"""Written JSON without any of these holds no text that needs a mark."""
+"""JSON that contains none of these texts has no text that needs a mark."""
 
 
 def sanitize(text: str) -> str:
-    """Escape NUL and lone surrogates: a user's exception may quote a NUL, and a file's name may be no valid text.
+    """Escape NUL and lone surrogates. A user's exception may quote a NUL, and a file name may be invalid UTF-8.
 
     >>> print(sanitize("bad value \\0 in caf\\udce9.csv"))
     bad value \\x00 in caf\\udce9.csv
@@ -31,9 +32,9 @@ def sanitize(text: str) -> str:
 
 
 def to_json(value: Any, *, sort_keys: bool = False) -> str:
-    """`value` as JSON that PostgreSQL accepts.
+    """Convert a value to JSON that PostgreSQL accepts.
 
-    Args: sort_keys: mappings are equal whatever their order.
+    Args: sort_keys: sort keys, so that mappings with the same items give the same text.
 
     >>> to_json({"loss": float("nan"), "batches": 3})
     '{"loss": "$float:nan", "batches": 3}'
@@ -46,14 +47,14 @@ def to_json(value: Any, *, sort_keys: bool = False) -> str:
 
 
 def from_json(text: str | bytes) -> Any:
-    """The value that `to_json` was given."""
+    """Convert the result of `to_json` to the original value."""
     written = text.decode() if isinstance(text, bytes) else text
     value = json.loads(written)
     return unmark(value) if '"$' in written else value
 
 
 def mark(value: Any) -> Any:
-    """`value` with marked text in place of what cannot be held; mappings become dicts with text keys, tuples lists."""
+    """Write values that cannot be represented as marked text. Mappings become dicts with text keys, and tuples become lists."""
     match value:
         case bool():
             return value
@@ -71,7 +72,7 @@ def mark(value: Any) -> Any:
 
 
 def unmark(value: Any) -> Any:
-    """The value that `mark` was given."""
+    """Return the value from which `mark` made this value."""
     match value:
         case str() if value.startswith(_TEXT):
             return value.removeprefix(_TEXT).encode().decode("unicode_escape")
@@ -87,7 +88,7 @@ def unmark(value: Any) -> Any:
 
 
 def whole_numbers(value: Any) -> Any:
-    """`value` with floats that are exact integers as int, as they are after the wire: a Struct holds doubles only."""
+    """Replace floats that are exact integers by int, because a Struct holds only doubles."""
     match value:
         case float() if value.is_integer() and abs(value) <= MAX_EXACT_INT:
             return int(value)
@@ -99,5 +100,20 @@ def whole_numbers(value: Any) -> Any:
 
 
 def json_digest(value: object) -> str:
-    """SHA-256 of JSON data in hexadecimal, whatever the order of keys."""
+    """Return the SHA-256 of JSON data in hexadecimal, independent of the order of keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+class JsonRecord(ABC):
+    """A record with its own converter to JSON data, for a Struct in messages and for a JSON column in tables."""
+
+    __slots__ = ()
+
+    @classmethod
+    @abstractmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Read the output of `to_mapping`."""
+
+    @abstractmethod
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the record as JSON data."""

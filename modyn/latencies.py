@@ -1,4 +1,4 @@
-"""Histograms of latencies with fixed buckets: those of servers, versions and times add up, and the sum has quantiles."""
+"""Histograms of latencies with fixed buckets, so that histograms of several servers, versions and times can be added up."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 from modyn.records import Float64Array
 
 _SHIFT: Final = 49
-"""A bucket is sign, exponent and 3 bits of the mantissa of float64: eight of one width for each power of two."""
+"""Number of dropped bits of a float64. The rest is the bucket: sign, exponent and 3 bits of the mantissa, so each power of two has eight buckets."""
 MAX_BUCKET: Final = int(np.array(np.inf).view(np.int64)) >> _SHIFT
-"""Buckets are below it."""
+"""Upper bound of the bucket numbers."""
 
 
 def histogram(seconds: Float64Array) -> dict[int, int]:
-    """Count latencies by bucket, ascending. Args: seconds: float64 (n,), finite and at least 0.
+    """Count latencies by bucket, in ascending order of buckets. Args: seconds: float64 (n,), finite and at least 0.
 
     >>> histogram(np.array([0.25, 0.26, 1.0]))
     {8168: 2, 8184: 1}
@@ -27,7 +27,7 @@ def histogram(seconds: Float64Array) -> dict[int, int]:
 
 
 def merged(histograms: Iterable[Mapping[int, int]]) -> dict[int, int]:
-    """Add up histograms, whatever their order.
+    """Add up histograms, in any order.
 
     >>> merged([{8184: 1}, {8168: 2, 8184: 1}])
     {8168: 2, 8184: 2}
@@ -39,7 +39,8 @@ def merged(histograms: Iterable[Mapping[int, int]]) -> dict[int, int]:
 
 
 def quantile(counts: Mapping[int, int], share: float) -> float:
-    """Return the seconds within which a share of the requests were answered: the middle of a bucket, within 1/16 of the latency itself. NaN: of none.
+    """Return the seconds within which a share of the requests were answered. The result is the middle of a bucket, so its relative error is at most
+    1/16. NaN: there are no requests.
 
     Args: share: in [0, 1].
 

@@ -1,4 +1,4 @@
-"""Log files of bounded size: `x.log`, and the older ones `x.log.1`, `x.log.2`, …; written by processes, read across rotations."""
+"""Log files of bounded size: `x.log`, and older files `x.log.1`, `x.log.2`, …, with a reader that follows rotations."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import Any, BinaryIO, Final
 
 @dataclass(frozen=True, slots=True)
 class LogLimits:
-    """max_bytes: size beyond which a new file is begun. keep: number of older files that are kept. check_every_s: seconds from one look at the size
-    to the next."""
+    """Limits of a log. max_bytes: size beyond which a new file is started. keep: number of older files to keep. check_every_s: seconds between two
+    checks of the size."""
 
     max_bytes: int = 20 << 20
     keep: int = 3
@@ -27,10 +27,10 @@ class LogLimits:
 
 
 def rotate(path: Path, limits: LogLimits, *, copy: bool = False) -> bool:
-    """Make `path` the newest of its older files if it has outgrown `limits`. Returns whether it did.
+    """Rename a log to `x.log.1` if the log exceeds `limits`. Returns whether the log was renamed.
 
-    Args: copy: for a process that keeps `path` open, to append: the content is copied, then cut off. A line that is written in between is
-    lost.
+    Args: copy: copy the content and truncate the file instead, for a process that keeps `path` open for appending. A line that is written between the
+    copy and the truncation is lost.
     """
     try:
         if path.stat().st_size <= limits.max_bytes:
@@ -49,40 +49,41 @@ def rotate(path: Path, limits: LogLimits, *, copy: bool = False) -> bool:
         path.replace(_older(path, 1))
     else:
         if limits.keep:
-            fresh = path.with_name(f"{path.name}.copy")  # a new file each time, by which readers notice
+            fresh = path.with_name(f"{path.name}.copy")  # Each copy has a new inode, by which readers detect a rotation.
             shutil.copyfile(path, fresh)
             fresh.replace(_older(path, 1))
         os.truncate(path, 0)
     return True
 
 
-_dropping = threading.Lock()  # Protects the count below and those of outputs: each dropped line is counted and reported once.
+# Protects `_num_dropped` and the counts of outputs, so that each dropped line is counted and reported once.
+_dropping = threading.Lock()
 _num_dropped = 0
 _why_dropped = "they could not be made"
 
 
 def dropped_lines() -> int:
-    """Return how many lines of its log this process has dropped."""
+    """Return the number of log lines that this process has dropped."""
     return _num_dropped
 
 
 def why_dropped() -> str:
-    """Return why this process has dropped the newest of these lines."""
+    """Return the reason why this process dropped its last dropped line."""
     return _why_dropped
 
 
 def count_dropped(number: int = 1) -> None:
-    """Count lines of the log that this process could not make or write."""
+    """Count log lines that this process could not format or write."""
     global _num_dropped  # noqa: PLW0603 - one count for all outputs and loggers of the process
     with _dropping:
         _num_dropped += number
 
 
 class LossyOutput(io.RawIOBase):
-    """The end of a file descriptor at which no write fails.
+    """A file-like output to a descriptor that never fails.
 
-    What cannot be written (full disk, limit of the file size) is dropped and its lines are counted. One line with their number precedes
-    what is written next.
+    Lines that cannot be written (full disk, limit of the file size) are dropped and counted. The next output begins with a line that reports their
+    number.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -98,14 +99,14 @@ class LossyOutput(io.RawIOBase):
         return True
 
     def write(self, data: Any, /) -> int:
-        """Write all of `data`, or drop what is left of it. Returns the number of bytes in `data`."""
+        """Write all of `data`, or drop the rest. Returns the number of bytes in `data`."""
         content = bytes(data)
         with _dropping:
             number, self._unreported = self._unreported, 0
         if number:
             moment = datetime.now(UTC).isoformat()
             report = {"number": number, "event": "log_lines_dropped", "level": "warning", "timestamp": moment}
-            # A line that was cut off by the failure may stand before it.
+            # The report starts on a new line, because the failure may have left an incomplete one.
             if self._write(f"\n{json.dumps(report)}\n".encode()):
                 with _dropping:
                     self._unreported += number
@@ -117,40 +118,37 @@ class LossyOutput(io.RawIOBase):
         return len(content)
 
     def _write(self, content: bytes) -> bytes:
-        """Write `content`; return what could not be written."""
+        """Write `content`; return the part that could not be written."""
         while content:
             try:
                 content = content[os.write(self._descriptor, content) :]
             except OSError as error:
-                global _why_dropped  # noqa: PLW0603 - as the count
+                global _why_dropped  # noqa: PLW0603 - one reason for all outputs of the process
                 _why_dropped = error.strerror or str(error)
                 return content
         return b""
 
 
 def protect_output() -> None:
-    """Let no `print`, no log line and no traceback of this process fail because standard output or error cannot be written.
-
-    Both become `LossyOutput`: a full disk must not change what the program does.
-    """
+    """Make standard output and error `LossyOutput`, so that a full disk does not make a `print`, a log line or a traceback fail."""
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         raw = LossyOutput(descriptor)
         setattr(sys, name, io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True))
 
 
 _output: Final[list[Path]] = []
-"""The file that standard output and error of this process go to, if `write_output_to` chose one."""
-_redirecting = threading.Lock()  # Between a change of the file and a look at it, which would bring the old one back.
+"""The file of this process's standard output and error, if `write_output_to` chose one."""
+# Protects `_output`. Otherwise a check during a change of the file would redirect output to the old file.
+_redirecting = threading.Lock()
 
 
 def write_output_to(path: Path, limits: LogLimits) -> None:
-    """Send standard output and error of this process to the end of `path`, and begin a new file whenever it has outgrown `limits`.
+    """Append standard output and error of this process to `path`, and start a new file when the file exceeds `limits`.
 
-    Loses no line: both descriptors are exchanged while the old file stays open to threads in the middle of a write. Child processes
-    go on with the file that they inherited. While `path` cannot be opened, output stays where it was. Called again, it changes the file;
-    the first limits count.
+    No line is lost: the descriptors are replaced, and threads finish a running write in the old file. Child processes keep the file that they
+    inherited. While `path` cannot be opened, output continues in the former file. A second call changes the file, but not the limits.
     """
-    with _redirecting, suppress(OSError):  # the first look below tries again
+    with _redirecting, suppress(OSError):  # The first check of the thread tries again.
         watched = bool(_output)
         _output[:] = [path]
         _redirect(path)
@@ -167,15 +165,15 @@ def write_output_to(path: Path, limits: LogLimits) -> None:
 
 
 def keep_output(path: Path, limits: LogLimits) -> None:
-    """Look once at the file of standard output and error: begin a new one if it has outgrown `limits`, or is no longer there."""
-    # A full disk or a folder that was removed must not end a service; the next look tries again.
+    """Check the file of standard output and error once: start a new file if the file exceeds `limits` or was removed."""
+    # A full disk or a removed folder must not end a service; the next check tries again.
     with suppress(OSError):
         if rotate(path, limits) or not is_output(path):
             _redirect(path)
 
 
 def is_output(path: Path) -> bool:
-    """Whether standard error of this process is the file `path`."""
+    """Return whether standard error of this process is the file `path`."""
     with suppress(OSError):
         return os.path.samestat(os.fstat(2), path.stat())
     return False
@@ -193,31 +191,32 @@ def _older(path: Path, number: int) -> Path:
 
 
 class LogReader:
-    """The complete lines of a log and its older files, each once, whatever is rotated between two calls."""
+    """Reads each complete line of a log and its older files once, even if files are rotated between two calls."""
 
     def __init__(self, path: Path) -> None:
-        """Args: path: of the newest file, which need not exist yet."""
+        """Args: path: path of the newest file, which need not exist yet."""
         self._path = path
         self._positions: dict[int, int] = {}
-        """By inode of each file of the last call, the newest last: bytes of it that were read."""
+        """Number of bytes that were read from each file until the last call, by inode, newest file last."""
         self._rest = b""
 
     def lines(self) -> list[str]:
-        """Return the lines completed since the last call; at the first call all, oldest first. An unfinished line waits."""
+        """Return the lines that were completed since the last call, oldest first; at the first call all lines. An incomplete line is returned
+        later."""
         with ExitStack() as exits:
             files = self._open(exits)
             positions, self._positions = self._positions, {}
             newest = next(reversed(files), None)
-            # Only a copying rotation leaves the newest file in its place and puts an unknown one before it.
+            # If the newest file is still the same, and the file before it is new, a rotation has copied the newest file.
             copied = list(files)[-2] if len(files) > 1 and newest == next(reversed(positions), None) else None
             found = self._rest
             for inode, file in files.items():
                 size, start = os.fstat(file.fileno()).st_size, positions.get(inode, 0)
                 if inode == copied and inode not in positions and newest is not None:
                     if _beginning(files[newest]) == _beginning(file):
-                        continue  # copied, and not cut off yet: read at the next call
+                        continue  # The file was copied but not yet truncated; the next call reads it.
                     start = positions.pop(newest)
-                # A file smaller than what was read of it was cut off, or is a new one with the inode of a removed one.
+                # If a file is smaller than its read part, it was truncated, or it is a new file with the inode of a removed one.
                 file.seek(start if start <= size else 0)
                 found += file.read()
                 self._positions[inode] = file.tell()
@@ -226,10 +225,11 @@ class LogReader:
         return found[:complete].decode("utf-8", errors="replace").splitlines()
 
     def _open(self, exits: ExitStack) -> dict[int, BinaryIO]:
-        """Open the log's files by inode, the newest last; opened again if a rotation came between."""
+        """Open the files of the log. The result has their inodes as keys, newest last. If a rotation happens meanwhile, the files are opened
+        again."""
         while True:
             files: dict[int, BinaryIO] = {}
-            with ExitStack() as opened, suppress(FileNotFoundError):  # removed while the folder was listed
+            with ExitStack() as opened, suppress(FileNotFoundError):  # a file was removed while the folder was listed
                 for path in self._names():
                     file = opened.enter_context(path.open("rb"))
                     files[os.fstat(file.fileno()).st_ino] = file
@@ -244,5 +244,5 @@ class LogReader:
 
 
 def _beginning(file: BinaryIO) -> bytes:
-    """The first bytes of a log file, which differ from those of the next one by their time."""
+    """Return the first bytes of a log file. These bytes differ between files, because each line contains the time."""
     return os.pread(file.fileno(), 256, 0)

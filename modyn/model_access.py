@@ -1,4 +1,4 @@
-"""The part of `modyn.Client` that lists, promotes, loads and exports versions of models."""
+"""Part of `modyn.Client` that lists, promotes, loads and exports model versions."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 
 
 class ModelAccess(ResultTables):
-    """Versions of models in model storage."""
+    """Model versions in model storage."""
 
     def models(self, run_id: str | None = None) -> pd.DataFrame:
-        """Return model versions, of one run or all; columns: the fields of `ModelVersion`, and `model_class`.
-        `client.model_storage.list()` returns records. Raises: UnavailableError: no pandas."""
+        """Return the model versions of one run, or all versions. Columns are the fields of `ModelVersion`, and `model_class`."""
         found = self.model_storage.list(RunId(run_id) if run_id else None)
         table = table_of(ModelVersion, [info.version for info in found])
         table["model_class"] = [info.model_class for info in found]
@@ -34,15 +33,16 @@ class ModelAccess(ResultTables):
         return self.model_storage.describe(model_id)
 
     def promote(self, run_id: str, model_id: int | None = None, conditions: Sequence[str] = (), reason: str = "") -> int:
-        """Make a version of a run the one to use, and return its number; with conditions only if an evaluation says that it meets all of them.
+        """Promote a version of a run, and return its number. With conditions, the version is promoted only if an evaluation shows that it meets all
+        conditions.
 
-        Args: model_id: None: the newest. conditions: `METRIC on DATASET >= NUMBER` (or <=, >, <), or `METRIC on DATASET not worse than promoted`,
-        with `by NUMBER` for how much worse it may be. reason: for the audit trail, which has the verdicts too, also those against a promotion.
-        Raises: NotFoundError: the run has no versions, or a dataset no samples. InvalidArgumentError: the version is none of the run, or a condition
-        cannot be read. ConflictError: a condition is not met; the message has the values. ConfigError: a metric is wrong, or its values lie
-        elsewhere than the number of its condition.
+        Args: model_id: number of the version; None: the newest. conditions: `METRIC on DATASET >= NUMBER` (or <=, >, <), or `METRIC on DATASET not
+        worse than promoted`, with `by NUMBER` for the allowed difference. reason: text for the audit trail, which also has all verdicts.
+        Raises: NotFoundError: the run has no versions, or a dataset has no samples. InvalidArgumentError: the version belongs to another run, or a
+        condition cannot be parsed. ConflictError: a condition is not met; the message has the values. ConfigError: a metric is wrong, or a number
+        in a condition is outside of the metric's range.
         """
-        from modyn.serving.promotion_gate import PromotionGate, parse_conditions, version_of
+        from modyn.serving.versions.promotion_gate import PromotionGate, parse_conditions, version_of
 
         parsed = parse_conditions(conditions)
         chosen = version_of([info.version for info in self.model_storage.list(RunId(run_id))], run_id, model_id)
@@ -55,7 +55,7 @@ class ModelAccess(ResultTables):
         return chosen
 
     def export_model(self, model_id: int, path: Path | str) -> StoredModel:
-        """Write a model's weights to `path` as a safetensors file, which is complete or as before. Raises: NotFoundError, UnavailableError."""
+        """Write a model's weights to `path` atomically, as a safetensors file. Raises: NotFoundError, UnavailableError."""
         with writing_for_user(Path(path)):
             return self.model_storage.get(model_id, Path(path))
 
@@ -70,8 +70,8 @@ class ModelAccess(ResultTables):
             return load_model(stored.model_class, stored.model_config, stored.path)
 
     def preprocessing(self, model_id: int) -> Preprocessing | None:
-        """Return the preprocessing that makes the inputs of a model, with the statistics of that version; None: the model has none. Raises:
-        NotFoundError."""
+        """Return the preprocessing that makes the inputs of a model, with the statistics of this version. None: the model has no preprocessing.
+        Raises: NotFoundError."""
         import tempfile
 
         from modyn.models.weights import read_statistics
@@ -82,8 +82,8 @@ class ModelAccess(ResultTables):
         return None if content is None else Preprocessing.from_bytes(content)
 
     def export_program(self, model_id: int, path: Path | str, inputs: Sequence[str], format: str = "torch") -> None:
-        """Write a model to `path` as a program. Args: inputs: as `models.export.parse_input` reads them; `features` alone: what the section
-        `preprocessing` of the model makes. format: `torch` (`torch.export`), `onnx`. Raises: InvalidArgumentError."""
+        """Write a model to `path` as a program. Args: inputs: a text for each input, see `models.export.parse_input`; or only `features`: the inputs
+        follow from the model's section `preprocessing`. format: `torch` (`torch.export`) or `onnx`. Raises: InvalidArgumentError."""
         from modyn.models.export import FEATURES, feature_inputs, parse_input
         from modyn.models.onnx_export import exporter
 

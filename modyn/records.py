@@ -1,6 +1,6 @@
-"""What crosses a boundary between rooms: frozen records with arrays in them.
+"""Immutable records that several packages of Modyn exchange. Some records contain arrays.
 
-Times are int64 seconds since 1970, intervals are [start, end), keys are int64 and dense per dataset.
+Times are int64 seconds since 1970, intervals are [start, end), keys are int64 and dense in each dataset.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import NewType
 import numpy as np
 import numpy.typing as npt
 
+from modyn import _core
 from modyn.errors import InvalidArgumentError
 
 BoolArray = npt.NDArray[np.bool_]
@@ -23,35 +24,36 @@ Float64Array = npt.NDArray[np.float64]
 LabelArray = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 
 RunId = NewType("RunId", str)
-"""Name of a run, unique in one installation, e.g. `digits-0007`: safe as a file name."""
+"""Name of a run, such as `digits-0007`. The name is unique in one installation, and can be a file name."""
 
 MIN_TIMESTAMP = -(2**63)
 MAX_TIMESTAMP = 2**63 - 1
 LARGEST_LABEL = float(np.finfo(np.float32).max)
-"""Of labels that are fractions, and without its sign: trainings have them as float32."""
+"""Largest absolute value of fractional labels, because trainings use fractional labels as float32."""
 NO_LABEL = -(2**63)
-"""In columns of int64, the mark of a sample without a label, which no label may be; in columns of float64 it is NaN."""
+"""Value in int64 columns that marks a sample without a label; no label may have this value. In float64 columns, NaN is the mark."""
 
 
 def why_no_label(label: float, float_labels: bool) -> str:
-    """Why a number that is sent cannot be a label, and what to do; empty: it can. Args: float_labels: of the dataset.
+    """Return a text that says why a number cannot be a label, and what to do. Empty: the number can be a label. Args: float_labels: the dataset has
+    float64 labels.
 
     >>> why_no_label(2**53 + 1, float_labels=True)
-    'label 9007199254740993 is a whole number that no float64 is: it would be rounded; take a dataset with label_type int'
+    'label 9007199254740993 has no exact float64, so it would be rounded; use a dataset with label_type int'
     """
     if not float_labels:
         if NO_LABEL < label < 2**63 and int(label) == label:
             return ""
-        return f"label is {label}; the labels of this dataset are whole numbers of 64 bits, but for the smallest one"
-    if not abs(label) <= LARGEST_LABEL:  # NaN is not either
-        return f"label is {label}; send a finite number of at most {LARGEST_LABEL:.4g}, as float32 holds"
+        return f"label is {label}; the labels of this dataset are whole numbers of 64 bits, except the smallest one"
+    if not abs(label) <= LARGEST_LABEL:  # False for NaN too.
+        return f"label is {label}; send a finite number of at most {LARGEST_LABEL:.4g}, because trainings use float32"
     if isinstance(label, int) and int(float(label)) != label:
-        return f"label {label} is a whole number that no float64 is: it would be rounded; take a dataset with label_type int"
+        return f"label {label} has no exact float64, so it would be rounded; use a dataset with label_type int"
     return ""
 
 
 def has_label(labels: LabelArray) -> BoolArray:
-    """For each sample whether it has a label, bool (n,). Args: labels: int64 or float64 (n,).
+    """Return for each sample whether it has a label, bool (n,). Args: labels: int64 or float64 (n,).
 
     >>> has_label(np.array([3, NO_LABEL])).tolist(), has_label(np.array([0.5, np.nan])).tolist()
     ([True, False], [True, False])
@@ -59,8 +61,20 @@ def has_label(labels: LabelArray) -> BoolArray:
     return ~np.isnan(labels) if labels.dtype.kind == "f" else labels != NO_LABEL
 
 
+def all_labelled(labels: LabelArray) -> bool:
+    """Return whether each sample of a batch has a label. Args: labels: int64 or float64 (n,).
+
+    >>> all_labelled(np.array([3, NO_LABEL])), all_labelled(np.array([0.5, 1.5]))
+    (False, True)
+    """
+    if labels.dtype.kind == "f":
+        return not np.isnan(labels).any()
+    # This is one call that keeps the GIL. NumPy would release the GIL in each operation, and threads that make batches would wait for it.
+    return not _core.holds(labels.view(np.int64), NO_LABEL)
+
+
 def keys_array(keys: Sequence[int] | Int64Array) -> Int64Array:
-    """Return sample keys, a list or an array of whole numbers, as int64 (n,). Raises InvalidArgumentError: they are none.
+    """Convert sample keys to an array, int64 (n,). Raises InvalidArgumentError: keys are not whole numbers.
 
     >>> keys_array([3, 1]).dtype, len(keys_array([]))
     (dtype('int64'), 0)
@@ -68,13 +82,13 @@ def keys_array(keys: Sequence[int] | Int64Array) -> Int64Array:
     array = np.asarray(keys)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise InvalidArgumentError(
-            f"keys are whole numbers in one list or array; this is {array.dtype} of shape {list(array.shape)}"
+            f"keys are whole numbers in one list or array, but these are {array.dtype} of shape {list(array.shape)}"
         )
     return array.astype(np.int64, copy=False)
 
 
 class JobState(StrEnum):
-    """Where work that a worker process does stands: a training, an evaluation. The last three are final."""
+    """State of a worker's job, such as a training or an evaluation. The last three states are final."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -84,7 +98,7 @@ class JobState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether no other state follows."""
+        """Return whether no other state follows."""
         return self in (JobState.FINISHED, JobState.FAILED, JobState.STOPPED)
 
 
@@ -101,63 +115,63 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class ServingLoad:
-    """What servers of predictions measured lately: of one server, or of all that serve a run."""
+    """Recent load of one prediction server, or of all servers of a run."""
 
     rate: float = 0.0
-    """Requests answered per second."""
+    """Number of answered requests per second."""
     mean_s: float = 0.0
     """Mean seconds from the arrival of a request to its answer."""
     p99_s: float = 0.0
-    """Seconds within which 99 of 100 were answered."""
+    """The 99th percentile of the seconds from the arrival of a request to its answer."""
     num_servers: int = 0
     at: float = 0.0
-    """When the supervisor was asked, by its clock, in seconds since 1970; 0: it has not been."""
+    """Time at which the supervisor answered, in seconds since 1970 by its clock; 0: the supervisor was not asked."""
 
 
 class VersionRole(StrEnum):
-    """How a version of a model comes to answer requests."""
+    """Role of a model version on a prediction server."""
 
     SERVING = "serving"
-    """It answers those that name no version."""
+    """The version answers requests that name no version."""
     CANARY = "canary"
-    """It answers a share of them."""
+    """The version answers a share of the requests that name no version."""
     SHADOW = "shadow"
-    """It gets copies; its answers are compared, and not sent."""
+    """The version gets copies of requests. The server compares the answers of this version, but does not send them to clients."""
     PINNED = "pinned"
-    """It answers requests that name it."""
+    """The version answers requests that name it."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionUse:
-    """What a server of predictions reports of one version."""
+    """A prediction server's report on one version."""
 
     model_id: int
     role: VersionRole
     seconds: float | None
-    """For how long the server has used it so; None: it does no more, or holds it for requests that name it."""
+    """Seconds for which the version has had this role. None: the version has lost the role, or is pinned."""
     latencies: Mapping[int, int]
-    """Histogram of the requests since the last report that arrived, as `latencies.histogram` makes it; empty of a shadow."""
+    """Histogram of the latencies since the last report that arrived, see `latencies.histogram`. Empty for a shadow."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamWindow:
-    """The samples of a run's stream at positions [start, stop) whose timestamps lie in `times`."""
+    """The samples of a run's stream at positions [start, stop) whose timestamps are in `times`."""
 
     start: int
     stop: int
     times: Interval = Interval()
     labelled: bool = False
-    """Whether positions count in the order in which the labels came, and not in that of the stream."""
+    """Whether positions count in the order in which labels arrived, instead of the order of the stream."""
 
     def __str__(self) -> str:
-        """What messages call this window."""
+        """Return the name of this window in messages."""
         times = "" if self.times == Interval() else f" at times [{self.times.start}, {self.times.end})"
         return f"[{self.start}, {self.stop}){' of the labels' * self.labelled}{times}"
 
 
 @dataclass(frozen=True, slots=True)
 class EvalInterval:
-    """Evaluation data comes from [start, end); `anchor` is the time that it stands for (SIGMOD'25, section 3.1)."""
+    """Interval [start, end) of evaluation data. anchor: the time that the interval represents (SIGMOD'25, section 3.1)."""
 
     start: int
     end: int
@@ -186,30 +200,32 @@ class SampleBatch:
 
     @property
     def labelled(self) -> SampleBatch:
-        """The samples whose labels come with these of the stream: the same ones, where labels do not come late."""
+        """Return the samples whose labels arrive with the samples of this batch. If labels are not late, the result has the samples of this batch."""
         return self
 
     def num_labelled(self, position: int) -> int:
-        """How many labels have come with the samples before a position of this batch."""
+        """Return the number of labels that have arrived with the samples before a position of this batch."""
         return position
 
     def position_with(self, num_labelled: int) -> int:
-        """The first position of this batch before which `num_labelled` labels have come; above its length: there is none in it."""
+        """Return the first position of this batch before which `num_labelled` labels have arrived. Without such a position, the result exceeds the
+        batch's length.
+        """
         return num_labelled
 
     def slice(self, start: int, stop: int) -> SampleBatch:
-        """Samples [start, stop) of this batch, as views."""
+        """Return views of the samples [start, stop) of this batch."""
         return SampleBatch(self.keys[start:stop], self.timestamps[start:stop], self.labels[start:stop])
 
     @staticmethod
     def empty() -> SampleBatch:
-        """A batch of no sample, with int64 labels."""
+        """Return a batch without samples, with int64 labels."""
         nothing = np.empty(0, np.int64)
         return SampleBatch(nothing, nothing, nothing)
 
     @staticmethod
     def concatenate(batches: list[SampleBatch]) -> SampleBatch:
-        """One batch with the samples of all, in order."""
+        """Join batches in order."""
         if not batches:
             return SampleBatch.empty()
         return SampleBatch(
@@ -221,36 +237,36 @@ class SampleBatch:
 
 @dataclass(frozen=True, slots=True)
 class DeletedSamples:
-    """The samples of a data file that were deleted, so that it is taken again."""
+    """The deleted samples of a data file that is indexed again."""
 
     dataset: str
     identity: str
-    """Identity of the dataset's registration."""
+    """Identity of the registered dataset."""
     path: str
     """The data file, as the caller named it."""
     num_samples: int
     first_key: int | None
-    """The smallest key of them; None: there are none."""
+    """Smallest key of the deleted samples; None: no sample was deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class TriggerSetInfo:
-    """What is known of a trigger set without reading it. Partition p holds positions [p·size, (p+1)·size) of the set."""
+    """Header of a trigger set. Partition p holds positions [p·size, (p+1)·size) of the set."""
 
     run_id: RunId
     trigger_id: int
     num_keys: int
     partition_size: int
     keys_checksum: str
-    """SHA-256 of the keys as little-endian int64: two trigger sets are equal if and only if this is."""
+    """SHA-256 of the keys as little-endian int64. Two trigger sets are equal if and only if their checksums are equal."""
     dataset_identity: str = ""
-    """Identity of the registered dataset that the keys belong to; empty: not known."""
+    """Identity of the registered dataset to which the keys belong; empty: not known."""
     feedback: tuple[str, ...] = ()
-    """Names of the scores of trained samples that the selection asks the training for."""
+    """Names of the scores that the selection requests from the training."""
 
     @property
     def num_partitions(self) -> int:
-        """Partitions of the set, the last one perhaps shorter."""
+        """Return the number of partitions of the set; the last partition may be shorter."""
         return -(-self.num_keys // self.partition_size)
 
 
@@ -266,12 +282,12 @@ class KeysAndWeights:
 
     @staticmethod
     def unweighted(keys: Int64Array) -> KeysAndWeights:
-        """The keys, each with weight 1: a read-only view of one number."""
+        """Return the keys, each with weight 1. The weights are a read-only view of one number."""
         return KeysAndWeights(keys, np.broadcast_to(np.float32(1), keys.shape))
 
     @staticmethod
     def concatenate(parts: Sequence[KeysAndWeights]) -> KeysAndWeights:
-        """One record with the keys and weights of all parts, in order."""
+        """Join the keys and weights of all parts, in order."""
         return KeysAndWeights(
             np.concatenate([np.empty(0, np.int64), *(part.keys for part in parts)]),
             np.concatenate([np.empty(0, np.float32), *(part.weights for part in parts)]),
@@ -279,12 +295,12 @@ class KeysAndWeights:
 
 
 OTHER_CLASSES = "others"
-"""Name of the classes that the record of a training counts together, beyond those that it counts by themselves."""
+"""Name for all classes that the record of a training does not count separately."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClassCount:
-    """Samples of one class (label) among the candidates of a trigger, and among those that it chose."""
+    """Number of samples of one class (label) among the candidates of a trigger, and among the chosen samples."""
 
     label: int
     candidates: int
@@ -293,10 +309,11 @@ class ClassCount:
 
 @dataclass(frozen=True, slots=True)
 class SelectionSummary:
-    """What a trigger chose from, and what it chose.
+    """Candidates and chosen samples of a trigger.
 
-    num_shared: chosen samples that the trigger before chose too. num_classes: different labels among the candidates; 0: labels are no classes.
-    classes: those with the most candidates, by label. Ages (seconds before the newest candidate) and weights: minimum, quartiles, maximum.
+    num_shared: number of chosen samples that the previous trigger also chose. num_classes: number of different labels among the candidates; 0: labels
+    are not classes. classes: the classes with the most candidates, by label. ages, candidate_ages (seconds before the newest candidate) and weights:
+    minimum, quartiles, maximum.
     """
 
     trigger_id: int
@@ -312,14 +329,14 @@ class SelectionSummary:
 
 @dataclass(frozen=True, slots=True)
 class ModelVersion:
-    """One stored model: what one trigger of one run produced, or what a user imported (then run_id is empty)."""
+    """A stored model: the result of a trigger of a run, or an imported model (then run_id is empty)."""
 
     model_id: int
     run_id: RunId
     trigger_id: int
     parent_id: int | None
     weights_sha256: str
-    """Over tensor names, dtypes, shapes and bytes, in order of name: equal models have equal hashes whatever the file format."""
+    """Hash of tensor names, dtypes, shapes and bytes, in order of name. Equal models have equal hashes in all file formats."""
     num_bytes: int
     created_at: float
     strategy: str
@@ -327,17 +344,17 @@ class ModelVersion:
 
 
 DOWNSAMPLING_SCORE = "downsampling_score"
-"""Name of the score by which a training chose a sample; NaN where its policy has none, or several numbers."""
+"""Name of the score by which a training chose a sample. The value of this score is NaN if the policy has no score, or a score of several numbers."""
 DOWNSAMPLING_WEIGHT = "downsampling_weight"
 """Name of the weight with which a chosen sample counts in its training."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeedbackHeader:
-    """What one training has scored: `num_rows` samples, in the order in which it saw them.
+    """Header of a training's scores: `num_rows` samples, in the order in which the training saw them.
 
-    keys_checksum: of the trigger set that it trained on. attempt: a later attempt at the training has a larger number. widths: numbers that
-    each score has, by its name.
+    keys_checksum: checksum of the trigger set. attempt: number that increases with each attempt at the training. widths: number of values of each
+    score, by name.
     """
 
     run_id: RunId
@@ -350,7 +367,7 @@ class FeedbackHeader:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FeedbackRows:
-    """Scores of n samples. keys: int64 (n,). epochs: int32 (n,), from 0. scores: float32 (n, width) by name; NaN where there is none."""
+    """Scores of n samples. keys: int64 (n,). epochs: int32 (n,), from 0. scores: float32 (n, width) by name; NaN if missing."""
 
     keys: Int64Array
     epochs: Int32Array
@@ -360,6 +377,6 @@ class FeedbackRows:
         return len(self.keys)
 
     def slice(self, start: int, stop: int) -> FeedbackRows:
-        """Rows [start, stop), as views."""
+        """Return views of the rows [start, stop)."""
         scores = {name: values[start:stop] for name, values in self.scores.items()}
         return FeedbackRows(self.keys[start:stop], self.epochs[start:stop], scores)

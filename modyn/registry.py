@@ -1,7 +1,7 @@
-"""Find a policy by its id.
+"""Registry of policies by id.
 
-Built-in policies are listed in the dictionary of their package as import paths, so that each is imported when it is used. A user's
-package adds to the same registry through an entry point of the registry's group (for example `modyn.triggers`).
+Built-in policies are listed by their import paths, so that each policy is imported only when it is used. A user's package adds policies through entry
+points of the registry's group (for example `modyn.triggers`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 
 def nearest(name: str, names: list[str]) -> str:
-    """Return `, did you mean 'X'?` with the nearest of `names`; empty if none is near.
+    """Return `, did you mean 'X'?` with the most similar of `names`; empty: none is similar.
 
-    A name that is very close comes first, then one that contains `name` or is contained in it, then any other that is similar.
+    A very similar name comes first, then a name that contains `name` or is contained in `name`, then a less similar name.
     """
 
     def nearness(other: str) -> tuple[int, float]:
@@ -39,7 +39,7 @@ def nearest(name: str, names: list[str]) -> str:
 
 
 def load_object(path: str) -> object:
-    """Import the object `package.module:name` (or `package.module.name`). Raises ConfigError if there is none."""
+    """Import the object `package.module:name` (or `package.module.name`). Raises ConfigError if it does not exist."""
     module_name, _, attribute = path.partition(":") if ":" in path else path.rpartition(".")
     if not module_name or not attribute:
         raise ConfigError(f"'{path}' is not an importable name; write 'package.module:name'")
@@ -61,25 +61,25 @@ class Plugin:
     path: str
     distribution: str
     problem: str = ""
-    """Why it cannot be used, as far as is known; empty: nothing is known to be wrong."""
+    """Known reason why the plug-in cannot be used; empty if there is no problem."""
 
 
 @dataclass
 class Registry(Generic[T]):
-    """Objects of one kind by id. `builtin` maps ids to import paths (`package.module:Name`). A broken plug-in fails only what names it."""
+    """Objects of one kind by id. A broken plug-in affects only users who name it. builtin: import paths (`package.module:Name`) by id."""
 
     group: str
     kind: str
     """Name of one object in messages, e.g. `trigger`."""
     builtin: Mapping[str, str] = field(default_factory=dict)
     not_yet: Sequence[str] = ()
-    """Ids of the pipeline format that are not available yet; a package may provide them."""
+    """Ids of the pipeline format that have no built-in object yet. A package may provide their objects."""
     has_options: bool = True
-    """Whether each object has a class `Config` of its options."""
+    """Whether each object has a class `Config` for its options."""
 
     @cached_property
     def plugins(self) -> dict[str, Plugin]:
-        """All plugins by id, those of installed packages included. One whose id two packages register has that problem."""
+        """Return all plug-ins by id, including plug-ins of installed packages. If two packages register an id, the plug-in has a `problem`."""
         found = {id_: Plugin(self.group, id_, path, "modyn") for id_, path in self.builtin.items()}
         for plugin in self._installed():
             if plugin.id in self.builtin:
@@ -93,11 +93,11 @@ class Registry(Generic[T]):
         return found
 
     def listed(self) -> list[Plugin]:
-        """All plugins, and those of packages that take the name of a built-in, which cannot be named and say so."""
+        """Return all plug-ins. A plug-in of a package with the name of a built-in plug-in is included, with a `problem`."""
         taken = [
             replace(
                 plugin,
-                problem=f"{self.kind} '{plugin.id}' of package {plugin.distribution} ({plugin.path}) takes the name of a built-in "
+                problem=f"{self.kind} '{plugin.id}' of package {plugin.distribution} ({plugin.path}) has the name of a built-in "
                 "one, which is used: rename it or uninstall the package",
             )
             for plugin in self._installed()
@@ -109,39 +109,40 @@ class Registry(Generic[T]):
         return [Plugin(self.group, entry.name, entry.value, _distribution(entry)) for entry in entry_points(group=self.group)]
 
     def problem(self, id_: str) -> str:
-        """Why the object of a registered id cannot be used; empty: it can. Imports it."""
+        """Import the object of an id, and return why the object cannot be used; empty if the object can be used."""
         try:
             found = self.get(id_)
         except ConfigError as error:
             return error.message
-        # A registry may know more names than are registered: that of metrics knows torchmetrics.
+        # A registry may accept names that are not registered: the registry of metrics accepts those of torchmetrics.
         plugin = self.plugins.get(id_)
         if plugin is None or not self.has_options or hasattr(getattr(found, "Config", None), "model_fields"):
             return ""
         return (
-            f"the {self.kind} {plugin.path} has no class `Config` of its options, a modyn.config.base.Section: correct the package "
+            f"the {self.kind} {plugin.path} has no class `Config` of its options (a modyn.config.base.Section): correct the package "
             f"{plugin.distribution}, which registers it"
         )
 
     def preload(self) -> str:
-        """Import what is built in and look through the installed packages once, for the processes that are forked from this one.
+        """Import all built-in objects and scan the installed packages, so that forks of this process need not do so.
 
-        Returns: what is known to be wrong with the installed packages; empty: nothing. The process that needs one of them raises it.
+        Returns: the known problems of installed packages; empty: no problems. A process that needs a package with a problem raises an error with this
+        problem.
         """
         for path in self.builtin.values():
             load_object(path)
         return "; ".join(plugin.problem for plugin in self.listed() if plugin.problem)
 
     def ids(self) -> list[str]:
-        """All ids, sorted."""
+        """Return all ids, sorted."""
         return sorted(self.plugins)
 
     def names(self) -> list[str]:
-        """Everything that `get` accepts, where that is more than the ids; for the nearest name."""
+        """Return all names that `get` accepts. There may be more names than ids."""
         return self.ids()
 
     def choices(self) -> str:
-        """Ids that `get` accepts, for messages."""
+        """Return the ids as a text for messages."""
         return ", ".join(self.ids())
 
     def __iter__(self) -> Iterator[str]:
@@ -151,20 +152,20 @@ class Registry(Generic[T]):
         return id_ in self.plugins
 
     def get(self, id_: str) -> T:
-        """Import and return the object registered under `id_`. Raises ConfigError: it is unknown, registered twice, or its package is broken."""
+        """Import and return the object of an id. Raises ConfigError: the id is unknown or registered twice, or its package is broken."""
         if id_ not in self.plugins:
             if id_ in self.not_yet:
                 raise ConfigError(f"'{id_}' is not available yet; available: {self.choices()}")
             raise ConfigError(
                 f"there is no {self.kind} '{id_}'{nearest(id_, self.names()) or '.'} Registered: {self.choices()}. "
-                f"A package of yours adds one through the entry-point group '{self.group}'"
+                f"Your own package can add one through the entry-point group '{self.group}'"
             )
         plugin = self.plugins[id_]
         if plugin.problem:
             raise ConfigError(plugin.problem)
         try:
             return load_object(plugin.path)  # type: ignore[return-value]
-        except (Exception, SystemExit) as error:  # whatever the module of a user does when it is imported
+        except (Exception, SystemExit) as error:  # a user's module may raise any error on import
             if plugin.distribution == "modyn":
                 raise
             why = (

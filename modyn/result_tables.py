@@ -1,4 +1,4 @@
-"""The half of `modyn.Client` that says what came out of runs: tables of pandas, the report, and simulations on what a run has received."""
+"""The part of `modyn.Client` for results of runs: pandas tables, the report, and simulations."""
 
 from __future__ import annotations
 
@@ -16,71 +16,74 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from modyn.analysis.results import RunResults
-    from modyn.supervisor.simulation import PolicyFile, SimulationProgress
+    from modyn.supervisor.simulation.run_simulation import PolicyFile, SimulationProgress
 
 
 class ResultTables(Connections):
-    """Results of runs. Raises, from every method: NotFoundError: there is no such run."""
+    """Results of runs. Every method raises NotFoundError if the run does not exist."""
 
     def results(self, run_id: str) -> RunResults:
-        """Return the results of a run as tables. Raises: NotFoundError, UnavailableError: no pandas."""
+        """Return the results of a run as tables. Raises: NotFoundError."""
         from modyn.analysis.results import read_results
 
         return read_results(self.supervisor, self.evaluator, run_id)
 
     def triggers(self, run_id: str) -> pd.DataFrame:
-        """Return the triggers of a run, one row each. Raises: NotFoundError, UnavailableError: no pandas."""
+        """Return one row for each trigger of a run. Raises: NotFoundError."""
         from modyn.analysis.times import with_times
 
         return with_times(self.results(run_id).triggers)
 
     def checks(self, run_id: str) -> pd.DataFrame:
-        """Return the checks of a run's trigger policy that looked at data, one row each: position, timestamp, fires, seconds, and a column for
-        each name of evidence. Raises: NotFoundError, UnavailableError: no pandas."""
+        """Return one row for each check in which a run's trigger policy looked at data: position, timestamp, fires, seconds, and a column for each
+        name of evidence. Raises: NotFoundError."""
         from modyn.analysis.checks import checks_with_times
 
         return checks_with_times(self.supervisor.checks(run_id))
 
     def prequential(self, run_id: str) -> pd.DataFrame:
-        """Return what a run that learns online said of its new samples before it was trained on them, one row for each step: mean loss and error
-        of the step, over all so far, windowed and faded. Raises: NotFoundError, UnavailableError: no pandas."""
+        """Return the prequential test of a run with online learning. The row of a step has the mean loss and error of new samples before training on
+        them: means of the step, and means over all samples so far, windowed and faded. Raises: NotFoundError.
+        """
         from modyn.analysis.prequential import prequential_table
         from modyn.analysis.times import with_times
 
         return with_times(prequential_table(self.supervisor.triggers(run_id, with_losses=False)))
 
     def served(self, run_id: str) -> pd.DataFrame:
-        """Return what `modyn serve` answered of a run, one row for each interval of time, version and role (serving, canary, shadow, pinned): start
-        and width (seconds) of the interval, first and last report in it, requests, and the p50 and p99 of their seconds, within 6 %. Intervals are
-        minutes for the newest day, hours for 90 days, days before. Raises: NotFoundError, UnavailableError: no pandas."""
-        from modyn.analysis.serving_chart import serving_table
+        """Return the served requests of a run, one row for each time interval, version and role (serving, canary, shadow, pinned). Columns: start and
+        width (seconds) of the interval, first and last report, number of requests, and p50 and p99 of their seconds (error at most 6
+        %). Intervals are minutes in the newest day, hours in the newest 90 days, and days for older requests. Raises: NotFoundError.
+        """
+        from modyn.analysis.charts.serving import serving_table
         from modyn.analysis.times import with_times
 
         return with_times(serving_table(self.supervisor.served(run_id)))
 
     def inputs(self, run_id: str) -> pd.DataFrame:
-        """Return what an InputGuard of `preprocessing` has seen, one row for each training and column: rows, and the shares that are missing and
-        unlike all before. Raises: NotFoundError, UnavailableError: no pandas."""
+        """Return the counts of an InputGuard of `preprocessing`, one row for each training and column: number of rows, share of missing values, and
+        share of values unlike all earlier values. Raises: NotFoundError.
+        """
         from modyn.analysis.inputs import inputs_table
         from modyn.analysis.times import with_times
 
         return with_times(inputs_table(self.supervisor.triggers(run_id, with_losses=False)))
 
     def selections(self, run_id: str) -> pd.DataFrame:
-        """Return what the triggers of a run chose from and what they chose, one row each: candidates, chosen, share chosen by the trigger before,
-        ages, weights, and what downsampling did in the training, with quantiles of its weights and seconds. The first call reads the samples of
-        each trigger once. Raises: NotFoundError, UnavailableError: no pandas."""
+        """Return one row for each trigger of a run: numbers of candidates and of chosen samples, share of the chosen samples that the previous
+        trigger also chose, ages, weights, and the downsampling in the training, with its seconds and quantiles of its weights. The first call reads
+        the samples of each trigger once. Raises: NotFoundError."""
         from modyn.analysis.selections import selection_tables
 
         return selection_tables(self.supervisor, self.selector, run_id).selections
 
     def chosen(self, run_id: str, trigger_id: int, limit: int | None = None, *, whole_set: bool = False) -> pd.DataFrame:
-        """Return the samples that the training of a trigger chose, one row each in stream order: key, weight, timestamp, label, path, and what it
-        scored, with `downsampling_score` and `downsampling_weight` where downsampling chose. `chosen` is missing where the training did not keep
-        what it chose, as in batch-then-sample without `keep_scores`, or has not ended: then all of its trigger set is listed.
+        """Return one row for each sample that the training of a trigger chose, in stream order: key, weight, timestamp, label, path, and scores, with
+        `downsampling_score` and `downsampling_weight` if downsampling chose. If the training has not ended, or did not keep its choice (as in
+        batch-then-sample without `keep_scores`), the result is the whole trigger set without a value of `chosen`.
 
-        Args: limit: only the first so many; None: all. whole_set: also samples that were not chosen.
-        Raises: NotFoundError, UnavailableError: no pandas.
+        Args: limit: largest number of samples; None: all. whole_set: include samples that were not chosen.
+        Raises: NotFoundError.
         """
         from modyn.analysis.chosen_samples import chosen_samples, training_result_of
         from modyn.analysis.times import with_times
@@ -91,42 +94,47 @@ class ResultTables(Connections):
         return with_times(found.table)
 
     def class_shares(self, run_id: str) -> pd.DataFrame:
-        """Return the classes of each trigger of a run, one row each: candidates and chosen samples, their shares, and the share that was trained
-        on after downsampling, missing where the training has other classes (`label_transformer_function`).
-        Raises: NotFoundError, UnavailableError: no pandas."""
+        """Return one row for each trigger and class of a run: numbers and shares of candidates and of chosen samples, and the share after
+        downsampling, which is missing if the training has other classes (`label_transformer_function`).
+        Raises: NotFoundError."""
         from modyn.analysis.selections import selection_tables
 
         return selection_tables(self.supervisor, self.selector, run_id).class_shares
 
     def trained_class_shares(self, run_id: str) -> pd.DataFrame:
-        """Return the classes of the trainings of a run with downsampling, one row for each trigger and class as the training has it: the share
-        before downsampling, and after it. Raises: NotFoundError, UnavailableError: no pandas."""
+        """Return the class shares before and after downsampling, one row for each trigger with downsampling and class of its training. Raises:
+        NotFoundError."""
         from modyn.analysis.selections import selection_tables
 
         return selection_tables(self.supervisor, self.selector, run_id).trained_class_shares
 
     def feedback(self, run_id: str, trigger_id: int | None = None) -> pd.DataFrame:
-        """Return what the trainings of a run, or that of one trigger, scored: a row for each sample and epoch, in the order of the training, with
-        trigger_id, epoch, key, and a column for each score. Raises: NotFoundError: the trigger has none. UnavailableError: no pandas."""
+        """Return the scores of all trainings of a run, or of one trigger. There is a row for each sample and epoch, in the order of the training,
+        with trigger_id, epoch, key, and a column for each score. Raises: NotFoundError: the trigger has no scores."""
         from modyn.analysis.feedback import feedback_table
 
         return feedback_table(self.selector, run_id, trigger_id)
 
     def evaluations(self, run_id: str) -> pd.DataFrame:
-        """Return the evaluations of a run, one row for each model, interval and metric. Raises: NotFoundError, UnavailableError: no pandas."""
+        """Return the evaluations of a run, one row for each model, interval and metric. `attrs["notes"]` names outdated scores. Raises:
+        NotFoundError."""
+        from modyn.analysis.results import sample_notes
         from modyn.analysis.times import with_times
 
-        return with_times(self.results(run_id).evaluations)
+        evaluations = self.results(run_id).evaluations
+        table = with_times(evaluations)
+        table.attrs["notes"] = sample_notes(evaluations, run_id)
+        return table
 
     def scores(self, run_id: str) -> pd.DataFrame:
-        """Return the pipeline scores of a run, one row for each handler, dataset and metric. Raises: NotFoundError, UnavailableError: no pandas."""
+        """Return the pipeline scores of a run, one row for each handler, dataset and metric. Raises: NotFoundError."""
         from modyn.analysis.results import scores
 
         results = self.results(run_id)
         return scores(results.triggers, results.evaluations, results.handlers)
 
     def report(self, run_id: str, path: Path | str | None = None) -> Path:
-        """Write the HTML report of a run and return its path, by default `modyn-report-<run>.html` here.
+        """Write the HTML report of a run and return its path, by default `modyn-report-<run>.html` in the current folder.
         Raises: NotFoundError, UnavailableError: the file cannot be written, or no pandas."""
         from modyn.analysis.report import write_report
         from modyn.analysis.results import read_results
@@ -159,22 +167,21 @@ class ResultTables(Connections):
         seconds_per_sample: float | None = None,
         seconds_per_trigger: float | None = None,
         price_per_hour: float | None = None,
-        out: Path | str | None = None,
         progress: Callable[[SimulationProgress], None] = lambda _: None,
     ) -> pd.DataFrame:
-        """Simulate trigger policies on a dataset or on the stream of a run, without training: one row each; see docs/simulate.md.
+        """Simulate trigger policies on a dataset or on the stream of a run, without training. Returns one row for each policy. See
+        docs/how-to/simulate.md.
 
-        Args: policies: the path of a file, or the `trigger` sections by name; lists in them are grids. dataset: its samples in [from, to).
-        run_id: in its place, what a run has received; its models, seconds and evaluations are the reference. model_id: a model in place of the
-        run's, or by which a dataset is looked at. data: how samples of the dataset are decoded, in place of the section in the file and of that
-        of the model's run. seconds_per_sample, seconds_per_trigger: of a training, in place of the run's. price_per_hour: of training: the table
-        gets a column `price`. out: folder where the simulation is saved every few seconds; called again, it goes on. progress: called a few times
-        a second.
-        Raises: ConfigError: every mistake in the file, with its line, also policies that lack a model or a `data` section. InvalidArgumentError: the
-        arguments contradict each other. ConflictError: `out` holds another simulation. NotFoundError, UnavailableError: no pandas.
+        Args: policies: path of a file, or `trigger` sections by name; a list of values in a section is a grid. dataset: use the samples of this
+        dataset in [from, to). run_id: use the stream of this run instead; its models, seconds and evaluations are the reference. model_id:
+        model for policies that look at data, instead of the run's models. data: section that defines how samples of the dataset are decoded, instead
+        of the section in the file or of the model's run. seconds_per_sample, seconds_per_trigger: training times, instead of the times of the run.
+        price_per_hour: price of training, which adds a column `price`. progress: called a few times per second.
+        Raises: ConfigError: the file has mistakes (all are listed, with their lines), or policies lack a model or a `data` section.
+        InvalidArgumentError: the arguments contradict each other. NotFoundError.
         """
         from modyn.analysis.simulation import simulate
-        from modyn.supervisor.simulation import (
+        from modyn.supervisor.simulation.run_simulation import (
             SimulationOptions,
             check_amount,
             check_policies,
@@ -188,11 +195,11 @@ class ResultTables(Connections):
         check_amount("price_per_hour", price_per_hour)
         options = SimulationOptions(dataset, run_id, *times, model_id, seconds, data or file.data)
         check_policies(self, file, options)
-        return simulate(self, file.sections, options, None if out is None else Path(out), progress, price_per_hour)
+        return simulate(self, file.sections, options, progress, price_per_hour)
 
 
 def table_of(kind: type[Any], records: Sequence[Any], without: Sequence[str] = ()) -> pd.DataFrame:
-    """Return records as a table, one row each. Raises: UnavailableError: no pandas."""
+    """Return a table with one row for each record. Raises: UnavailableError: no pandas."""
     from modyn.analysis.times import records_table
 
     return records_table(kind, records, without)

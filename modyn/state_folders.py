@@ -1,6 +1,6 @@
-"""The folders of what services keep on disk: the version of their content, their lock, and who may read them.
+"""The folders in which services keep their state: version, lock, and permissions.
 
-The version is a small file in each folder of state, checked before anything else there is opened.
+A small file in each folder of state has the version. A service checks the version before it opens any other file of the folder.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Final, TextIO
 from modyn.atomic_write import make_folder, sync, write_atomically
 from modyn.errors import ConfigError, ConflictError, SecurityError
 
-STATE_VERSION = 3
-"""Raised with every change of a file or table that the version before cannot read, or would misread. Numbers of migrations begin with it: a
-database of another version is refused as well."""
+STATE_VERSION = 4
+"""Version of the state on disk. Increase this number with every change of a file or table that the previous version cannot read, or would misread.
+Numbers of migrations begin with this number, so that a database of another version is refused too."""
 _MARK = "state_version"
 SHARED_MEMORY: Final = Path("/dev/shm")
-"""Where files are memory, on this machine."""
+"""Folder whose files are in memory."""
 
 
 def check_state(folder: Path) -> None:
-    """Check that `folder` is empty, missing, or was written by this version. Changes nothing.
+    """Check that `folder` is empty or missing, or was written by this version. The check changes nothing.
 
-    Raises: ConfigError: another version wrote it; the message says what was found and what to do.
+    Raises: ConfigError: another version wrote the folder. The message names the found version, and says what to do.
     """
     mark = folder / _MARK
     try:
         entries = sorted(path.name for path in folder.iterdir() if not path.name.startswith(_MARK))
         found = mark.read_text(errors="replace").strip() if mark.exists() else ""
-    except OSError:  # missing; or reported by the part that is to work on it
+    except OSError:  # the folder is missing, or the next code that uses it will report the error
         return
     if found == str(STATE_VERSION) or (not found and not entries):
         return
@@ -40,29 +40,31 @@ def check_state(folder: Path) -> None:
     raise ConfigError(
         f"{folder} was written by another version of Modyn: it has "
         f"{f'state version {found[:20]}' if found else f'no file {_MARK}'} and holds {shown or 'nothing else'}; this version reads and "
-        f"writes state version {STATE_VERSION} only. Nothing was changed. Go on with the version that wrote it; or set another "
+        f"writes state version {STATE_VERSION} only. Nothing was changed. Continue with the version that wrote it; or set another "
         "state_dir, or move this one away, and register the datasets again: their own files are not in it, but runs and models are. If only "
         f"{mark} was lost or damaged, restore it"
     )
 
 
 def claim_state(folder: Path) -> None:
-    """Check `folder`, make it if it is missing, for its user alone, and mark it as written by this version. Raises as `check_state` does."""
+    """Check `folder`, create it if it is missing, make it private to its user, and mark it with STATE_VERSION. Raises: see `check_state`."""
     check_state(folder)
     make_private_folder(folder)
     if (folder / _MARK).exists():
-        sync(folder)  # A process that was killed may have left the mark unsynced, and without it what follows would be refused.
+        sync(
+            folder
+        )  # A killed process may have left the mark unsynced, and without the mark the following files would be refused.
     else:
         write_atomically(folder / _MARK, [f"{STATE_VERSION}\n".encode()])
 
 
 def keep_private() -> None:
-    """Let this process, and all that it starts, make files and folders that only their user can read or write. Call it before any thread runs."""
+    """Make future files and folders of this process and its children private to their user. Call this function before any thread starts."""
     os.umask(0o077)
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder that only its user can enter; one that is there becomes so, unless it is another user's. Raises OSError."""
+    """Make a folder that only its user can enter; an existing folder of this user becomes private. Raises OSError."""
     make_folder(folder, 0o700)
     found = folder.stat()
     if found.st_uid == os.getuid() and found.st_mode & 0o077:
@@ -70,27 +72,27 @@ def make_private_folder(folder: Path) -> None:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open a file that, if it is made, only its user can read; as `opener` of `open`."""
+    """Open a file, as `opener` of `open`. If the file is created, only its user can read it."""
     return os.open(path, flags, 0o600)
 
 
 def shared_folder(state_dir: Path) -> Path:
-    """Return the folder of one installation in SHARED_MEMORY, which holds its cache. Args: state_dir: its state folder."""
+    """Return the folder in SHARED_MEMORY that holds the cache of an installation. Args: state_dir: state folder of the installation."""
     return SHARED_MEMORY / f"modyn-{hashlib.blake2b(os.fsencode(state_dir), digest_size=8).hexdigest()}"
 
 
 def serving_dir(state_dir: Path) -> Path:
-    """Return the folder in which servers of predictions keep what waits for its label, each run in a folder of its id."""
+    """Return the folder in which prediction servers keep data that waits for labels, with a subfolder for each run."""
     return state_dir / "serving"
 
 
 def release_shared_memory(state_dir: Path) -> None:
-    """Remove the folder of an installation in SHARED_MEMORY, none of whose services runs. What cannot be removed stays: it is only cache."""
+    """Remove the folder of a stopped installation in SHARED_MEMORY. Files that cannot be removed are ignored, because the files are only a cache."""
     shutil.rmtree(shared_folder(state_dir), ignore_errors=True)
 
 
 def prepare_run_dir(path: Path) -> None:
-    """Make the folder of the sockets. Raises SecurityError when it belongs to another user."""
+    """Make the folder of the sockets. Raises SecurityError if the folder belongs to another user."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.stat()
     if status.st_uid != os.getuid():
@@ -99,9 +101,9 @@ def prepare_run_dir(path: Path) -> None:
 
 
 def hold_lock(path: Path, refusal: str) -> TextIO:
-    """Lock a file for as long as the process lives, and write the process id into it: two would each take the folder for their own.
+    """Lock a file for the lifetime of the process, so that no second process uses its folder. Write the process id into the file.
 
-    Raises: ConflictError: another process holds it; with `refusal`.
+    Raises: ConflictError: another process holds the lock; the message is `refusal`.
     """
     handle = path.open("a+")
     try:
@@ -116,7 +118,7 @@ def hold_lock(path: Path, refusal: str) -> TextIO:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock of this file."""
+    """Return whether a process holds the lock of this file."""
     try:
         with path.open() as handle:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)

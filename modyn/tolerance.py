@@ -1,4 +1,4 @@
-"""When a sum of floating-point numbers exceeds a limit: the one place that says how much of a difference is rounding."""
+"""Comparison of a sum of floating-point numbers with a limit. Only this module decides which differences are rounding."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import math
 from typing import Final
 
 TOLERANCE: Final = 1e-9
-"""A difference of at most this share of the numbers is rounding: a sum of 10⁶ numbers in float64 is exact to about 10⁻¹⁰ of the largest."""
+"""Largest relative difference that counts as rounding. A sum of 10⁶ numbers in float64 has an error of about 10⁻¹⁰ of the largest number."""
 
 
 def exceeds(total: float, limit: float, unit: float = 1.0) -> bool:
-    """Return whether a sum lies above a limit. A sum that equals the limit, up to rounding, does not.
+    """Return whether a sum exceeds a limit. A sum that equals the limit up to rounding does not exceed it.
 
-    Ten times 0.1 does not exceed 1, and three times 0.1 does not exceed 0.3, in whichever order they are added. Policies that fire above a threshold
-    of an accumulated number ask this; those that fire at it ask `not exceeds(limit, total)`.
+    Ten times 0.1 does not exceed 1, and three times 0.1 does not exceed 0.3, in any order of addition. Policies that fire above a threshold use
+    this function. Policies that also fire at the threshold use `not exceeds(limit, total)`.
 
-    Args: unit: the size of what is added (1: one sample, one second). It counts where terms of both signs leave a sum near 0.
+    Args: unit: typical size of a term (1: one sample, one second). The unit matters if the sum of terms of both signs is near 0.
 
     >>> 0.1 + 0.2 > 0.3, exceeds(0.1 + 0.2, 0.3), exceeds(0.301, 0.3)
     (True, False, True)

@@ -1,4 +1,4 @@
-"""Zstandard of the standard library, which has it from Python 3.14 on, and of its backport before that."""
+"""Zstandard: the module of the standard library from Python 3.14 on, and its backport in earlier versions."""
 
 import sys
 

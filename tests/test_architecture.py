@@ -1,13 +1,13 @@
-"""The rules of the house: which room imports which, what stays light, how large a module is, and what tests may patch."""
+"""Rules of the package: which room imports which, what stays light, how many files a folder has, and what tests may patch."""
 
 from __future__ import annotations
 
 import ast
-import json
 import os
 import pkgutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import import_module
@@ -17,14 +17,13 @@ import pytest
 
 import modyn.proto
 from modyn.rpc.access import NEEDED
-from tests.support.documented_flows import documented_flows
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "modyn"
 
 FLOORS = {
     "errors": 0, "records": 0, "proto": 0, "_core": 0,
-    "registry": 1, "json_codec": 1, "atomic_write": 1, "columnar": 1, "latencies": 1, "log_files": 1, "retention": 1, "periodic_task": 1,
+    "registry": 1, "json_codec": 1, "atomic_write": 1, "columnar": 1, "latencies": 1, "log_files": 1, "keep_limits": 1, "periodic_task": 1,
     "run_ids": 1, "tolerance": 1, "zstd": 1,
     "config": 2, "state_folders": 2,
     "rpc": 3, "db": 3, "local": 3, "workers": 3, "models": 3, "preprocessing": 3,
@@ -37,14 +36,14 @@ FLOORS = {
     "reference": 10, "result_tables": 10, "model_access": 11, "client": 12, "cli": 13, "testing": 13, "__init__": 13,
 }  # fmt: skip
 STORAGE_ROOMS = ("model", "files", "formats", "index", "read", "catalogue", "ingest", "records", "flight")
-"""Bottom up; modules beside the rooms are above all of them."""
+"""Bottom up; modules outside the rooms are above all of them."""
 SERVICES = ("storage", "selector", "model_storage", "trainer_server", "evaluator", "supervisor")
 
 # What other rooms may import of a service.
 FACES = {
     "storage": {"client", "payloads", "model.samples"},
-    "supervisor": {"client", "simulation"},
-    "trainer_server": {"client", "cache_planning"},
+    "supervisor": {"client", "simulation.run_simulation"},
+    "trainer_server": {"client", "cache_plan.cache_planning"},
 }
 # The schema is composed from the owners of its parts, and plug-in authors test against the bases of policies.
 COMPOSERS = {"reference", "cli", "testing"}
@@ -121,7 +120,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def test_no_folders_import_each_other_in_a_circle() -> None:
-    """Folders below `modyn`, which itself holds modules of many floors."""
+    """Folders below `modyn`, which itself holds modules of many floors. A folder may use what the folder around it holds."""
     folders = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts): ".".join(path.parent.relative_to(ROOT).parts)
         for path in modules()
@@ -131,7 +130,8 @@ def test_no_folders_import_each_other_in_a_circle() -> None:
     for path in modules():
         here = ".".join(path.parent.relative_to(ROOT).parts)
         if here in graph:
-            graph[here] |= {folders[name] for name in _imports_at_module_level(path) if name in folders} - {here}
+            used = {folders[name] for name in _imports_at_module_level(path) if name in folders} - {here}
+            graph[here] |= {folder for folder in used if not here.startswith(f"{folder}.")}
     assert _in_circles(graph) == []
 
 
@@ -219,103 +219,30 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-LIGHT_READER = {
-    "numpy", "prometheus_client", "pydantic", "pydantic_core", "pydantic_settings", "structlog", "yaml",
-    "annotated_types", "backports", "dotenv", "typing_extensions", "typing_inspection", "attr", "pygments", "rich",
-    "greenlet",  # which structlog imports where it is installed: tritonclient, of the tests, brings it
-}  # fmt: skip
-"""What a local read of payloads needs, with what structlog and pydantic import."""
-
-
-def test_what_a_training_worker_imports_to_read() -> None:
-    """No database and no RPC for local reads, no database for the choice between local reads and Flight."""
-    assert _third_party("modyn.storage.read.payload_reader") <= LIGHT_READER
-    with_flight = _third_party("modyn.storage.payloads")
-    assert {"grpc", "pyarrow"} <= with_flight
-    assert not with_flight & {"sqlalchemy", "alembic", "psycopg2", "torch", "pandas"}
-
-
-ALL_WORKERS = {
-    "": "_core atomic_write columnar errors json_codec log_files records registry retention tolerance zstd",
-    "cache": "breaker call_costs evictions keys memory_tier sample_codec sample_files sample_numbers tier value_layout",
-    "config": "alerts base buckets cache dataset downsampling_turns durations endpoint logs online policy preprocessing promotion "
-    "record_log retention security serving sizes system",
-    "dataset": "bad_samples batch cache_source chunks config connections decode features field_names flight_batches functions local_batches prefetch "
-    "preparation_clock processes reader sample_cache user_code",
-    "dataset.order": "plan",
-    "model_storage": "client",
-    "models": "calls classes networks specs weights",
-    "preprocessing": "base bucketizer categories column_parser columns components cross_features feature_hasher features frequent_items hash_index "
-    "hashed_encoder imputer input_guard label_indexer min_max_scaler moments one_hot_encoder pipeline polynomial_features quantile_sketch "
-    "standard_scaler state_bytes string_hash token_counts vocabularies vocabulary",
-    "rpc": "channel client columns logs retry security status wire",
-    "selector": "client",
-    "storage": "client payloads wire",
-    "storage.files": "file_system local",
-    "storage.flight": "client endpoints fetch protocol",
-    "storage.formats": "arrow_times bad_rows base binary csv json_fields json_lines json_schema parquet parquet_footer parquet_types record_log "
-    "single_sample tar text_start timestamps",
-    "storage.index": "late_labels segment_file segment_index tombstones",
-    "storage.model": "file_table records samples schema",
-    "storage.read": "locality payload_reader publication record_readers row_order snapshot",
-    "workers": "devices fork_server imported_files job_table limits messages placement pool process process_state session",
-}
-"""Modules of Modyn in every worker, without generated ones, by package. Imported before the fork, by the fork server."""
-
-TRAINING_WORKER = {
-    "": "state_folders",
-    "config": "selection_advice",
-    "cache": "measured_rates measuring performance_model profile redis_scripts served_counts split_plan stores tier_choice",
-    "cache.samplers": "base coordinated lru opportunistic shade shared_loader static substitution values",
-    "cache.sharing": "clearing compared_job key_sets known_values memory_state served_batch shared_job state stay value_ring",
-    "dataset": "background_fill batch_cache batch_maker cache_samplers code_versions loader pipeline_cache sampler_loader session_connections "
-    "trigger_set",
-    "dataset.order": "held_out",
-    "preprocessing": "section",
-    "trainer_server": "batch_errors batch_then_sample batches check checkpoint chosen_scores chosen_set client components config criterion "
-    "divergence downsampling_record ends epoch_passes faded_mean feedback_file files fitting held_keys hooks inputs irreducible "
-    "irreducible_config irreducible_file "
-    "joint_step learning loop loss_ranks new_samples online_steps optimizer_states preload preprocessing_check prequential "
-    "rate_keeping sample_scores sample_then_batch schedules score_file scoring_pass stages state_file step_guard step_parts step_snapshot "
-    "stream_preprocessing stream_rates tensor_ranges train training_plan training_progress validation_pass weighted_loss",
-    "trainer_server.coresets": "choices distances facility_location graph_cut greedy k_center log_determinant matching_pursuit partitioned rows",
-    "trainer_server.downsampling": "craig el2n feature_policy forgetting grad_match grad_norm grand importance kcenter_greedy loss no policy "
-    "rho_loss rs2 sampling scoring submodular uncertainty",
-}
-"""Those that a training worker has besides."""
-
-EVALUATION_WORKER = {
-    "": "state_folders",
-    "cache": "measured_rates measuring performance_model profile redis_scripts split_plan stores tier_choice",
-    "config": "label_delay",
-    "dataset": "batch_maker code_versions key_loader pipeline_cache session_connections",
-    "evaluator": "client config drawn_samples evaluate kept_values measure_drift metrics outcomes outputs preload records roc_auc "
-    "samples session_model trigger_section unfit_values versions wire",
-    "evaluator.drift": "alibi base chi_squared cramer_von_mises domain_classifier energy evidently features histograms kept_sums "
-    "kolmogorov_smirnov means middle mmd pairs projections wasserstein",
-}
-"""Those that an evaluation worker has besides."""
-
-WITH_TORCH = LIGHT_READER | {
-    "PIL", "cffi", "cloudpickle", "google", "grpc", "grpc_health", "grpc_reflection", "grpc_tools", "mpmath", "pyarrow", "safetensors",
-    "sympy", "torch", "torchgen",
-}  # fmt: skip
+WITH_TORCH = ("modyn.trainer_server.preload", "modyn.evaluator.preload")
+HEAVY = {"alembic", "grpc", "pandas", "plotly", "psycopg2", "pyarrow", "scipy", "sklearn", "sqlalchemy", "torch"}
+"""Packages that cost a process memory and time to start."""
 
 
 @pytest.mark.parametrize(
-    ("service", "own"), [("trainer_server", TRAINING_WORKER), ("evaluator", EVALUATION_WORKER)], ids=["training", "evaluation"]
+    ("module", "loads"),
+    [
+        ("storage.read.payload_reader", set()),
+        ("storage.payloads", {"grpc", "pyarrow"}),
+        ("trainer_server.preload", {"grpc", "pyarrow", "torch"}),
+        ("evaluator.preload", {"grpc", "pyarrow", "torch"}),
+    ],
 )
-def test_what_a_worker_imports(service: str, own: dict[str, str]) -> None:
-    """Before the fork exactly this, so that no module comes in unnoticed; after it nothing, see `imports_after_fork`."""
-    listed = [*ALL_WORKERS.items(), *own.items()]
-    packages = {".".join(["modyn", *package.split(".")[:depth]]) for package, _ in listed if package for depth in (0, 1, 2)}
-    modules = {".".join(filter(None, ["modyn", package, name])) for package, names in listed for name in names.split()}
-    loaded = _loaded(f"modyn.{service}.preload")
-    ours = {name for name in loaded if name.split(".")[0] == "modyn" and not name.startswith("modyn.proto")}
-    assert ours == packages | modules
-    third_party = _third_party(f"modyn.{service}.preload")
-    assert "torch" in third_party
-    assert third_party <= WITH_TORCH
+def test_what_reads_samples_loads_no_other_heavy_package(module: str, loads: set[str]) -> None:
+    """A local read needs none, and Flight needs two. Workers import nothing after the fork: see `tests.support.worker_imports`."""
+    assert _packages(f"modyn.{module}") & HEAVY == loads
+
+
+@pytest.mark.parametrize("service", ["trainer_server", "evaluator"])
+def test_a_worker_loads_nothing_of_the_floors_above_and_no_service(service: str) -> None:
+    own = [name.split(".") for name in _loaded(f"modyn.{service}.preload") if name.startswith("modyn.")]
+    assert {room for _, room, *_ in own if FLOORS[room] > FLOORS[service]} == set()
+    assert [".".join(parts) for parts in own if parts[-1] in ("service", "migrations")] == []
 
 
 def _methods() -> Iterator[str]:
@@ -332,32 +259,38 @@ def test_every_method_has_a_role_and_no_other() -> None:
     assert {name for name in NEEDED if not name.startswith("/grpc.")} == set(_methods())
 
 
-def _third_party(module: str) -> set[str]:
-    """Top-level packages outside the standard library that importing `module` loads."""
-    names = {name.split(".")[0] for name, file in _loaded(module).items() if "site-packages" in file}
-    return {name for name in names if not name.startswith("_")}
+def _packages(module: str) -> set[str]:
+    """Return the top-level packages that importing `module` loads in a new interpreter."""
+    return {name.split(".")[0] for name in _loaded(module)}
 
 
 @cache
-def _loaded(module: str) -> dict[str, str]:
-    """File by name of every module that importing `module` loads in a new interpreter; empty where there is none."""
-    program = f"import sys, json, {module}; print(json.dumps({{n: getattr(m, '__file__', None) or '' for n, m in sys.modules.items()}}))"
+def _loaded(module: str) -> frozenset[str]:
+    """Return all modules that are loaded after the import of `module` in a new interpreter."""
+    return _loaded_by_each("", module)[module] if module not in WITH_TORCH else _loaded_by_each("torch", *WITH_TORCH)[module]
+
+
+@cache
+def _loaded_by_each(before: str, *names: str) -> dict[str, frozenset[str]]:
+    """Return what is loaded after the import of each module in a fork of an interpreter that has imported `before`, which takes seconds."""
+    program = f"""
+import os, sys
+{before and f"import {before}"}
+for name in {names}:
+    if not os.fork():
+        __import__(name)
+        print(name, *sys.modules, flush=True)
+        os._exit(0)
+    if os.wait()[1]:
+        sys.exit(f"{{name}} cannot be imported")
+"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    loaded: dict[str, str] = json.loads(done.stdout)
-    return loaded
+    return {name: frozenset(loaded) for name, *loaded in map(str.split, done.stdout.splitlines())}
 
 
-def test_the_documented_flows_name_files_that_exist_and_count_them() -> None:
-    """tests/benchmark/test_trace_flows.py runs the flows."""
-    flows = documented_flows()
-    assert {flow: len(files) for flow, (_, files) in flows.items()} == {flow: number for flow, (number, _) in flows.items()}
-    named = {file for _, files in flows.values() for file in files}
-    assert [file for file in sorted(named - {"C++"}) if not (PACKAGE / file).exists()] == []
-
-
-def test_no_module_outgrows_a_few_screens() -> None:
-    long = {str(path.relative_to(ROOT)): lines for path in modules() if (lines := len(path.read_text().splitlines())) > 400}
-    assert long == {}
+def test_a_folder_holds_what_fits_on_a_screen() -> None:
+    folders = Counter(str(path.parent.relative_to(ROOT)) for path in modules() if path.name != "__init__.py")
+    assert {folder: number for folder, number in folders.items() if number > 21} == {}
 
 
 def test_every_public_name_has_a_docstring() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from modyn.atomic_write import make_folder, write_atomically
-from modyn.testing.disk_recorder import recorded_disk
+from tests.support.disk_recorder import recorded_disk
 
 
 def test_a_new_folder_is_synced_in_each_one_above_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 import modyn
-from modyn.cache.measuring import StoreRates
-from modyn.cache.profile import profile_path, write_profile
+from modyn.cache.plan.measuring import StoreRates
+from modyn.cache.plan.profile import profile_path, write_profile
 from modyn.config.system import SystemConfig
 from modyn.errors import InvalidArgumentError, NotFoundError
 from modyn.testing.stack import tiny_pipeline
-from modyn.trainer_server.profiled_pipeline import load_profiled
+from modyn.trainer_server.cache_plan.profiled_pipeline import load_profiled
 from tests.support.cache_profiles import PROFILE
 
 
@@ -54,10 +54,10 @@ def test_wrong_arguments_are_errors_of_modyn(tmp_path: Path) -> None:
             ({"settings": 5}, "settings is 5; a list of texts is expected"),
             ({"settings": "training.batch_size=64"}, r"settings is 'training\.batch_size=64'; a list of texts is expected"),
             ({"tags": (5,)}, r"tags is \(5,\); a list of texts is expected"),
-            ({"max_triggers": "a"}, "max_triggers is 'a'; a whole number is expected, from 1 on"),
-            ({"max_triggers": True}, "max_triggers is True; a whole number is expected, from 1 on"),
-            ({"max_triggers": 0}, "max_triggers is 0; a whole number is expected, from 1 on"),
-            ({"max_triggers": 2**63}, "max_triggers is 9223372036854775808; a whole number is expected, from 1 on"),
+            ({"max_triggers": "a"}, "max_triggers is 'a'; a whole number of at least 1 is expected"),
+            ({"max_triggers": True}, "max_triggers is True; a whole number of at least 1 is expected"),
+            ({"max_triggers": 0}, "max_triggers is 0; a whole number of at least 1 is expected"),
+            ({"max_triggers": 2**63}, "max_triggers is 9223372036854775808; a whole number of at least 1 is expected"),
             ({"final_trigger": "no"}, "final_trigger is 'no'; True or False is expected"),
             ({"from_timestamp": [1]}, r"from_timestamp is wrong: \[1\]"),
             ({"to_timestamp": "soon"}, "to_timestamp is wrong: 'soon' is not a timestamp"),
@@ -70,7 +70,7 @@ def test_wrong_arguments_are_errors_of_modyn(tmp_path: Path) -> None:
             client.evaluate("p-0001", 5)  # type: ignore[arg-type]
         with pytest.raises(InvalidArgumentError, match="a pipeline is made of dictionaries"):
             client.run({"pipeline": {"name": object()}})
-        with pytest.raises(InvalidArgumentError, match="5 is no pipeline: give the path"):
+        with pytest.raises(InvalidArgumentError, match="5 is not a pipeline file: give its path"):
             client.run(5)  # type: ignore[arg-type]
         with pytest.raises(InvalidArgumentError, match="'x' is no model id"):
             client.load_model("x")  # type: ignore[arg-type]
@@ -99,11 +99,11 @@ def test_a_cache_is_planned_without_services(tmp_path: Path) -> None:
         for wrong, message in (
             ({"size": "2 cows"}, "size: '2 cows' is not a size"),
             ({"jobs": 0}, "0 trainings cannot share a cache"),
-            ({"split": "all"}, "'all' is no split of a cache"),
+            ({"split": "all"}, "'all' is not a split of a cache"),
         ):
             with pytest.raises(InvalidArgumentError, match=f"^{message}"):
                 client.plan_cache(tmp_path / "p.yaml", **wrong)
         with pytest.raises(InvalidArgumentError, match="^seconds is 0; a number greater than 0 is expected"):
             client.profile_cache(tmp_path / "p.yaml", seconds=0)
-        with pytest.raises(InvalidArgumentError, match="^workers is 0; a whole number is expected"):
+        with pytest.raises(InvalidArgumentError, match="^workers is 0; a whole number of at least 1 is expected"):
             client.profile_cache(tmp_path / "p.yaml", workers=0)

@@ -14,7 +14,7 @@ import pytest
 
 from modyn.columnar import ColumnFile, FileKind, LogHead, column_writer, write_columns
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
-from modyn.testing.disk_recorder import recorded_disk
+from tests.support.disk_recorder import recorded_disk
 
 KIND = FileKind(b"MODYNTST", 7, "file of tests", "write it again")
 COLUMNS: dict[str, npt.NDArray[Any]] = {

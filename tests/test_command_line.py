@@ -15,7 +15,12 @@ from modyn.testing.stack import clean_environment
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [(["explain", "training.seed"], 0), (["check", "none.yaml"], 1), (["chek"], 2), (["--state-dir", "here", "rm", "r"], 1)],
+    [
+        (["explain", "training.seed"], 0),
+        (["check", "none.yaml"], 1),
+        pytest.param(["chek"], 2, marks=pytest.mark.slow),
+        (["--state-dir", "here", "rm", "r"], 1),
+    ],
     ids=["answer", "error", "wrong usage", "question at no terminal"],
 )
 def test_a_command_ends_as_that_of_a_process_does(tmp_path: Path, arguments: list[str], code: int) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from modyn.errors import ConfigError
 from modyn.registry import Plugin, Registry, load_object, nearest
+from tests.support.plugins import write_metadata
 
 
 def registry(**builtin: str) -> Registry[object]:
@@ -22,10 +23,7 @@ def registry(**builtin: str) -> Registry[object]:
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder on the path with one installed distribution that brings the colour `Green`."""
-    info = tmp_path / "paint-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: paint\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[modyn.tests]\nGreen = paint:Green\n")
+    write_metadata(tmp_path, "paint", {"modyn.tests": {"Green": "paint:Green"}})
     (tmp_path / "paint.py").write_text("class Green: pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
@@ -45,7 +43,7 @@ def test_a_package_that_takes_the_name_of_a_builtin_is_listed_as_broken(installe
     colours = registry(Green="decimal:Decimal", Red="fractions:Fraction")
     assert colours.get("Green") is Decimal
     assert colours.ids() == ["Green", "Red"]
-    problem = "colour 'Green' of package paint (paint:Green) takes the name of a built-in one, which is used: rename it or uninstall the package"
+    problem = "colour 'Green' of package paint (paint:Green) has the name of a built-in one, which is used: rename it or uninstall the package"
     assert [(plugin.id, plugin.distribution, plugin.problem) for plugin in colours.listed()] == [
         ("Green", "modyn", ""),
         ("Green", "paint", problem),
@@ -58,9 +56,7 @@ def test_two_packages_with_one_id_are_told(
     installed: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path_factory.mktemp("other")
-    (other / "dye-1.0.dist-info").mkdir()
-    (other / "dye-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: dye\nVersion: 1.0\n")
-    (other / "dye-1.0.dist-info" / "entry_points.txt").write_text("[modyn.tests]\nGreen = dye:Green\n")
+    write_metadata(other, "dye", {"modyn.tests": {"Green": "dye:Green"}})
     monkeypatch.syspath_prepend(str(other))
     with pytest.raises(ConfigError, match=r"registered twice.*(dye.*paint|paint.*dye)"):
         registry().get("Green")
@@ -93,7 +89,7 @@ def test_an_unknown_id_names_the_nearest_all_and_how_to_add_one() -> None:
         colours.get("Yelow")
     assert caught.value.message == (
         "there is no colour 'Yelow', did you mean 'Yellow'? Registered: Red, Yellow. "
-        "A package of yours adds one through the entry-point group 'modyn.tests'"
+        "Your own package can add one through the entry-point group 'modyn.tests'"
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 import modyn
 from modyn.errors import ConfigError
 from modyn.state_folders import STATE_VERSION, check_state, claim_state, release_shared_memory, shared_folder
-from modyn.testing.disk_recorder import recorded_disk
+from tests.support.disk_recorder import recorded_disk
 
 
 def test_an_installation_gives_up_its_own_shared_memory_only(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_crash_before_the_mark_is_complete_does_no_harm(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("mark", "found"),
-    [(None, "no file state_version and holds index, lock, run, …"), ("2", "state version 2 and"), ("99", "state version 99 and")],
+    [(None, "no file state_version and holds index, lock, run, …"), ("3", "state version 3 and"), ("99", "state version 99 and")],
 )
 def test_another_version_is_refused_with_what_to_do(tmp_path: Path, mark: str | None, found: str) -> None:
     for name in ("index", "lock", "run", "x"):
@@ -61,7 +61,7 @@ def test_another_version_is_refused_with_what_to_do(tmp_path: Path, mark: str | 
         message = str(caught.value)
         assert f"{tmp_path} was written by another version of Modyn: it has {found}" in message
         assert (
-            f"state version {STATE_VERSION} only. Nothing was changed. Go on with the version that wrote it; or set another state_dir"
+            f"state version {STATE_VERSION} only. Nothing was changed. Continue with the version that wrote it; or set another state_dir"
             in message
         )
         assert "register the datasets again" in message
@@ -69,7 +69,7 @@ def test_another_version_is_refused_with_what_to_do(tmp_path: Path, mark: str | 
 
 
 def test_a_database_of_another_version_is_refused_too() -> None:
-    """By its revisions, which this version does not have."""
+    """This version does not have the revision of such a database."""
     revisions = [path.name for path in Path(modyn.__file__).parent.glob("*/migrations/versions/*.py")]
     assert len(revisions) >= 5
     assert all(name.startswith(f"{STATE_VERSION}0") for name in revisions), revisions

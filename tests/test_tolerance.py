@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from modyn.config.base import load_section
 from modyn.config.online import ConvergenceConfig
 from modyn.records import SampleBatch
-from modyn.supervisor.convergence import ConvergenceCheck
 from modyn.supervisor.criteria import CRITERIA, Measurement, Worse
 from modyn.supervisor.detectors.page_hinkley import PageHinkley, PageHinkleyConfig
+from modyn.supervisor.run.convergence import ConvergenceCheck
 from modyn.supervisor.triggers import build_trigger
 from modyn.testing.checks import decide
 from modyn.testing.fake_evidence import FakeEvidence
 from modyn.tolerance import exceeds
-from tests.supervisor.test_convergence import trigger
+from tests.supervisor.run.test_convergence import trigger
 from tests.supervisor.triggers.test_cost import RATE, at, policy
-from tests.supervisor.triggers.test_drift import fired
 from tests.supervisor.triggers.test_performance import COUNT, performance
+from tests.support.triggers import fired
 
 TENTHS = st.integers(1, 60)
 

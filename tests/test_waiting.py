@@ -15,7 +15,7 @@ def test_what_holds_in_the_end_is_returned() -> None:
 
 
 def test_what_never_holds_is_told() -> None:
-    with pytest.raises(AssertionError, match=r"waited in vain for 0\.05 s: still 3 left"):
+    with pytest.raises(AssertionError, match=r"timed out after 0\.05 s: still 3 left"):
         eventually(lambda: False, lambda: f"still {3} left", timeout_s=0.05)
     with pytest.raises(AssertionError, match=r"0 s$"):
         eventually(lambda: None, timeout_s=0)

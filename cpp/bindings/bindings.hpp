@@ -1,4 +1,4 @@
-// Conversions between Python and the core that several registering functions use.
+// Conversions between Python and the core that several registering functions share.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -16,7 +16,7 @@ namespace modyn::bindings {
 
 namespace py = pybind11;
 
-// A str, bytes or os.PathLike as the bytes of a path, also when the name is not valid UTF-8.
+// Converts a str, bytes or os.PathLike into the bytes of a path, even if the name is not valid UTF-8.
 inline std::string to_path(const py::handle& object) {
   PyObject* encoded = nullptr;
   if (PyUnicode_FSConverter(object.ptr(), &encoded) == 0) throw py::error_already_set();
@@ -35,12 +35,12 @@ inline py::str from_path(const std::string& path) {
   return py::reinterpret_steal<py::str>(PyUnicode_DecodeFSDefaultAndSize(path.data(), static_cast<Py_ssize_t>(path.size())));
 }
 
-// Text of unknown encoding for a person to read.
+// Converts text of unknown encoding into text that a person can read.
 inline py::str from_text(const std::string& text) {
   return py::reinterpret_steal<py::str>(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
 }
 
-// An array over memory that `owner` keeps, which is moved behind it: no copy.
+// Makes an array over memory that `owner` keeps, without a copy. The array takes over `owner`.
 template <typename T, typename Owner>
 py::array_t<T> array_over(const T* data, std::size_t size, Owner&& owner) {
   auto held = std::make_unique<Owner>(std::move(owner));
@@ -54,21 +54,21 @@ py::array_t<T> to_array(std::vector<T>&& values) {
   return array_over(values.data(), values.size(), std::move(values));
 }
 
-// Labels of a dataset, of which float64 ones are given as their bits.
+// Converts labels of a dataset; float64 labels are passed as their bits.
 inline py::array to_labels(std::vector<std::int64_t>&& values, bool floats) {
   py::array labels = to_array(std::move(values));
   return floats ? labels.view("float64") : labels;
 }
 
-// An argument. No forcecast: numbers never wrap silently. One that is not aligned is copied.
+// An array argument. No forcecast: numbers never wrap silently. An unaligned array is copied.
 template <typename T>
 using Array = py::array_t<T, py::array::c_style | py::detail::npy_api::NPY_ARRAY_ALIGNED_>;
 using Int64Array = Array<std::int64_t>;
 
-// Below this NumPy's own memory is as good.
+// Below this size, NumPy's own memory is as good.
 inline constexpr std::int64_t min_pooled_bytes = 64 << 10;
 
-// An uninitialised array: a large one in a buffer of the pool, to which it goes back with the last view of it.
+// Makes an uninitialised array. A large one uses a buffer of the pool, which gets it back with the last view.
 template <typename T>
 py::array_t<T> new_array(std::int64_t size) {
   const std::int64_t bytes = size * static_cast<std::int64_t>(sizeof(T));
@@ -77,14 +77,14 @@ py::array_t<T> new_array(std::int64_t size) {
   return array_over(reinterpret_cast<const T*>(buffer.get()), static_cast<std::size_t>(size), std::move(buffer));
 }
 
-// What `run` returns, called without the GIL: it must touch no Python object. Arrays that it reads must be held by the caller.
+// Returns the result of `run`, which is called without the GIL: it must touch no Python object. The caller must hold the arrays that it reads.
 template <typename Run>
 auto without_gil(const Run& run) {
   const py::gil_scoped_release release;
   return run();
 }
 
-// An array of `size` values that `fill(values)` writes without the GIL.
+// Makes an array of `size` values that `fill(values)` writes without the GIL.
 template <typename T, typename Fill>
 py::array_t<T> filled_array(std::int64_t size, const Fill& fill) {
   auto array = new_array<T>(size);
@@ -93,7 +93,7 @@ py::array_t<T> filled_array(std::int64_t size, const Fill& fill) {
   return array;
 }
 
-// Throws InvalidArgument unless `array` has one dimension, with `count` entries where that is given.
+// Throws InvalidArgument unless `array` has one dimension and, if given, `count` entries.
 inline void check_column(const py::array& array, const char* name, py::ssize_t count = -1) {
   if (array.ndim() != 1 || (count >= 0 && array.size() != count)) {
     throw InvalidArgument(std::string(name) + " must be an array of shape (" + (count < 0 ? "n" : std::to_string(count)) + ",)");

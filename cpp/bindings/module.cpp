@@ -1,12 +1,12 @@
-// The Python module modyn._core. Its types are written down in modyn/_core.pyi. C++ exceptions are subclasses of modyn.errors here, with
-// what they name as attributes.
+// The Python module modyn._core. modyn/_core.pyi declares its types. C++ exceptions become subclasses of modyn.errors, whose attributes hold the
+// details.
 #include "bindings.hpp"
 #include "modyn/errors.hpp"
 
 namespace modyn::bindings {
 namespace {
 
-// Looked up at the time of the error, when the module is surely complete; keeping references here would outlive the interpreter.
+// Looked up when an error occurs: by then the module is complete. A stored reference would outlive the interpreter.
 py::object error_class(const char* module, const char* name) { return py::module_::import(module).attr(name); }
 
 const char* class_name(FileFault fault) {

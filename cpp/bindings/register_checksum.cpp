@@ -6,7 +6,7 @@
 namespace modyn::bindings {
 namespace {
 
-// Holds the memory of a Python object, which lies in order, as long as it lives.
+// Holds the contiguous memory of a Python object for its own lifetime.
 class Held {
  public:
   explicit Held(const py::handle& object) {

@@ -13,7 +13,7 @@
 namespace modyn::bindings {
 namespace {
 
-// Either a column or one number for all rows.
+// A column, or one number for all rows.
 using ColumnOrNumber = std::variant<Int64Array, std::int64_t>;
 
 // A reference that any thread may drop, with or without the GIL.
@@ -69,7 +69,7 @@ void restamp(PathTable& table, const Int64Array& ids, const Int64Array& sizes, c
   table.restamp(std::move(stamps));
 }
 
-// What is known of a file, called without the GIL: a mapped block may have to come from a disk.
+// Looks up a file, without the GIL: a mapped block may have to be read from disk.
 IndexedFile file_at(const PathTable& table, py::ssize_t id) {
   if (id < 0) throw py::index_error("file " + std::to_string(id));
   return without_gil([&] { return table.file(static_cast<std::size_t>(id)); });
@@ -93,7 +93,7 @@ std::optional<py::str> copy_at(const PathTable& table, py::ssize_t id) {
 
 py::str path_at(const PathTable& table, py::ssize_t id) { return from_path(file_at(table, id).path); }
 
-// Bytes of `count` records and their bounds, written without the GIL: first fill_bounds(bounds), then fill_data(bounds, data).
+// Gathers the bytes of `count` records and their bounds without the GIL: first fill_bounds(bounds), then fill_data(bounds, data).
 template <typename FillBounds, typename FillData>
 py::tuple records(py::ssize_t count, const FillBounds& fill_bounds, const FillData& fill_data) {
   auto bounds = filled_array<std::int64_t>(count + 1, fill_bounds);
@@ -162,7 +162,7 @@ py::tuple take_rows(const Array<std::uint8_t>& data, const ColumnOrNumber& given
   return records(rows.size(), [&](std::int64_t* bounds) { take_bounds(request, bounds); }, fill);
 }
 
-// None, or the first of `rows` that has another number of fields, and that number.
+// Returns the first of `rows` with a wrong number of fields, and that number; None if there is none.
 std::optional<std::pair<std::int64_t, std::size_t>> reorder_fields(Array<std::uint8_t> data, const Int64Array& bounds, const Int64Array& rows,
                                                                    const Int64Array& order, char separator, const std::optional<char>& quote) {
   check_column(data, "data");

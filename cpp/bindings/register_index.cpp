@@ -14,14 +14,14 @@
 namespace modyn::bindings {
 namespace {
 
-// Calls use(), which touches maps of our own files: one that was cut meanwhile is an error, and not the end of the process. What `use` calls
-// must own nothing, see guard.hpp.
+// Calls use(), which touches maps of our own files. If a file was cut meanwhile, this is an error and does not end the process. Functions called
+// by `use` must own nothing, see guard.hpp.
 template <typename Use>
 void touching_maps(Use use) {
   if (!survives_bus_error(use)) throw MapCut();
 }
 
-// A column with its memory: `content` holds it, and the map that it is a part of.
+// A column with its memory: `content` holds the column and the map that contains it.
 class StoredColumn {
  public:
   StoredColumn(Array<std::uint8_t> content, const std::string& encoding, std::size_t width, std::int64_t num_rows)
@@ -86,7 +86,7 @@ class StoredColumn {
   Array<std::uint8_t> content_;
 };
 
-// For each of `keys`, whether an index or a set contains it.
+// Returns for each of `keys` whether an index or a set contains it.
 template <typename Set>
 py::array_t<bool> contains(const Set& set, const Int64Array& keys) {
   check_column(keys, "keys");
@@ -121,7 +121,7 @@ class StoredIndex {
     return segments;
   }
 
-  // With `locations`: file ids, offsets, lengths, labels; without: labels, timestamps.
+  // With `locations`: file ids, offsets, lengths, labels. Otherwise: labels, timestamps.
   py::object look_up(const Int64Array& keys, bool locations) const {
     check_column(keys, "keys");
     const py::ssize_t count = keys.size();
@@ -141,7 +141,7 @@ class StoredIndex {
     }
     add(answers.labels);
     if (!locations) add(answers.timestamps);
-    // Pages of the map may have to be read. This object holds the map.
+    // Pages of the map may have to be read. This object keeps the map alive.
     bool known = false;
     without_gil([&] { touching_maps([&] { known = index_.look_up(keys.data(), size_of(keys), answers); }); });
     if (!known) return py::none();
@@ -192,6 +192,12 @@ py::array_t<std::int64_t> permuted(const std::array<std::uint64_t, 4>& seed, std
   return filled_array<std::int64_t>(count, [&](std::int64_t* into) { permutation(seed, static_cast<std::size_t>(count), into, threads); });
 }
 
+// Keeps the GIL: a batch is read in microseconds, and reacquiring the GIL takes much longer.
+bool holds(const Int64Array& values, std::int64_t value) {
+  const std::int64_t* const end = values.data() + values.size();
+  return std::find(values.data(), end, value) != end;
+}
+
 }  // namespace
 
 void register_index(py::module_& module) {
@@ -215,6 +221,7 @@ void register_index(py::module_& module) {
       .def("contains", &contains<KeySet>, py::arg("keys"))
       .def("between", &between, py::arg("first"), py::arg("end"));
   module.def("find_runs", &runs_of, py::arg("values"), py::arg("max_runs"));
+  module.def("holds", &holds, py::arg("values"), py::arg("value"));
   module.def("permutation", &permuted, py::arg("seed"), py::arg("count"), py::arg("threads"));
   module.def("pick", &picked<std::int64_t>, py::arg("values").noconvert(), py::arg("rows"));
   module.def("pick", &picked<float>, py::arg("values").noconvert(), py::arg("rows"));

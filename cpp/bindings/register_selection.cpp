@@ -14,7 +14,7 @@ std::unique_ptr<NearestGains> make_gains(const FloatArray& weights, const Double
   return std::make_unique<NearestGains>(weights.data(), first.data(), size_of(weights), most_near);
 }
 
-// A view that keeps its object alive, and that Python cannot write to.
+// A view that keeps its object alive and that Python cannot write to.
 template <typename T>
 py::array_t<T> view_of(const py::object& owner, const std::vector<T>& values) {
   py::array_t<T> view(static_cast<py::ssize_t>(values.size()), values.data(), owner);

@@ -1,4 +1,4 @@
-// Choosing samples by strata. Arrays that are handed in are read without the GIL.
+// Choosing samples by strata. Array arguments are read without the GIL.
 #include <pybind11/stl.h>
 
 #include "bindings.hpp"

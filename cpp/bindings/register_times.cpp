@@ -6,7 +6,8 @@
 namespace modyn::bindings {
 namespace {
 
-// Seconds of `count` values, the position of the first one that is no time, or -1, and what is wrong with it. `read(i, seconds)` reads value i.
+// Converts `count` values into seconds. Returns the position of the first value that is not a time, or -1, and what is wrong with it. `read(i,
+// seconds)` reads value i.
 template <typename Read, typename Problem>
 py::tuple read_all(std::size_t count, const Read& read, const Problem& problem) {
   std::int64_t first_bad = -1;

@@ -13,7 +13,7 @@ std::uint64_t rotated(std::uint64_t value, unsigned by) { return (value << by) |
 
 std::uint64_t mixed(std::uint64_t lane, std::uint64_t word) { return rotated(lane + word * p2, 31) * p1; }
 
-// The number that bytes are, the first the least significant.
+// Reads bytes as a little-endian number.
 template <typename Word>
 std::uint64_t word_at(const std::uint8_t* data) {
   Word word;

@@ -14,7 +14,7 @@ namespace modyn {
 namespace {
 
 constexpr std::size_t first_window = 1 << 20;
-// Where most of the first rows say how many fields a row has.
+// Number of first rows from which most decide the number of fields.
 constexpr std::size_t first_look = 1 << 16;
 constexpr std::size_t rows_of_look = 1000;
 constexpr std::size_t max_row = 256U << 20;
@@ -33,12 +33,12 @@ CsvIndexer::CsvIndexer(std::string path, const Roots& roots, std::int64_t start,
   skip_start();
 }
 
-// Finds how many fields a row has: as many as the first line names, or else most of the first rows. A row that may yet be continued, and one
-// with a lost quote, say nothing.
+// Determines the number of fields of a row: that of the first line if it names them, else that of most of the first rows. A row that may be
+// continued, or that has a lost quote, does not count.
 void CsvIndexer::count_columns() {
   read_more();
   skip_mark();
-  std::map<std::size_t, std::pair<std::size_t, std::size_t>> counts;  // fields → rows, and how many rows came before the first of them
+  std::map<std::size_t, std::pair<std::size_t, std::size_t>> counts;  // fields → number of rows, and of rows before the first of them
   Row row;
   for (std::size_t found = 0; found < rows_of_look;) {
     if (!scan_row(row)) {
@@ -126,7 +126,7 @@ bool CsvIndexer::find_row(Row& row) {
   }
 }
 
-// Slides the window to the cursor and fills it. Returns false if the file has no more.
+// Moves the window to the cursor and fills it. Returns false at the end of the file.
 bool CsvIndexer::read_more() {
   if (at_end_) return false;
   std::memmove(window_.data(), window_.data() + cursor_, filled_ - cursor_);
@@ -147,7 +147,7 @@ bool CsvIndexer::scan_row(Row& row) const {
   row = Row{};
   row.begin = cursor_;
   std::size_t at = cursor_;
-  // Copies: the compiler would load the members again for each byte.
+  // Local copies: the compiler would reload the members for each byte.
   const char* const window = window_.data();
   const std::size_t filled = filled_;
   const char separator = options_.separator;
@@ -162,7 +162,7 @@ bool CsvIndexer::scan_row(Row& row) const {
       at = behind;
     }
     while (at < filled && window[at] != separator && window[at] != '\n' && window[at] != '\r') ++at;
-    // Whether a \r is a line break of its own depends on the byte after it.
+    // The byte after a \r decides whether it is a line break of its own.
     if ((at == filled || (window[at] == '\r' && at + 1 == filled)) && !at_end_) return false;
     field.end = at;
     if (row.fields == options_.label_column) row.label = field;
@@ -175,7 +175,7 @@ bool CsvIndexer::scan_row(Row& row) const {
     row.end = at;
     row.next = at + line_break(at);
     row.ended = row.next > at;
-    // A quote that was lost and the next one may enclose rows.
+    // A lost quote and the next one may enclose rows.
     if (has_quotes && num_columns_ > 0 && row.fields != num_columns_) {
       const bool ended = row.ended;
       if (!end_at_first_line(row)) return false;
@@ -185,7 +185,7 @@ bool CsvIndexer::scan_row(Row& row) const {
   }
 }
 
-// Moves `at` from an opening quote to behind the closing one, or sets the row's fault. False where the window ends too early.
+// Moves `at` from an opening quote to the position after the closing one, or sets the row's fault. Returns false if the window ends too early.
 bool CsvIndexer::scan_quoted(std::size_t& at, Row& row) const {
   const std::size_t opening = at++;
   const auto fault = [&](const char* what, bool ended) {
@@ -220,7 +220,7 @@ bool CsvIndexer::scan_quoted(std::size_t& at, Row& row) const {
   }
 }
 
-// Ends a bad row at its first line break. False where the window ends before it.
+// Ends a bad row at its first line break. Returns false if the window ends before it.
 bool CsvIndexer::end_at_first_line(Row& row) const {
   const char* const begin = window_.data() + row.begin;
   const char* const end = window_.data() + filled_;
@@ -237,7 +237,7 @@ std::size_t CsvIndexer::line_break(std::size_t at) const {
   if (at >= filled_) return 0;
   if (window_[at] == '\n') return 1;
   if (window_[at] != '\r') return 0;
-  return at + 1 < filled_ && window_[at + 1] == '\n' ? 2 : 1;  // the \n of a last \r may yet be written: it is then an empty line
+  return at + 1 < filled_ && window_[at + 1] == '\n' ? 2 : 1;  // the \n after a last \r may be written later: it is then an empty line
 }
 
 void CsvIndexer::append(const Row& row, CsvRows& rows) const {
@@ -283,7 +283,7 @@ void CsvIndexer::check_text(const Row& row) const {
   }
 }
 
-// The field without its quotes, doubled quotes made single.
+// The field without its quotes; doubled quotes become single.
 std::string CsvIndexer::text_of(const Field& field) const {
   const std::string_view raw(window_.data() + field.begin, field.end - field.begin);
   if (raw.empty() || raw.front() != options_.quote) return std::string(raw);
@@ -300,7 +300,7 @@ void CsvIndexer::fail(std::size_t at, const std::string& problem) const {
   throw CsvError(file_.path(), line_at(offset), std::max<std::int64_t>(row_, 1), offset, problem);
 }
 
-// The number of the line of a byte, from 1; continues from the last one that was asked for.
+// The line number of a byte, from 1; counting continues from the last request.
 std::int64_t CsvIndexer::line_at(std::int64_t offset) const {
   if (offset < counted_to_) counted_to_ = lines_ = 0;
   std::vector<char> part(1 << 16);

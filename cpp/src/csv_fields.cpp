@@ -22,7 +22,7 @@ std::size_t FieldReorderer::reorder(char* row, std::size_t size) {
   std::size_t at = 0;
   for (;;) {
     if (quote_ && at < size && row[at] == *quote_) {
-      // To behind the closing quote: a doubled one is none.
+      // Moves to the position after the closing quote; a doubled quote does not close the field.
       for (++at; at < size; ++at) {
         if (row[at] != *quote_) continue;
         if (at + 1 == size || row[at + 1] != *quote_) break;

@@ -21,7 +21,7 @@ namespace {
 
 FileStamp stamp_of(const struct stat& status) { return {status.st_size, nanoseconds(status.st_mtim)}; }
 
-// 0, or the errno that says why it cannot be read.
+// 0, or the errno of the failed read.
 int look_at(int descriptor, struct stat& status) {
   if (::fstat(descriptor, &status) != 0) return errno;
   if (S_ISDIR(status.st_mode)) return EISDIR;
@@ -33,7 +33,7 @@ bool lies_in(const std::string& path, const std::string& folder) {
   return path.compare(0, start.size(), start) == 0;
 }
 
-// open(2), again while it is interrupted. O_NONBLOCK: opening a named pipe must not wait for a writer. It means nothing for regular files.
+// open(2), repeated while it is interrupted. O_NONBLOCK: opening a named pipe must not wait for a writer. It has no effect on regular files.
 int open_now(const char* path, int flags) {
   int descriptor;
   do {
@@ -88,14 +88,14 @@ std::size_t File::read_some(void* into, std::size_t size, std::int64_t offset) c
 }
 
 std::shared_ptr<const std::uint8_t> File::map(std::int64_t wanted) const {
-  // What was appended since is not mapped: on overlayfs the first write moves a file to the upper layer, and a map made through a
-  // descriptor from before, unlike a read, shows the lower one for good.
+  // Bytes that were appended later are not mapped. On overlayfs the first write moves a file to the upper layer, and a map through an older
+  // descriptor, unlike a read, keeps showing the lower one.
   const auto size = static_cast<std::size_t>(stamp_at_opening_.size);
   if (size == 0 || stamp_at_opening_.size < wanted) return nullptr;
   const std::lock_guard lock(map_mutex_);
   if (map_) return map_;
   void* const address = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor_, 0);
-  // No address space or no more maps for this process, or a file system that has none: pread does as well.
+  // No address space, no more maps for this process, or a file system without maps: pread works too.
   if (address == MAP_FAILED) return nullptr;
   map_.reset(static_cast<const std::uint8_t*>(address), [address, size](const std::uint8_t*) { ::munmap(address, size); });
   return map_;
@@ -105,9 +105,9 @@ bool File::is_resident(std::int64_t offset) const {
   char byte;
   iovec into{&byte, 1};
   if (::preadv2(descriptor_, &into, 1, offset, RWF_NOWAIT) >= 0) return true;
-  // Some file systems cannot do this (tmpfs, NFS), nor old kernels, and a sandbox may forbid it.
+  // Some file systems (tmpfs, NFS) and old kernels do not support this, and a sandbox may forbid it.
   if (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL && errno != EPERM) return false;
-  // mincore is the second choice: it says yes to every process that may not write the file.
+  // mincore is the second choice: it returns true to every process that may not write the file.
   const auto mapped = map(offset + 1);
   if (!mapped) return true;
   static const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
@@ -143,7 +143,7 @@ std::shared_ptr<const File> FileCache::open(const std::string& path, bool anywhe
   return file;
 }
 
-// Without the lock: a slow disk must not stop readers of other files. Two threads may open one file; the last one is kept.
+// Opens without the lock: a slow disk must not block readers of other files. If two threads open one file, the last one is kept.
 std::shared_ptr<const File> FileCache::open_anew(const std::string& path, bool anywhere) {
   const Roots& roots = anywhere ? Roots() : roots_;
   try {
@@ -151,7 +151,7 @@ std::shared_ptr<const File> FileCache::open_anew(const std::string& path, bool a
   } catch (const FileError& error) {
     if (error.error_number != EMFILE && error.error_number != ENFILE) throw;
   }
-  forget_older_half();  // no more open files to be had, of which some are only kept
+  forget_older_half();  // the limit of open files is reached, and some are only kept
   return std::make_shared<const File>(path, roots);
 }
 
@@ -186,7 +186,7 @@ void FileCache::forget(const File& file) {
 }
 
 std::size_t FileCache::forget_removed() {
-  Files kept;  // looked at without the lock, as in open_anew
+  Files kept;  // checked without the lock, as in open_anew
   {
     const std::lock_guard lock(mutex_);
     kept = files_;

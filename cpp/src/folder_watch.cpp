@@ -15,7 +15,7 @@ namespace {
 constexpr std::uint32_t of_files = IN_CREATE | IN_MODIFY | IN_ATTRIB | IN_MOVED_TO | IN_MOVED_FROM | IN_DELETE;
 constexpr std::uint32_t ends_watch = IN_DELETE_SELF | IN_MOVE_SELF | IN_UNMOUNT | IN_Q_OVERFLOW | IN_IGNORED;
 
-// File systems that this kernel alone writes to: ext2 to ext4, XFS, Btrfs, tmpfs, F2FS, ZFS.
+// File systems that only this kernel writes to: ext2 to ext4, XFS, Btrfs, tmpfs, F2FS, ZFS.
 bool is_of_this_machine(int descriptor) {
   struct statfs found {};
   if (::fstatfs(descriptor, &found) != 0) return false;
@@ -46,7 +46,7 @@ void FolderWatch::end() {
 
 void FolderWatch::add(int descriptor, const std::string& path) {
   if (!holds()) return;
-  // By its descriptor: whatever stands at the path by now.
+  // By its descriptor, whatever the path names by now.
   const std::string opened = "/proc/self/fd/" + std::to_string(descriptor);
   const int number = is_of_this_machine(descriptor)
                          ? ::inotify_add_watch(descriptor_, opened.c_str(), of_files | IN_DELETE_SELF | IN_MOVE_SELF | IN_EXCL_UNLINK | IN_ONLYDIR)
@@ -76,7 +76,7 @@ std::optional<std::vector<std::string>> FolderWatch::take() {
         end();
         return std::nullopt;
       }
-      if (event->len == 0) continue;  // the folder itself was touched
+      if (event->len == 0) continue;  // the folder itself has changed
       paths.push_back(folder->second.empty() ? event->name : folder->second + '/' + event->name);
     }
   }

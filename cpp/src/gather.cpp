@@ -18,12 +18,12 @@ namespace modyn {
 namespace {
 
 constexpr auto limit = std::numeric_limits<std::int64_t>::max();
-// Fewer records are read as fast, and a map of a file costs more than reading a few records of it.
+// With fewer records, reading is as fast, and mapping a file costs more than reading a few records.
 constexpr std::size_t min_records = 32;
 constexpr std::uint32_t min_records_per_file = 4;
-// Longer records are read as fast.
+// For longer records, reading is as fast.
 constexpr std::int64_t max_mean_length = 32 << 10;
-// Asking whether a record is in memory costs as much as copying thirty.
+// Checking whether a record is in memory costs as much as copying thirty records.
 constexpr std::size_t records_per_question = 2048;
 constexpr std::size_t min_questions = 4;
 
@@ -33,7 +33,7 @@ void check_count(std::size_t count) {
   }
 }
 
-// Whether all records have one length and none is at fault: found without a look at them one by one.
+// Returns whether all records have one length and are valid, if this is known without checking each.
 bool are_plain_rows(const GatherRequest& r, std::size_t num_files) {
   if (r.lengths != nullptr || r.fixed_length < 0 || r.fixed_length > limit / static_cast<std::int64_t>(std::max<std::size_t>(r.count, 1))) {
     return false;
@@ -53,22 +53,22 @@ void fill_bounds(std::int64_t* bounds, std::size_t count, std::int64_t length) {
   for (std::size_t i = 0; i <= count; ++i) bounds[i] = static_cast<std::int64_t>(i) * length;
 }
 
-// Copying the records of a request from maps of their files, where that is better than reading.
+// Copies records of a request from maps of their files, if this is faster than reading.
 class MappedRecords {
  public:
-  // Chooses the files to map: of small records, several of them a file, in memory already. There may be none.
+  // Chooses the files to map: files in memory with several small records. There may be none.
   MappedRecords(const GatherRequest& request, const std::int64_t* bounds, FileCache& cache) : r_(request), bounds_(bounds) {
     const auto count = static_cast<std::int64_t>(r_.count);
     if (r_.count < min_records || bounds_[r_.count] / count > max_mean_length) return;
     find_files();
-    // Files that cannot all be kept would be mapped anew for each request.
+    // Files that cannot all be kept open would be mapped again for each request.
     if (files_.size() > cache.capacity() || r_.count / files_.size() < min_records_per_file) return;
     map_files(cache);
     if (!are_resident()) num_mapped_ = 0;
   }
 
-  // Copies the records of mapped files. If one was cut or changed since, none is taken as mapped any longer: reading gives the records, or
-  // the error that names the missing one.
+  // Copies the records of mapped files. If a file was cut or changed meanwhile, none counts as mapped any more: reading then returns the
+  // records, or the error that names the missing one.
   void copy(std::uint8_t* into, std::size_t threads) {
     if (num_mapped_ == 0) return;
     std::atomic<bool> whole{true};
@@ -94,17 +94,17 @@ class MappedRecords {
   }
 
  private:
-  // A file of the request. Its number here is its slot.
+  // A file of the request. Its number is its slot.
   struct RequestedFile {
     std::uint32_t id;
     std::uint32_t records = 0;
-    std::int64_t end = 0;  // of the record that lies farthest
+    std::int64_t end = 0;  // end of the farthest record
     std::shared_ptr<const File> file{};
     std::shared_ptr<const std::uint8_t> map{};
     IndexedFile indexed{};
   };
 
-  // A small hash table from id to slot: ids are of any size, the files of a request usually few.
+  // A small hash table from id to slot: ids may be any number, and a request usually has few files.
   void find_files() {
     constexpr std::uint32_t none = 0xffffffff;
     const auto [low, high] = std::minmax_element(r_.files, r_.files + r_.count);
@@ -148,7 +148,7 @@ class MappedRecords {
         wanted.file = cache.open(wanted.indexed.source(), !wanted.indexed.copy.empty());
         if (wanted.indexed.may_be(wanted.file->stamp_at_opening())) wanted.map = wanted.file->map(wanted.end);
       } catch (const FileError&) {
-        // Reading comes to this file too, as to one that changed, and says which record is at fault.
+        // Reading also reaches this file, as one that changed, and names the failing record.
       }
       if (!wanted.map) continue;
       addresses_[slot] = wanted.map.get();
@@ -156,7 +156,7 @@ class MappedRecords {
     }
   }
 
-  // Asks for a few records only. Where one has to come from a disk, others will too, and reading in order is better.
+  // Checks only a few records. If one must be read from disk, others must too, and reading in order is better.
   bool are_resident() const {
     const std::size_t questions = std::min(r_.count, std::max(min_questions, r_.count / records_per_question));
     for (std::size_t question = 0; question < questions; ++question) {
@@ -167,8 +167,8 @@ class MappedRecords {
     return true;
   }
 
-  // Behind the end of a file that was cut, the rest of its last page reads as zeros, without a fault; and what was written while it was copied
-  // has changed the file's time before.
+  // After the end of a file that was cut, the rest of its last page reads as zeros without a fault. A write during the copy has changed the
+  // file's time before.
   bool are_still_as_indexed() const {
     try {
       return std::all_of(files_.begin(), files_.end(), [](const RequestedFile& wanted) {
@@ -177,7 +177,7 @@ class MappedRecords {
         return now.size >= wanted.end && wanted.indexed.may_be(now);
       });
     } catch (const FileError&) {
-      return false;  // reading meets the same, and says which record is at fault
+      return false;  // reading meets the same, and names the failing record
     }
   }
 
@@ -185,7 +185,7 @@ class MappedRecords {
   const std::int64_t* bounds_;
   std::vector<std::uint32_t> slots_;  // of each record
   std::vector<RequestedFile> files_;
-  std::vector<const std::uint8_t*> addresses_;  // of each slot's map; null: not mapped
+  std::vector<const std::uint8_t*> addresses_;  // map of each slot; null: not mapped
   std::size_t num_mapped_ = 0;                  // records
 };
 

@@ -14,19 +14,19 @@
 namespace modyn {
 namespace {
 
-// Reading this many bytes more than asked for costs less than another system call.
+// Reading this number of additional bytes costs less than another system call.
 constexpr std::int64_t max_gap = 4096;
-// Most bytes read at once through a thread's scratch space.
+// Largest number of bytes that are read at once through a thread's scratch space.
 constexpr std::int64_t max_run = 1 << 20;
-// Opening and reading a file takes as long as copying this many bytes.
+// Opening and reading a file takes as long as copying this number of bytes.
 constexpr std::int64_t cost_of_record = 4096;
 
-// A write to a file sets its time before its size, and the writer may be suspended in between. A reader that sees this waits, each time
-// twice as long, up to a second in all.
+// A write to a file sets its time before its size, and the writer may be suspended in between. A reader that sees this waits, twice as long each
+// time, up to a second in all.
 constexpr auto first_wait = std::chrono::milliseconds(1);
 constexpr auto last_wait = std::chrono::milliseconds(512);
 
-// Whether `file`, which is `now` like this, still has what was indexed. `now` is its stamp after the answer.
+// Returns whether `file`, whose present stamp is `now`, still has the indexed content. `now` becomes its stamp after the answer.
 bool is_as_indexed(const IndexedFile& indexed, const File& file, FileStamp& now) {
   for (auto wait = first_wait; !indexed.may_be(now); wait *= 2) {
     if (wait > last_wait || !indexed.may_grow || now.size != indexed.stamp->size) return false;
@@ -53,7 +53,7 @@ void radix_sort(std::vector<std::uint64_t>& keys, unsigned low, unsigned high) {
   }
 }
 
-// Brings ascending positions into the order (file, offset, position).
+// Sorts ascending positions by (file, offset, position).
 void sort_for_reading(const GatherRequest& r, std::vector<std::uint32_t>& positions) {
   const auto comes_first = [&r](auto a, auto b) { return r.files[a] != r.files[b] ? r.files[a] < r.files[b] : r.offsets[a] < r.offsets[b]; };
   if (std::is_sorted(positions.begin(), positions.end(), comes_first)) return;
@@ -95,7 +95,7 @@ class BlockReader {
   }
 
  private:
-  // Records at ranks [first, last), all within bytes [begin, end) of one file. direct: the buffer wants them exactly as they lie there.
+  // Reads the records at ranks [first, last), all within bytes [begin, end) of one file. direct: the buffer holds them exactly as the file does.
   struct Run {
     std::size_t last;
     std::int64_t begin;
@@ -104,7 +104,7 @@ class BlockReader {
   };
 
   std::size_t at(std::size_t rank) const { return order_[rank]; }
-  // By the bounds, which no other thread can reach: nothing is written beyond the buffer even if the caller's arrays change meanwhile.
+  // Uses the bounds, which no other thread can change: nothing is written beyond the buffer even if the caller's arrays change meanwhile.
   std::int64_t length(std::size_t i) const { return bounds_[i + 1] - bounds_[i]; }
 
   Run next_run(std::size_t first, std::size_t last) const {
@@ -134,7 +134,7 @@ class BlockReader {
       got = read_some(head, target, size, run.begin);
     } catch (const FileError&) {
       if (run.last == first + 1) throw;
-      // What cannot be read may be one record of the run, or a gap between records.
+      // The unreadable part may be a record of the run, or a gap between records.
       for (std::size_t rank = first; rank < run.last; ++rank) read_run(rank, next_run(rank, rank + 1));
       return;
     }
@@ -146,7 +146,7 @@ class BlockReader {
     }
   }
 
-  // What `call` returns. Its errors name record i.
+  // Returns the result of `call`. Its errors name record i.
   template <typename Call>
   auto naming(std::size_t i, const Call& call) const {
     try {
@@ -156,7 +156,7 @@ class BlockReader {
     }
   }
 
-  // What `use` says of the file. Errors name record i.
+  // Returns the result of `use` for the file. Errors name record i.
   template <typename Use>
   auto use_file(std::size_t i, const Use& use) {
     return naming(i, [&] {
@@ -165,7 +165,7 @@ class BlockReader {
       } catch (const FileError& error) {
         if (error.error_number != ESTALE) throw;
       }
-      // The server of a network file system knows this file no more; it may know the path.
+      // The server of a network file system no longer knows this file, but it may know the path.
       cache_.forget(*file_);
       file_ = cache_.open(indexed_.source(), !indexed_.copy.empty());
       return use(*file_);
@@ -177,13 +177,13 @@ class BlockReader {
     file_.reset();
     file_id_ = r_.files[head];
     first_of_file_ = head;
-    // What is known of the file is asked for before the file: it may grow in between, and be indexed again.
+    // The record of the file is read before the file: the file may grow in between, and be indexed again.
     indexed_ = r_.paths.file(file_id_);
     file_ = naming(head, [&] { return cache_.open(indexed_.source(), !indexed_.copy.empty()); });
     check(file_->stamp_at_opening());
   }
 
-  // What was written while it was read has changed the file's time before.
+  // A write during the read has changed the file's time before.
   void check_what_was_read() {
     if (file_ && indexed_.stamp) check(use_file(first_of_file_, [](const File& file) { return file.stamp(); }));
   }
@@ -192,7 +192,7 @@ class BlockReader {
     const std::size_t i = first_of_file_;
     const auto same = [&](const File& file) {
       if (!is_as_indexed(indexed_, file, now)) return false;
-      // A longer file may be the same one with something behind, or another.
+      // A longer file may be the same one with appended bytes, or another one.
       const bool grew = indexed_.stamp && indexed_.copy.empty() && now.size > indexed_.stamp->size && indexed_.tail != unknown_tail;
       return !grew || checksum_of_tail(file, indexed_.stamp->size) == indexed_.tail;
     };

@@ -1,4 +1,4 @@
-// The way to fetch records that are not in memory, or large, or few of their file.
+// Reads records that are not in memory, that are large, or that are few of their file.
 #pragma once
 
 #include <cstddef>

@@ -9,11 +9,11 @@
 namespace modyn {
 namespace {
 
-// Where this thread goes on after a fault; null outside of guarded code. initial-exec: any other model may allocate at the first touch,
-// which a signal handler must not.
+// Where this thread continues after a fault; null outside of guarded code. initial-exec: other models may allocate at the first access, which a
+// signal handler must not do.
 [[gnu::tls_model("initial-exec")]] thread_local sigjmp_buf* escape = nullptr;
 
-// The handler of SIGBUS before ours; null once it had its turn.
+// The handler of SIGBUS before ours; null after it was restored.
 std::atomic<const struct sigaction*> previous{nullptr};
 static_assert(std::atomic<const struct sigaction*>::is_always_lock_free, "a signal handler must not wait");
 std::mutex installing;
@@ -21,16 +21,17 @@ std::mutex installing;
 void handle(int signal, siginfo_t* info, void* /*context*/) {
   const bool from_kernel = info->si_code > 0;
   if (from_kernel && escape != nullptr) siglongjmp(*escape, 1);
-  // Not ours. Stepping aside for good, rather than calling the previous handler from here, cannot end in a loop where that one was
-  // installed over us and puts us back when it gives up (as Python's faulthandler does): then its turn has been and the default is due.
+  // The fault is not ours. Restoring the previous handler for good, instead of calling it from here, cannot loop: it may have been installed
+  // over ours and may put ours back when it gives up (as Python's faulthandler does). Then it has been called already, and the default handler
+  // is due.
   struct sigaction standard {};
   standard.sa_handler = SIG_DFL;
   const struct sigaction* const next = previous.exchange(nullptr);
   sigaction(signal, next != nullptr ? next : &standard, nullptr);
-  if (!from_kernel) raise(signal);  // a fault comes again by itself: the instruction is repeated
+  if (!from_kernel) raise(signal);  // the fault occurs again: the instruction is repeated
 }
 
-// Other handlers may be installed at any time (faulthandler, pytest), so the present one is asked for each time: one cheap system call.
+// Other handlers may be installed at any time (faulthandler, pytest), so the present one is read each time: one cheap system call.
 void install() {
   struct sigaction now {};
   const auto is_ours = [&now] {
@@ -40,10 +41,10 @@ void install() {
   if (is_ours()) return;
   const std::lock_guard lock(installing);
   if (is_ours()) return;
-  // Never freed, also at the end of the process: a handler on another thread may be reading it. There are few, one for each time that
-  // another handler is found in the place of ours.
+  // Never freed, also at the end of the process: a handler on another thread may be reading it. There are few, one for each time that another
+  // handler has replaced ours.
   static auto& kept = *new std::forward_list<struct sigaction>;
-  previous = &kept.emplace_front(now);  // before ours is installed, which may need it at once
+  previous = &kept.emplace_front(now);  // before ours is installed, which may need it immediately
   struct sigaction ours {};
   ours.sa_sigaction = &handle;
   ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
@@ -55,7 +56,7 @@ void install() {
 
 bool survives_bus_error(void (*run)(void*), void* context) {
   install();
-  // Where it is blocked, a fault ends the process without asking any handler.
+  // If the signal is blocked, a fault ends the process without calling any handler.
   sigset_t bus, before;
   sigemptyset(&bus);
   sigaddset(&bus, SIGBUS);
@@ -64,7 +65,7 @@ bool survives_bus_error(void (*run)(void*), void* context) {
   sigjmp_buf* const outer = escape;  // guarded code may call guarded code
   if (sigsetjmp(here, 0) != 0) {
     escape = outer;
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);  // the jump left a handler, which has blocked at least SIGBUS
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);  // the jump left a handler, in which at least SIGBUS is blocked
     return false;
   }
   escape = &here;

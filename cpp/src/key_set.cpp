@@ -14,7 +14,7 @@ namespace {
 constexpr unsigned kChunkShift = 16;
 constexpr std::size_t kChunkKeys = std::size_t{1} << kChunkShift;
 constexpr std::size_t kWords = kChunkKeys / 64;
-// Beyond so many positions the bits of a chunk are smaller.
+// With more positions than this, the bits of a chunk are smaller.
 constexpr std::size_t kMostPositions = kWords * 8 / sizeof(std::uint16_t);
 
 std::uint16_t position_of(std::int64_t key) { return static_cast<std::uint16_t>(key & (kChunkKeys - 1)); }
@@ -30,7 +30,7 @@ std::size_t KeySet::Chunk::size() const {
 
 bool KeySet::Chunk::contains(std::uint16_t position) const {
   if (!bits.empty()) return ((bits[position / 64] >> (position % 64)) & 1) != 0;
-  // A binary search that multiplies instead of branching: none of its branches could be foreseen. A chunk has at least one key.
+  // A binary search that multiplies instead of branching, because its branches cannot be predicted. A chunk has at least one key.
   const std::uint16_t* base = positions.data();
   for (std::size_t left = positions.size(); left > 1;) {
     const std::size_t half = left / 2;

@@ -10,7 +10,8 @@
 namespace modyn {
 namespace {
 
-// Rows whose losses are summed in float32 before they are added up in float64, and candidates of which that is done at once, in the first cache.
+// Number of rows whose losses are summed in float32 before they are added in float64, and number of candidates that are processed at once, which
+// fit into the first-level cache.
 constexpr std::size_t rows_at_once = 16;
 constexpr std::size_t candidates_at_once = 512;
 constexpr float unchosen = std::numeric_limits<float>::infinity();
@@ -25,7 +26,7 @@ NearestGains::NearestGains(const float* weights, const double* first, std::size_
 }
 
 std::vector<std::int64_t> NearestGains::choose(const float* distances) {
-  if (!any_chosen_) std::fill(gains_.begin(), gains_.end(), 0.0);  // `update_rows` sums them up anew
+  if (!any_chosen_) std::fill(gains_.begin(), gains_.end(), 0.0);  // `update_rows` sums them again
   any_chosen_ = true;
   std::vector<std::int64_t> rows;
   for (std::size_t row = 0; row < nearest_.size(); ++row) {
@@ -81,7 +82,7 @@ void NearestGains::keep_near(std::size_t row, const float* distances) {
   std::size_t count = 0;
   for (std::size_t start = 0; start < n; start += stride) {
     const std::size_t end = std::min(start + stride, n);
-    for (std::size_t j = start; j < end; ++j) {  // without a branch, which would be predicted wrongly
+    for (std::size_t j = start; j < end; ++j) {  // without a branch, which would be mispredicted
       near_candidates_[count] = static_cast<std::uint32_t>(j);
       count += static_cast<std::size_t>(distances[j] < nearest);
     }

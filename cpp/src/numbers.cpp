@@ -23,7 +23,7 @@ enum class Parsed { ok, not_a_number, out_of_range };
 template <typename Number>
 Parsed parse_number(std::string_view text, Number& value) {
   text = trimmed(text);
-  if (text.size() > 1 && text[0] == '+' && text[1] != '-') text.remove_prefix(1);  // from_chars knows no plus sign
+  if (text.size() > 1 && text[0] == '+' && text[1] != '-') text.remove_prefix(1);  // from_chars does not accept a plus sign
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (text.empty() || end != text.data() + text.size()) return Parsed::not_a_number;
   if (error == std::errc::result_out_of_range) return Parsed::out_of_range;
@@ -36,7 +36,7 @@ std::string describe(Parsed parsed, std::string_view text, const char* wanted) {
   return value + (value.empty() ? "" : " ") + (parsed == Parsed::out_of_range ? "is out of the range of " : "is not ") + wanted;
 }
 
-// Whether `text` is a whole number that `value`, the float64 next to it, is not: from 2^53 on most are none.
+// Returns whether the whole number `text` differs from `value`, the nearest float64: from 2^53 on most do.
 bool is_rounded(std::string_view text, double value) {
   if (std::fabs(value) < 9007199254740992.0) return false;
   text = trimmed(text);

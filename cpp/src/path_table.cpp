@@ -11,7 +11,7 @@
 namespace modyn {
 namespace {
 
-// Ids fit into 32 bits: so does a gatherer, and the index, take them.
+// Ids fit into 32 bits, which gatherers and the index require.
 constexpr std::size_t max_files = std::size_t{1} << 32;
 
 }  // namespace
@@ -44,7 +44,7 @@ void PathTable::append_packed(PackedPaths paths) {
 
 void PathTable::restamp(FileStamps stamps) {
   const std::unique_lock lock(mutex_);
-  std::swap(restamped_, stamps);  // the old ones go after the lock
+  std::swap(restamped_, stamps);  // the old ones are freed after the lock
 }
 
 std::size_t PathTable::size() const {

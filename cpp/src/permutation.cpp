@@ -12,15 +12,15 @@
 namespace modyn {
 namespace {
 
-// 128 KiB of numbers: half of a usual second cache.
+// 128 KiB of numbers: half of a typical second-level cache.
 constexpr std::size_t bucket_size = std::size_t{1} << 14;
-// More buckets would miss the TLB at each number; the buckets of more than 67 million numbers are larger instead.
+// More buckets would miss the TLB at each number; beyond 67 million numbers the buckets grow instead.
 constexpr unsigned most_bits = 12;
-// Numbers that one random sequence distributes; more where there are many, so that the counts by chunk and bucket take 2 MiB at most.
+// Count of numbers that one random sequence distributes; larger for many numbers, so that the counts by chunk and bucket take at most 2 MiB.
 constexpr std::size_t chunk_size = std::size_t{1} << 18;
 constexpr std::size_t most_chunks = 64;
 
-// Draws a bucket for one number after the other: `bits` random bits each.
+// Draws a bucket for one number after the other, with `bits` random bits each.
 class BucketSampler {
  public:
   BucketSampler(const Random& random, unsigned bits) : random_(random), bits_(bits) {}
@@ -48,7 +48,7 @@ void shuffle(Random& random, std::int64_t* numbers, std::size_t count) {
   for (std::size_t i = count; i > 1; --i) std::swap(numbers[i - 1], numbers[random.below(static_cast<std::uint32_t>(i))]);
 }
 
-// Number `stream` of the sequences that a seed stands for. Each word is mixed with a number of its own (SplitMix64, Steele 2014).
+// Random sequence number `stream` of a seed. Each word is mixed with its own number (SplitMix64, Steele 2014).
 Random sequence(const Seed& seed, std::uint64_t stream) {
   Seed words{};
   for (std::size_t i = 0; i < words.size(); ++i) {
@@ -68,10 +68,10 @@ void permutation(const Seed& seed, std::size_t count, std::int64_t* into, std::s
   unsigned bits = 0;
   while (bits < most_bits && (count >> bits) > bucket_size) ++bits;
   const std::size_t buckets = std::size_t{1} << bits;
-  // Chunks and their random sequences depend on `count` alone, not on the number of threads.
+  // Chunks and their random sequences depend only on `count`, not on the number of threads.
   const std::size_t chunks = std::min(most_chunks, 1 + count / chunk_size);
   const auto chunk_start = [&](std::size_t number) { return count * number / chunks; };
-  // Buckets are drawn twice alike: to count how many numbers each bucket gets from each chunk, and to put them there.
+  // The same buckets are drawn twice: first to count the numbers of each chunk in each bucket, then to place them.
   std::vector<std::vector<std::size_t>> next(chunks, std::vector<std::size_t>(buckets));
   parallel_for(chunks, threads, [&](std::size_t number) {
     BucketSampler sampler(sequence(seed, number), bits);

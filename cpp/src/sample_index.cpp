@@ -10,7 +10,7 @@ namespace modyn {
 namespace {
 
 constexpr std::size_t kTableEntriesASlot = 4;
-// 14 MB of them: those of 250,000 files of fixed rows.
+// Bounds them to 14 MB: 250,000 files of fixed rows.
 constexpr std::size_t kMostPlaces = std::size_t{1} << 18;
 
 // The value of the run `number` at `row`.
@@ -69,7 +69,7 @@ std::size_t Slots::find(std::int64_t number) const {
                                                      starts_.begin() + static_cast<std::ptrdiff_t>(last) + 1, number) -
                                     starts_.begin()) - 1;
   }
-  // One comparison without a branch, which could not be foreseen; of an entry of one slot it compares that slot with itself.
+  // One comparison without a branch, which could not be predicted; for an entry with a single slot it compares that slot with itself.
   return slot + static_cast<std::size_t>(starts_[last] <= number) * (last - slot);
 }
 

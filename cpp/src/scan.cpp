@@ -41,7 +41,7 @@ struct CloseFolder {
   void operator()(DIR* stream) const { ::closedir(stream); }
 };
 
-// Reads up to `size` bytes from the start of a file. Returns how many there were, or -1 with errno set.
+// Reads up to `size` bytes from the start of a file. Returns the number read, or -1 with errno set.
 ssize_t read_start(const std::string& path, const Roots& roots, char* into, std::size_t size) {
   const int descriptor = open_to_read(path, roots);
   if (descriptor < 0) return -1;
@@ -55,7 +55,7 @@ ssize_t read_start(const std::string& path, const Roots& roots, char* into, std:
   return got;
 }
 
-// Empty, or why the label cannot be read.
+// Returns why the label cannot be read; empty if it can.
 std::string read_label(const std::string& path, const Roots& roots, bool floats, std::int64_t& label) {
   char text[longest_number + 1];
   const ssize_t got = read_start(path, roots, text, sizeof(text));
@@ -98,7 +98,7 @@ void FolderScan::enter(const std::string& path) {
   while (!pending.empty()) {
     const std::string folder = std::move(pending.back());
     pending.pop_back();
-    enter_one(folder, O_NOFOLLOW, pending);  // it was a folder when it was listed: a link that took its place is not followed
+    enter_one(folder, O_NOFOLLOW, pending);  // it was a folder when it was listed: a link that replaced it is not followed
   }
 }
 
@@ -110,6 +110,7 @@ void FolderScan::enter_one(const std::string& path, int flags, std::vector<std::
     const int error_number = errno;
     if (descriptor >= 0) ::close(descriptor);
     if (error_number != ENOENT && error_number != ENOTDIR) refused_.push_back({path, error_number});
+    if (path.empty() && watch_ != nullptr) watch_->end();  // no watched folder above it reports when it can be read
     return;
   }
   struct stat status {};
@@ -131,7 +132,7 @@ std::vector<std::string> FolderScan::read_entries(DIR* stream, const std::string
     const std::string_view name(entry->d_name);
     if (name == "." || name == "..") continue;
     unsigned char type = entry->d_type;
-    if (type == DT_UNKNOWN) {  // some file systems do not say
+    if (type == DT_UNKNOWN) {  // some file systems do not report the type
       struct stat status {};
       if (::fstatat(::dirfd(stream), entry->d_name, &status, AT_SYMLINK_NOFOLLOW) != 0) {
         if (errno != ENOENT) refused_.push_back({joined(path, name), errno});
@@ -162,11 +163,11 @@ void FolderScan::look_at(const std::vector<std::string>& paths) {
     } else if (S_ISLNK(status.st_mode)) {
       links_.push_back(path);
     } else if (S_ISREG(status.st_mode)) {
-      if (status.st_nlink > 1) has_other_names_ = true;  // of any ending: one of ours may be another name of it
+      if (status.st_nlink > 1) has_other_names_ = true;  // with any ending: one of ours may be another name of it
       if (is_wanted(path)) files.push_back(&path);
     }
   }
-  std::unordered_set<std::string_view> met;  // below folders among the paths, as views: `files_` stays as it is
+  std::unordered_set<std::string_view> met;  // below folders among the paths, as views: `files_` does not change meanwhile
   for (const auto& file : files_) met.insert(file.path);
   std::vector<FoundFile> found;
   for (const auto* path : files) {
@@ -174,7 +175,7 @@ void FolderScan::look_at(const std::vector<std::string>& paths) {
     const auto slash = path->rfind('/');
     const std::string folder = slash == std::string::npos ? "" : path->substr(0, slash);
     const int descriptor = ::open(folder.empty() ? base_.c_str() : joined(base_, folder).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (descriptor < 0) continue;  // it went since
+    if (descriptor < 0) continue;  // it has disappeared since
     look_at_file(descriptor, folder, path->substr(slash == std::string::npos ? 0 : slash + 1), found, refused_);
     ::close(descriptor);
   }
@@ -280,8 +281,8 @@ SmallFiles stat_and_read_numbers(const std::vector<std::string>& paths, std::siz
     if (::stat(paths[i].c_str(), &status) != 0) return add_problem(i, paths[i], std::generic_category().message(errno));
     if (!S_ISREG(status.st_mode)) return add_problem(i, paths[i], "it is not a regular file");
     if (status.st_size == 0) return add_problem(i, paths[i], "it is empty");
-    // Its bytes are read much later, for a training. What owner, group and others may read needs no further call: only an access control
-    // list could still refuse it to this one user, which the training finds then.
+    // Its bytes are read much later, for a training. Permissions of owner, group and others need no further call. Only an access control list
+    // could still deny it to this user, which the training then reports.
     constexpr mode_t all_may_read = S_IRUSR | S_IRGRP | S_IROTH;
     if ((status.st_mode & all_may_read) != all_may_read && ::faccessat(AT_FDCWD, paths[i].c_str(), R_OK, AT_EACCESS) != 0) {
       return add_problem(i, paths[i], std::generic_category().message(errno));

@@ -54,7 +54,7 @@ std::uint64_t hash_string(const std::uint8_t* data, std::size_t size) {
 
 DistinctStrings encode_strings(const Strings& strings, const std::uint8_t* valid, std::size_t first_bit, std::int64_t* codes) {
   DistinctStrings distinct;
-  // Open addressing; at most half of the slots are taken. 0: free, else 1 + the number of the string.
+  // Open addressing; at most half of the slots are used. 0: free, else 1 + the number of the string.
   std::vector<std::uint32_t> slots(power_of_two(2 * strings.size));
   const std::size_t mask = slots.size() - 1;
   for (std::size_t row = 0; row < strings.size; ++row) {

@@ -10,7 +10,8 @@ namespace {
 
 constexpr std::uint64_t high_bits = 0x8080808080808080;
 
-// Bytes of the character that begins with `text`, which is not empty; 0 if it is none. As in RFC 3629: the shortest form, and no surrogates.
+// Number of bytes of the character at the start of `text`, which is not empty; 0 if it is not valid. As in RFC 3629: the shortest form, and no
+// surrogates.
 std::size_t character(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char first = byte(0);
@@ -35,7 +36,7 @@ std::uint64_t eight_bytes(const char* from) {
 }  // namespace
 
 bool is_plain_ascii(std::string_view text) {
-  // Of an ASCII byte that is not NUL, this sum sets the high bit, and carries nothing.
+  // For an ASCII byte that is not NUL, this sum sets the high bit and carries nothing.
   constexpr std::uint64_t most_ascii = 0x7F7F7F7F7F7F7F7F;
   std::uint64_t any = 0;
   std::uint64_t all = high_bits;

@@ -13,7 +13,7 @@ bool is_date(int year, int month, int day) {
   return day >= 1 && day <= lengths[month - 1] + (month == 2 && is_leap(year) ? 1 : 0);
 }
 
-// The year is counted from March, so that the leap day is its last.
+// Years start in March, so that the leap day is the last.
 std::int64_t days_since_1970(int year, int month, int day) {
   const std::int64_t y = month <= 2 ? year - 1 : year;
   const std::int64_t since_march = (month + 9) % 12;
@@ -33,7 +33,7 @@ int year_of(std::int64_t seconds) {
 
 namespace {
 
-// A date of ISO 8601 from the front of `text`: YYYY-MM-DD, YYYYMMDD, YYYY-Www[-D] or YYYYWww[D].
+// Reads a date of ISO 8601 from the front of `text`: YYYY-MM-DD, YYYYMMDD, YYYY-Www[-D] or YYYYWww[D].
 bool take_date(std::string_view& text, std::int64_t& days) {
   int year = 0;
   int month = 0;
@@ -47,7 +47,7 @@ bool take_date(std::string_view& text, std::int64_t& days) {
     const bool has_weekday = dashes ? take(text, '-') : !text.empty() && is_digit(text.front());
     if (has_weekday && !take_digits(text, 1, weekday)) return false;
     if (year < 1 || week < 1 || week > 53 || weekday < 1 || weekday > 7) return false;
-    // The first week holds the fourth of January.
+    // The first week contains the fourth of January.
     const auto monday = [](int of_year) {
       const std::int64_t fourth = days_since_1970(of_year, 1, 4);
       return fourth - (((fourth + 3) % 7 + 7) % 7);
@@ -60,7 +60,7 @@ bool take_date(std::string_view& text, std::int64_t& days) {
   return true;
 }
 
-// HH[:MM[:SS[.fraction]]] from the front of `text`, the colons left out or not.
+// Reads HH[:MM[:SS[.fraction]]] from the front of `text`, with or without colons.
 bool take_time(std::string_view& text, std::int64_t& seconds) {
   int hour = 0;
   int minute = 0;
@@ -141,7 +141,7 @@ std::string quoted(std::string_view text) {
     const bool word = std::all_of(token.begin(), token.end(), is_letter);
     if (word ? token.size() > longest_word : !std::any_of(token.begin(), token.end(), is_digit)) return {};
     if (word) continue;
-    // Digits, and between them what stands in numbers and times.
+    // Digits, and characters that occur between them in numbers and times.
     for (int number = 0; !token.empty();) {
       if (take_digits(token, 1, 4, number) || take_name(token, months, number) || take_word(token, "am") || take_word(token, "pm") || take_word(token, "utc")) continue;
       if (!take_word(token, "t") && !take_word(token, "z") && !take_word(token, "e") && !take_word(token, "w") && !take_word(token, "h")) return {};

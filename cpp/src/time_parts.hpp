@@ -1,4 +1,4 @@
-// The parts of a time in text, and the calendar: what `TimeFormat` is made of.
+// The parts of a time in text, and the calendar, from which `TimeFormat` is built.
 #pragma once
 
 #include <algorithm>
@@ -59,7 +59,7 @@ inline constexpr std::array<std::string_view, 12> months = {"january", "february
                                                             "july",    "august",   "september", "october", "november", "december"};
 inline constexpr std::array<std::string_view, 7> weekdays = {"monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"};
 
-// One of `names`, whole or its first three letters; its number from 1.
+// Matches one of `names`, or its first three letters; returns its number from 1.
 template <std::size_t n>
 inline bool take_name(std::string_view& text, const std::array<std::string_view, n>& names, int& number) {
   for (std::size_t i = 0; i < n; ++i) {
@@ -80,9 +80,9 @@ std::int64_t days_since_1970(int year, int month, int day);
 std::int64_t floor_divide(std::int64_t number, std::int64_t by);
 int year_of(std::int64_t seconds);
 
-// Z, UTC, GMT, +HH:MM, +HHMM, +HH or with seconds from the front of `text`, as seconds east of UTC.
+// Reads Z, UTC, GMT, +HH:MM, +HHMM, +HH, or an offset with seconds, from the front of `text`, as seconds east of UTC.
 bool take_zone(std::string_view& text, std::int64_t& seconds);
-// All of `text` as ISO 8601: a date, or date and time, with or without a zone.
+// Reads all of `text` as ISO 8601: a date, or date and time, with or without a zone.
 bool read_iso(std::string_view text, std::int64_t& seconds);
 
 }  // namespace modyn

@@ -12,13 +12,13 @@
 namespace modyn {
 namespace {
 
-// Larger numbers of seconds are of the year 5138 and later, and milliseconds of 1973 and later.
+// Larger numbers of seconds are in the year 5138 or later; such milliseconds are in 1973 or later.
 constexpr std::int64_t most_seconds = 100'000'000'000;
-// Whoever writes a date has one of these years in mind.
+// Dates that are written as YYYYMMDD most likely have one of these years.
 constexpr int first_year = 1900;
 constexpr int last_year = 2100;
 
-// Whether a number of seconds has eight digits that begin with a year, as a day has, YYYYMMDD: also one that the calendar does not have.
+// Returns whether a number of seconds has eight digits that begin with a year, like a day YYYYMMDD, even one that the calendar does not have.
 bool looks_like_date(std::int64_t number) { return number >= first_year * 10000 && number < (last_year + 1) * 10000; }
 
 // Usual spellings, for advice.
@@ -47,7 +47,7 @@ bool is_number(std::string_view text) {
   return all_digits(text.substr(0, point)) && (point == text.size() || all_digits(text.substr(point + 1)));
 }
 
-// Whether a text has the digits of a date, YYYYMMDD, which the calendar does not have.
+// Returns whether a text has the digits of a date YYYYMMDD that the calendar does not have.
 bool is_no_day(std::string_view text) {
   const std::string_view whole = text.substr(0, text.find('.'));
   int number = 0;
@@ -182,7 +182,7 @@ bool TimeFormat::read_number(std::string_view digits, bool negative, std::string
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
   if (error != std::errc{} || end != digits.data() + digits.size()) return false;
   const bool has_rest = std::any_of(fraction.begin(), fraction.end(), [](char c) { return c != '0'; });
-  // Rounded down, a fraction of a negative number makes it smaller.
+  // Rounding down makes a negative number with a fraction smaller.
   return read(negative ? -number - (has_rest ? 1 : 0) : number, seconds);
 }
 
@@ -192,7 +192,7 @@ bool TimeFormat::read(std::string_view text, bool typed, std::int64_t& seconds) 
   const bool is_typed_date = typed && kind_ == Kind::automatic && text.size() == 8 && all_digits(text);
   std::int64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  // Most times are a whole number, and need no look at their parts; others begin with one that ends at a dash.
+  // Most times are a whole number, which needs no parsing of parts; others begin with a number that ends at a dash.
   if (error == std::errc{} && end == text.data() + text.size() && !is_typed_date) return read(number, seconds);
   if (error == std::errc{} && end != text.data() + text.size() && *end == '-') return kind_ == Kind::automatic && read_iso(text, seconds);
   std::string_view digits = text;
@@ -219,7 +219,7 @@ bool TimeFormat::are_seconds(const std::int64_t* numbers, std::size_t count) con
   constexpr std::uint64_t range = most_seconds - first_second;
   constexpr std::int64_t first_date = first_year * 10000;
   constexpr std::uint64_t dates = (last_year + 1) * 10000 - first_date;
-  bool are = true;  // no branch, so that the compiler makes vector instructions of it
+  bool are = true;  // no branch, so that the compiler generates vector instructions
   for (std::size_t i = 0; i < count; ++i) {
     const auto number = static_cast<std::uint64_t>(numbers[i]);
     are &= (number - static_cast<std::uint64_t>(first_second) < range) & (number - static_cast<std::uint64_t>(first_date) > dates);
@@ -248,7 +248,7 @@ std::string TimeFormat::problem_of(std::string_view text) const {
   }
   if (no_day) {
     what += ", and is no day of the calendar; correct it";
-    // Without it, a column that counts from 0 would have no way in; where dates are declared, it would lead to times of 1970.
+    // Without it, a column that counts from 0 could not be read; for declared dates, it would lead to times of 1970.
     return what + (kind_ == Kind::automatic ? ", or set the option timestamp_format='s' if the column counts seconds from 0" : "");
   }
   const std::string advice = advice_for(text);
@@ -256,7 +256,7 @@ std::string TimeFormat::problem_of(std::string_view text) const {
 }
 
 std::string TimeFormat::advice_for(std::string_view text) const {
-  if (is_no_day(text)) return {};  // It is a mistake, and no time of 1970.
+  if (is_no_day(text)) return {};  // It is a mistake, and not a time of 1970.
   const bool digits = is_number(text);
   std::int64_t known = 0;
   const bool is_known = read(text, false, known);

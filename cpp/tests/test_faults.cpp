@@ -1,4 +1,4 @@
-// What files do that no test can make them do by itself: the system calls that read them are answered here.
+// File errors that a test cannot cause itself: this file replaces the system calls that read files.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -23,7 +23,7 @@
 
 namespace {
 
-// The errno with which the calls of this thread fail, or 0: they are made.
+// The errno with which the calls of this thread fail; 0: they are executed.
 struct Faults {
   std::function<int(std::int64_t begin, std::int64_t end)> read;
   std::function<int()> look;
@@ -225,7 +225,7 @@ TEST_CASE("a file of a lower layer of overlayfs that is written") {
   const TemporaryFolder folder;
   bool mounted = false;
   std::string found;
-  // On a thread of its own: what it mounts is invisible elsewhere, and gone with it.
+  // On a thread of its own: its mounts are invisible elsewhere, and disappear with it.
   std::thread([&] {
     if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return;
     if (::mount("tmpfs", folder.at("").c_str(), "tmpfs", 0, nullptr) != 0) return;

@@ -25,7 +25,7 @@ modyn::FileError failure(const Records& records, std::size_t threads, modyn::Fil
 
 constexpr std::int64_t row = 160;
 
-// Rows of one file, of which each byte is the row's number: so that a row shows which one it is and whether it is whole.
+// Rows of one file. Each byte is the row's number, so that a row shows which one it is and whether it is complete.
 std::string numbered_rows(std::size_t count) {
   std::string content;
   for (std::size_t i = 0; i < count; ++i) content.append(row, static_cast<char>(i % 251));
@@ -104,7 +104,7 @@ TEST_CASE("offsets too large to pack are still sorted") {
 
 TEST_CASE("a file that is not as it was when it was indexed is never read") {
   const TemporaryFolder folder;
-  // Long ago: a file that is written twice within one tick of the clock has the same time twice.
+  // A past time: a file that is written twice within one tick of the clock has the same time twice.
   const auto rename_over = [&](const std::string& path) {
     const auto other = folder.write("other", numbered_rows(1000));
     std::filesystem::last_write_time(other, std::filesystem::file_time_type::clock::now() - std::chrono::hours(1));
@@ -248,7 +248,7 @@ TEST_CASE("a file that is cut while threads copy from its map") {
       file << content;
     }
   });
-  // Of each row, what was written or what is behind the cut.
+  // For each row, the written bytes or those after the cut.
   const auto are_rows = [](const std::string& data, const Records& records) {
     const std::string expected = expected_rows(records);
     return data.size() == expected.size() &&

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t page = 4096;
 
-// A map of two pages of a file that has only one any more.
+// A map of two pages of a file that now has only one.
 class CutMap {
  public:
   explicit CutMap(const TemporaryFolder& folder) {
@@ -135,7 +135,7 @@ TEST_CASE("a fault outside of the guard ends the process as it would without it"
     if (!survives(map, 2 * page)) map.sum(2 * page);
   };
   CHECK(ending_signal(fault) == SIGBUS);
-  // One that restores its predecessor and tries again, as Python's faulthandler does, installed over ours: no endless ping-pong.
+  // A handler that restores its predecessor and tries again, like Python's faulthandler, installed over ours: it must not loop.
   const auto fault_with_handler_over_ours = [&] {
     signal(SIGBUS, SIG_DFL);
     survives(map, 2 * page);

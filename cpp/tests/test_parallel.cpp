@@ -9,7 +9,7 @@
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 namespace {
 
-// How many more times this thread is given memory; negative: always.
+// Number of further allocations that this thread may make; negative: unlimited.
 thread_local int allocations_left = -1;
 
 }  // namespace

@@ -18,7 +18,7 @@ Numbers order_of(std::size_t count, std::uint64_t seed, std::size_t threads = 1)
   return order;
 }
 
-// How far counts are from being equally likely, in standard deviations of a chi-squared sum.
+// Distance of counts from a uniform distribution, in standard deviations of a chi-squared sum.
 double distance_from_even(const std::vector<std::size_t>& counts, std::size_t total) {
   const double expected = static_cast<double>(total) / static_cast<double>(counts.size());
   double sum = 0;

@@ -138,6 +138,13 @@ TEST_CASE("a watch names what changed, and ends where it cannot know") {
   CHECK(!watch.holds());
 }
 
+TEST_CASE("a watch ends where its folder cannot be read") {
+  const TemporaryFolder folder;
+  modyn::FolderWatch watch;
+  modyn::FolderScan(folder.at("absent"), ".x", "", 2, none, &watch).enter("");
+  CHECK(!watch.holds());
+}
+
 TEST_CASE("a watch ends at a file that has another name") {
   const TemporaryFolder folder;
   std::filesystem::create_directories(folder.at("sub"));

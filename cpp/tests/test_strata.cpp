@@ -22,7 +22,7 @@ const Values stream = {7, -3, 7, large, 0, 7, -3, 7, large, 7, -3};
 const Values values = {-3, 0, 7, large};
 const Values counts = {3, 1, 5, 2};
 
-// Positions that are chosen from `stream`, given in chunks of `size`.
+// Positions chosen from `stream`, given in chunks of `size`.
 Values chosen(const Values& quotas, const Seed& seed, std::size_t size) {
   StratifiedDraw draw(values, counts, quotas, seed);
   Values found;

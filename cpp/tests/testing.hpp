@@ -46,7 +46,7 @@ Error thrown_by(const Run& run) {
   throw std::logic_error("not reached");
 }
 
-// What a gather of `request` gives.
+// The result of a gather of `request`.
 inline std::string gathered(const modyn::GatherRequest& request, modyn::FileCache& cache, std::size_t threads) {
   std::vector<std::int64_t> bounds(request.count + 1);
   modyn::gather_bounds(request, bounds.data());

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pandas as pd
 
 from examples.clicks.make_data import make_clicks
-from modyn.analysis.figure import Figure, dates
+from modyn.analysis.charts.figure import Figure, dates
 from modyn.analysis.page import html_table, page, section
 from modyn.client import Client
 from modyn.config.dataset import DatasetConfig
@@ -43,7 +43,7 @@ INITIAL: Final = {
     "mixed": "trigger.warmup_policy.num_samples",
     "mixed_drift": "trigger.warmup_policy.num_samples",
 }
-"""By pipeline the clicks of the initial model: those of the first six days, behind which days count."""
+"""Clicks of the initial model by pipeline: those of the first six days. Later days count."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Outcome:
 
     @property
     def error(self) -> float:
-        """Share of all clicks behind the first days that were predicted wrongly."""
+        """Share of wrong predictions of all clicks after the first days."""
         return float((self.days["error"] * self.days["num_samples"]).sum() / self.days["num_samples"].sum())
 
     @property

@@ -1,4 +1,4 @@
-"""The checks of a run's trigger policy as a table, and thinned for pictures."""
+"""Table of the checks of a run's trigger policy."""
 
 from __future__ import annotations
 
@@ -8,40 +8,45 @@ from typing import Any, Final
 import pandas as pd
 
 from modyn.analysis.times import with_times
-from modyn.supervisor.client import CheckRecord, is_count, is_flag
+from modyn.supervisor.client import CheckRecord, EvidenceColumn, column_names, columns_of
 
 _COLUMNS: Final = {"position": "int64", "timestamp": "Int64", "fires": "bool", "seconds": "float64", "online": "bool"}
 NUM_COLUMNS: Final = len(_COLUMNS)
-"""Of a table of checks before those of evidence."""
+"""Number of columns of a table of checks before the columns of evidence."""
+
+
+def evidence_columns(checks: Sequence[CheckRecord]) -> dict[EvidenceColumn, str]:
+    """Return the names of the columns in `checks_table` for all numbers that the checks have as evidence.
+
+    A column has the name of the evidence, or `evidence.NAME` if another column of the table has this name.
+    """
+    names = column_names(dict.fromkeys(column for check in checks for column in columns_of(check.evidence)))
+    return {column: f"evidence.{name}" if name in _COLUMNS else name for column, name in names.items()}
 
 
 def checks_table(checks: Sequence[CheckRecord]) -> pd.DataFrame:
-    """Return checks as a table, one row each: position, timestamp (the newest one before it), fires, seconds, online (of
-    `online.trigger`), and a column for each name of evidence.
+    """Return one row for each check: position, timestamp (the newest timestamp before the position), fires, seconds, online (whether the check
+    belongs to `online.trigger`), and the `evidence_columns`.
 
-    Evidence is missing (NaN, <NA>) where a check has none of its name. Flags are booleans, counts whole numbers, all else floats. A name
-    that is one of the first five columns is `evidence.NAME`.
+    Evidence that a check does not have is missing (NaN, <NA>). Flags are booleans, counts are whole numbers, and all other evidence is floats.
     """
     rows = [[check.position, check.timestamp, check.fires, check.seconds, check.online] for check in checks]
     table = pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
-    names = dict.fromkeys(name for check in checks for name in check.evidence)
+    numbers = [columns_of(check.evidence) for check in checks]
     evidence = {
-        f"evidence.{name}" if name in _COLUMNS else name: _column(name, [check.evidence.get(name) for check in checks])
-        for name in names
+        name: _typed(column, [of_check.get(column) for of_check in numbers]) for column, name in evidence_columns(checks).items()
     }
-    # At once: one column after the other makes a table of many fragments.
+    # All columns are added together, because adding single columns would fragment the table.
     return pd.concat([table, pd.DataFrame(evidence, index=table.index)], axis=1)
 
 
 def checks_with_times(checks: Sequence[CheckRecord]) -> pd.DataFrame:
-    """Return `checks_table` with timestamps as datetimes of UTC."""
+    """Return `checks_table` with timestamps as UTC datetimes."""
     return with_times(checks_table(checks))
 
 
-def _column(name: str, values: list[float | None]) -> pd.Series[Any]:
-    column = pd.Series(values, dtype="float64")
-    if is_flag(name) and column.dropna().isin([0.0, 1.0]).all():
-        return column.astype("boolean")
-    if is_count(name) and (column.dropna() % 1 == 0).all():
-        return column.astype("Int64")
-    return column
+def _typed(column: EvidenceColumn, values: list[float | None]) -> pd.Series[Any]:
+    numbers = pd.Series(values, dtype="float64")
+    if column.is_flag and numbers.dropna().isin([0.0, 1.0]).all():
+        return numbers.astype("boolean")
+    return numbers.astype("Int64") if column.is_count and (numbers.dropna() % 1 == 0).all() else numbers

@@ -1,8 +1,8 @@
-"""The samples that the training of a trigger chose, one row each: their keys and weights, where they lie, and what the training scored."""
+"""Table of the samples that a trigger's training chose: key, weight, location of the payload, and scores of the training."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,25 +15,28 @@ from modyn.records import DOWNSAMPLING_WEIGHT, FeedbackHeader, Int64Array, KeysA
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
 from modyn.supervisor.client import SupervisorClient
+from modyn.trainer_server.client import TrainingResult
 
-_NOT_TRAINED: Final = "trigger {} has not been trained: these are the samples of its trigger set"
+_NOT_TRAINED: Final = "trigger {} has no training yet: these are the samples of its trigger set"
 _NOT_KEPT: Final = (
-    "the training of trigger {} chose {:.1%} of its candidates, but which ones was not kept: these are the samples of its trigger set. Set "
+    "the training of trigger {} chose {:.1%} of its candidates, but did not keep its choice: these are the samples of the trigger set. Set "
     "selection_strategy.keep_scores: true before a run, or sample_then_batch: true"
 )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChosenTable:
-    """The samples that were asked for. total: how many there are without a limit. note: what is not known of them, and why; empty: nothing."""
+    """The requested samples. total: number of samples without a limit. note: text that says what is unknown about the samples, and why; empty:
+    everything is known.
+    """
 
     table: pd.DataFrame
     total: int
     note: str
 
 
-def training_result_of(supervisor: SupervisorClient, run_id: str, trigger_id: int) -> Mapping[str, Any]:
-    """What came out of the training of a trigger; empty: it has not ended. Raises: NotFoundError: there is no such run or trigger."""
+def training_result_of(supervisor: SupervisorClient, run_id: str, trigger_id: int) -> TrainingResult:
+    """Return the result of the training of a trigger. Raises: NotFoundError: the run or the trigger does not exist."""
     found = supervisor.triggers(run_id, trigger_id, with_losses=False)
     if not found or found[0].trigger_id != trigger_id:
         raise NotFoundError(f"run '{run_id}' has no trigger {trigger_id}; `modyn show {run_id}` lists them")
@@ -45,29 +48,29 @@ def chosen_samples(
     storage: StorageClient,
     run_id: str,
     trigger_id: int,
-    result: Mapping[str, Any],
+    result: TrainingResult,
     limit: int | None = None,
     *,
     whole_set: bool = False,
 ) -> ChosenTable:
-    """Return the samples that the training of a trigger chose, in stream order: key, weight in the trigger set, timestamp, label, path (missing
-    where a sample was deleted since), `chosen`, and a column for each score that the training kept, of the last epoch in which it saw the sample. A
-    score of several numbers has a column for each.
+    """Return the samples that the training of a trigger chose, in stream order. Columns: key, weight in the trigger set, timestamp, label, path
+    (missing if the sample was deleted), `chosen`, and each score that the training kept, from the last epoch with the sample. A score of several
+    numbers has a column for each number.
 
-    With downsampling they are those of the last epoch or selection, if the training kept them: `downsampling_score` and `downsampling_weight` are
-    those of the choice. If not, they are the whole trigger set, and `chosen` is missing.
+    With downsampling, the table has the samples of the last epoch or selection, with their `downsampling_score` and `downsampling_weight`. If the
+    training did not keep its choice, the table has the whole trigger set, and `chosen` is missing.
 
-    Args: result: of the training. limit: only the first so many; None: all. whole_set: also samples that were not chosen.
-    Raises: NotFoundError: there is no such run or trigger, or its dataset is gone.
+    Args: result: result of the training. limit: largest number of samples; None: all. whole_set: include samples that were not chosen.
+    Raises: NotFoundError: the run, the trigger or its dataset does not exist.
     """
     run, note = RunId(run_id), ""
     info, (dataset, identity) = selector.trigger_set(run, trigger_id), selector.dataset(run)
     header = next((header for header in selector.feedback_headers(run) if header.trigger_id == trigger_id), None)
     chosen = _chosen_keys(selector, header) if header is not None and DOWNSAMPLING_WEIGHT in header.widths else None
-    if not result:
+    if not result.has_ended:
         note = _NOT_TRAINED.format(trigger_id)
-    elif chosen is None and (record := result.get("downsampling")) is not None:
-        note = _NOT_KEPT.format(trigger_id, record["num_chosen"] / max(1, record["num_candidates"]))
+    elif chosen is None and (record := result.downsampling) is not None:
+        note = _NOT_KEPT.format(trigger_id, record.num_chosen / max(1, record.num_candidates))
     listed = _listed(_partitions(selector, run, trigger_id), None if whole_set else chosen, limit)
     exist = ~storage.deleted_keys(dataset, identity).contains(listed.keys)
     places = pd.DataFrame(
@@ -75,7 +78,7 @@ def chosen_samples(
         columns=["key", "timestamp", "label", "path"],
     )
     if places["label"].map(lambda label: isinstance(label, int)).all():
-        places = places.astype({"label": "Int64"})  # stays whole where others are missing
+        places = places.astype({"label": "Int64"})  # The column keeps an integer type even if values of other rows are missing.
     table = pd.DataFrame({"key": listed.keys, "weight": listed.weights}).merge(places, on="key", how="left")
     known = np.ones(len(listed), np.bool_) if chosen is None else np.isin(listed.keys, chosen)
     table["chosen"] = pd.Series(pd.NA if note else known, table.index, "boolean")
@@ -85,7 +88,7 @@ def chosen_samples(
 
 
 def _chosen_keys(selector: SelectorClient, header: FeedbackHeader) -> Int64Array:
-    """The keys of the last epoch that a training has scored, ascending: memory is bounded by an epoch."""
+    """Return the keys of the last epoch that a training has scored, ascending. At most one epoch is in memory."""
     last, held = -1, list[Int64Array]()
     for rows in selector.feedback(header):
         if len(rows) and int(rows.epochs.max()) > last:
@@ -102,7 +105,9 @@ def _partitions(selector: SelectorClient, run: RunId, trigger_id: int) -> Iterat
 
 
 def _listed(partitions: Iterator[KeysAndWeights], chosen: Int64Array | None, limit: int | None) -> KeysAndWeights:
-    """The first `limit` samples of a trigger set, None: all; of them those that were chosen. Args: chosen: ascending keys; None: all."""
+    """Return the first `limit` chosen samples of a trigger set. Args: chosen: ascending keys; None: all samples were chosen. limit: None: return all
+    chosen samples.
+    """
     parts, left = list[KeysAndWeights](), limit
     for share in partitions:
         rows = np.arange(len(share)) if chosen is None else np.flatnonzero(np.isin(share.keys, chosen))
@@ -115,7 +120,7 @@ def _listed(partitions: Iterator[KeysAndWeights], chosen: Int64Array | None, lim
 
 
 def _scores(selector: SelectorClient, header: FeedbackHeader, keys: Int64Array) -> dict[str, np.ndarray[Any, Any]]:
-    """What a training has scored of samples, the last value of each: a column for each score, (n,), NaN where there is none."""
+    """Return the last value of each score of a training for each key: a column for each score, (n,); NaN: the value is missing."""
     order = np.argsort(keys)
     in_order, columns = keys[order], dict[str, np.ndarray[Any, Any]]()
     for rows in selector.feedback(header) if len(keys) else ():

@@ -1,4 +1,4 @@
-"""What trainings scored, as tables: one row for each sample and epoch, or one for each epoch."""
+"""Tables of the scores of trainings, with one row for each sample and epoch, or one row for each epoch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from modyn.selector.client import SelectorClient
 
 
 def feedback_table(selector: SelectorClient, run_id: str, trigger_id: int | None = None) -> pd.DataFrame:
-    """Return what the trainings of a run have scored, in the order in which they saw the samples: trigger_id, epoch, key, and by name a
-    column for each score, of several numbers one for each (`gradient_32.0`).
+    """Return the scores of a run's trainings, in the order in which the trainings saw the samples: trigger_id, epoch, key, and a column for each
+    score. A score of several numbers has several columns (`gradient_32.0`).
 
-    Args: trigger_id: only of this trigger. Raises: NotFoundError: there is no such run, or the trigger has no scores.
+    Args: trigger_id: return only scores of this trigger. Raises: NotFoundError: the run does not exist, or the trigger has no scores.
     """
     parts = [_columns(header, rows) for header in _headers(selector, run_id, trigger_id) for rows in _chunks(selector, header)]
     return (
@@ -27,11 +27,11 @@ def feedback_table(selector: SelectorClient, run_id: str, trigger_id: int | None
 
 
 def feedback_summary(selector: SelectorClient, run_id: str) -> pd.DataFrame:
-    """Return for each trigger, epoch and score of one number how many samples it has and its mean, least, median and greatest value.
+    """Return a row for each trigger, epoch and single-number score: number of samples, mean, minimum, median and maximum.
 
-    A score that no sample of an epoch has is left out. Rows are read epoch by epoch: memory is bounded by the largest one.
+    A score that no sample of an epoch has is omitted. Rows are read epoch by epoch, so that memory is bounded by the largest epoch.
 
-    Raises: NotFoundError: there is no such run.
+    Raises: NotFoundError: the run does not exist.
     """
     rows = [
         {"trigger_id": header.trigger_id, "epoch": epoch, **line}
@@ -44,7 +44,7 @@ def feedback_summary(selector: SelectorClient, run_id: str) -> pd.DataFrame:
 
 
 def _epochs(chunks: Iterable[FeedbackRows], names: Sequence[str]) -> Iterator[tuple[int, dict[str, Float32Array]]]:
-    """The scores of one number of each epoch, (n,) by name. Args: chunks: in the order of the training."""
+    """Return the single-number scores of each epoch, (n,) by name. Args: chunks: scores in the order of the training."""
     current, held = -1, list[FeedbackRows]()
     for chunk in chunks:
         ends = [*(np.flatnonzero(np.diff(chunk.epochs)) + 1).tolist(), len(chunk)]
@@ -71,7 +71,8 @@ def _statistics(scores: Mapping[str, Float32Array]) -> Iterator[dict[str, Any]]:
 
 
 def score_columns(rows: FeedbackRows, kept: slice | Int64Array = slice(None)) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the key and a column for each score, of several numbers one for each. Args: kept: of these rows."""
+    """Return a column of keys and a column for each score. A score of several numbers has several columns. Args: kept: rows whose scores are
+    returned."""
     columns: dict[str, np.ndarray[Any, Any]] = {"key": rows.keys[kept]}
     for name, values in rows.scores.items():
         width = values.shape[1]
@@ -87,14 +88,14 @@ def _headers(selector: SelectorClient, run_id: str, trigger_id: int | None) -> l
     found = [header for header in found if header.trigger_id == trigger_id]
     if not found:
         raise NotFoundError(
-            f"the training of trigger {trigger_id} of run '{run_id}' has sent no scores: set selection_strategy.keep_scores: true before a run, "
-            "or see by `modyn show RUN --scores` which triggers have some"
+            f"the training of trigger {trigger_id} of run '{run_id}' has sent no scores: set selection_strategy.keep_scores: true before a run; "
+            "`modyn show RUN --scores` lists the triggers that have scores"
         )
     return found
 
 
 def _chunks(selector: SelectorClient, header: FeedbackHeader) -> Iterator[FeedbackRows]:
-    """The rows, or none with its columns."""
+    """Yield the rows of a training in chunks. If there are no rows, yield an empty chunk with the same columns."""
     yield from selector.feedback(header)
     nothing = {name: np.zeros((0, width), np.float32) for name, width in header.widths.items()}
     yield FeedbackRows(np.zeros(0, np.int64), np.zeros(0, np.int32), nothing)

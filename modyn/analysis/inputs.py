@@ -1,4 +1,4 @@
-"""What the InputGuard of a run has seen of the inputs of each training, as a table."""
+"""Table of the counts of a run's InputGuard for the inputs of each training."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ _COLUMNS: Final = {
 
 
 def inputs_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
-    """Return a row for each training and column of its inputs: stream time of its trigger; `rows`, and the shares of them that are `missing`, and
-    `unlike` all rows before: outside of their range, or of a new category. Without rows where the pipeline has no InputGuard."""
+    """Return a row for each training and column of its inputs: stream time of the trigger, number of `rows`, and the shares of `missing` and `unlike`
+    values. A value is unlike if it is outside the range of all earlier values, or is a new category. If the pipeline has no InputGuard, the table is
+    empty."""
     rows = [
-        (trigger.trigger_id, trigger.fired_at_timestamp, column, found["rows"], found["missing"], found["unlike"])
+        (trigger.trigger_id, trigger.fired_at_timestamp, column, found.rows, found.missing, found.unlike)
         for trigger in sorted(triggers, key=lambda trigger: trigger.trigger_id)
-        for column, found in (trigger.training_result.get("preprocessing") or {}).get("inputs", {}).items()
+        if (preprocessing := trigger.training_result.preprocessing) is not None
+        for column, found in (preprocessing.inputs or {}).items()
     ]
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)

@@ -1,4 +1,4 @@
-"""What HTML reports consist of: the page, sections with a chart, and tables."""
+"""Parts of HTML reports: the page, sections with a chart, and tables."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from modyn.analysis.figure import Figure
+from modyn.analysis.charts.figure import Figure
 
 _PLOTLY_JS: Final = Path(__file__).with_name("plotly-cartesian.min.js.gz")
-"""plotly.js with the kinds of charts that are drawn here, from npm's plotly.js-cartesian-dist-min (docs/decisions/040)."""
+"""plotly.js with the kinds of charts that are used here, from npm's plotly.js-cartesian-dist-min (docs/decisions/040)."""
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }
@@ -25,12 +25,11 @@ table { border-collapse: collapse; font-size: .88rem; }
 td, th { border-bottom: 1px solid #d1d9e0; padding: .25rem .7rem; text-align: right; }
 th { font-weight: 600; } td:first-child, th:first-child { text-align: left; }
 pre { background: #f6f8fa; padding: 1rem; overflow: auto; font-size: .82rem; }
-.error { background: #ffebe9; border: 1px solid #cf222e; border-radius: 8px; padding: .6rem 1rem; white-space: pre-wrap; }
-"""
+.error { background: #ffebe9; border: 1px solid #cf222e; border-radius: 8px; padding: .6rem 1rem; white-space: pre-wrap; }"""
 
 
 def page(title: str, parts: Sequence[str]) -> str:
-    """Return a whole HTML page that needs no network. Args: parts: HTML of its body."""
+    """Return a complete HTML page that needs no network. Args: parts: HTML of the page's body."""
     head = f"<meta charset='utf-8'><title>{html.escape(title)}</title>"
     head += "<meta name='viewport' content='width=device-width, initial-scale=1'>"
     head += f"<style>{_STYLE}</style><script>{gzip.decompress(_PLOTLY_JS.read_bytes()).decode()}</script>"
@@ -39,12 +38,12 @@ def page(title: str, parts: Sequence[str]) -> str:
 
 
 def section(title: str, note: str, figure: Figure) -> str:
-    """Return a chart under its heading. Args: note: a sentence below the heading."""
+    """Return the HTML of a heading, a note and a chart. Args: note: sentences below the heading."""
     return f"<h2>{html.escape(title)}</h2><p class='note'>{html.escape(note)}</p>{figure.html(title)}"
 
 
 def html_table(header: list[str], rows: list[list[Any]]) -> str:
-    """Return a table. Args: rows: cells of any type, shown as their text."""
+    """Return the HTML of a table. Args: rows: cells of any type, which are shown as text."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"

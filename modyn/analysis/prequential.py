@@ -1,4 +1,5 @@
-"""The prequential error of a run that learns online: of each new sample before it was trained on, over the whole stream, windowed and faded.
+"""The prequential error of a run with online learning: each new sample is tested before training on it. The error is computed over the whole stream,
+over a window, and with fading.
 
 Source: Gama, Sebastião and Rodrigues: On evaluating stream learning algorithms, Machine Learning 90, 2013.
 """
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from modyn.supervisor.client import TriggerRecord
 
 WINDOW: Final = 1000
-"""Samples that the windowed error is the mean of, and after which a sample counts 1/e in the faded one."""
+"""Number of samples in the window of the windowed error. In the faded error, a sample has the weight 1/e after this number of later samples."""
 _MEASURES: Final = ("loss", "error")
 _COLUMNS: Final = {
     "trigger_id": "int64",
@@ -27,18 +28,19 @@ _COLUMNS: Final = {
 
 
 def prequential_table(triggers: Sequence[TriggerRecord], window: int = WINDOW) -> pd.DataFrame:
-    """Return one row for each step of a run, or for some in a row where there are many.
+    """Return one row for each step of a run, or for several successive steps if there are many steps.
 
-    Columns: trigger_id and stream time of its trigger; `tested` samples up to here; `num` of this row; the mean `loss` and `error` (share that was
-    classified wrongly; missing where labels are no classes) of the row; and for both `cumulated_`, the mean over all `tested`; `windowed_`,
-    over the newest rows that have `window` samples together; `faded_`, in which a sample that k others came after weighs (1 - 1 / window)^k. Means
-    are over the rows whose sum is a finite number: those that a model which has diverged has no loss for count in `tested` alone.
+    Columns: trigger_id and stream time of the trigger; `tested`, the number of tested samples so far; `num`, the number of tested samples in this
+    row; the mean `loss` and `error` of the row (error: share of wrong classes, missing if labels are not classes). Loss and error also have these
+    columns: `cumulated_`, the mean over all tested samples; `windowed_`, the mean over the newest rows with `window` samples in total; and `faded_`,
+    the mean in which a sample with k later samples has the weight (1 - 1 / window)^k. Means use only rows with a finite sum: rows of a diverged model
+    count only in `tested`.
     """
     rows = [
         (trigger.trigger_id, trigger.fired_at_timestamp, num, loss, error)
         for trigger in sorted(triggers, key=lambda trigger: trigger.trigger_id)
-        if (found := trigger.training_result.get("prequential")) is not None
-        for num, loss, error in zip(found["num"], found["loss"], found.get("errors") or [np.nan] * len(found["num"]), strict=True)
+        if (tests := trigger.training_result.prequential) is not None
+        for num, loss, error in zip(tests.num, tests.loss, tests.errors or [np.nan] * len(tests.num), strict=True)
     ]
     table = pd.DataFrame(rows, columns=["trigger_id", "timestamp", "num", "loss", "error"])
     num = table["num"].to_numpy(np.int64)
@@ -55,7 +57,7 @@ def prequential_table(triggers: Sequence[TriggerRecord], window: int = WINDOW) -
 
 
 def _windowed(sums: NDArray[np.float64], num: NDArray[np.int64], window: int) -> NDArray[np.float64]:
-    """The mean over the newest rows that reach `window` samples."""
+    """Return the mean over the newest rows that have `window` samples in all."""
     ends, totals = np.cumsum(num), np.concatenate([[0.0], np.cumsum(sums)])
     starts = np.maximum(np.searchsorted(ends, ends - window, "right"), 0)
     before = np.concatenate([[0], ends])
@@ -63,14 +65,14 @@ def _windowed(sums: NDArray[np.float64], num: NDArray[np.int64], window: int) ->
 
 
 def _divided(sums: NDArray[np.float64], num: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Sums by numbers; NaN where there is nothing to divide by."""
+    """Divide sums by numbers; the result is NaN if the number is 0."""
     means = np.full(len(sums), np.nan)
     np.divide(sums, num, out=means, where=num > 0)
     return means
 
 
 def _faded(sums: NDArray[np.float64], num: NDArray[np.int64], window: int) -> NDArray[np.float64]:
-    """The mean with fading factor 1 - 1 / window a sample; the samples of a row fade together."""
+    """Return the mean with the fading factor 1 - 1 / window per sample. All samples of a row have the same weight."""
     faded, error, weight = np.empty(len(sums)), 0.0, 0.0
     for row, (added, count) in enumerate(zip(sums.tolist(), num.tolist(), strict=True)):
         kept = (1 - 1 / window) ** count

@@ -1,4 +1,4 @@
-"""The HTML report of a run: one file, no network needed."""
+"""HTML report of a run, in one file that needs no network."""
 
 from __future__ import annotations
 
@@ -11,9 +11,27 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from modyn.analysis.bins import MAX_BINS, Bins, binned_cells, binned_triggers, label
-from modyn.analysis.check_charts import checks_figure, checks_note, with_checks_of
-from modyn.analysis.figure import ACTIVE, NEUTRAL, TRAINED, Figure, dates, known
+from modyn.analysis.charts.bins import MAX_BINS, Bins, binned_cells, binned_triggers, label
+from modyn.analysis.charts.checks import checks_figure, checks_note, with_checks_of
+from modyn.analysis.charts.figure import ACTIVE, NEUTRAL, TRAINED, Figure, dates, known
+from modyn.analysis.charts.sample_sources import sources_figure, sources_note
+from modyn.analysis.charts.selections import (
+    AGES_NOTE,
+    SHARES_NOTE,
+    TRAINED_SHARES_NOTE,
+    ages_figure,
+    class_shares_figure,
+    trained_shares_figure,
+)
+from modyn.analysis.charts.serving import SERVING_COLUMNS, SERVING_NOTE, aligned, serving_figure, serving_rows
+from modyn.analysis.charts.steps import (
+    PREQUENTIAL_NOTE,
+    PROMOTION_COLUMNS,
+    TRAINING_NOTE,
+    prequential_figure,
+    promotion_rows,
+    training_figure,
+)
 from modyn.analysis.page import html_table, page, section
 from modyn.analysis.results import (
     LEARNED_COLUMNS,
@@ -25,37 +43,35 @@ from modyn.analysis.results import (
     Series,
     composite_scores,
     cost,
-    deletion_notes,
     evaluated_kinds,
+    sample_notes,
     scores,
     series_cells,
     training_warnings,
 )
-from modyn.analysis.sample_sources_chart import sources_figure, sources_note
-from modyn.analysis.selection_sections import selection_sections
-from modyn.analysis.selections import SelectionTables
-from modyn.analysis.serving_chart import SERVING_COLUMNS, SERVING_NOTE, aligned, serving_figure, serving_rows
-from modyn.analysis.steps_chart import (
-    PREQUENTIAL_NOTE,
-    PROMOTION_COLUMNS,
-    TRAINING_NOTE,
-    prequential_figure,
-    promotion_rows,
-    training_figure,
+from modyn.analysis.selection_rows import (
+    DOWNSAMPLING_CELLS,
+    DOWNSAMPLING_NOTE,
+    SELECTION_CELLS,
+    SELECTION_NOTE,
+    cells_of,
+    downsampled,
+    selection_notes,
 )
+from modyn.analysis.selections import SelectionTables
 from modyn.atomic_write import replacing
 from modyn.config.durations import format_timestamp
 
 _STAGE_COLOURS = dict(zip(STAGES, ("#8250df", ACTIVE, "#2da44e", TRAINED), strict=True))
 
 MATRIX_COLOURS = ("#f7fbff", "#c6dbef", "#9ecae1", "#6baed6")
-"""From low to high scores: `MATRIX_TEXT` is readable on each of them and between."""
+"""Colours from low to high scores. `MATRIX_TEXT` is readable on all these colours."""
 MATRIX_TEXT = "#1f2328"
 MAX_NUMBERED = 32
-"""Columns of a matrix whose cells have their numbers: in narrower cells plotly.js would make them too small to be read."""
-_MODELS_NOTE = "Each bar spans the data that a model was trained on; the diamond is its trigger."
+"""Largest number of columns of a matrix that shows numbers in its cells. With more columns, the numbers would be unreadable."""
+_MODELS_NOTE = "Each bar spans the data that a model was trained on; the diamond marks its trigger."
 _LOSS_NOTE = (
-    f"The newest {LOSS_CURVES} trainings in a row: means of epochs and of samples held out for validation, and losses of batches that "
+    f"The newest {LOSS_CURVES} trainings, one after the other: means of epochs and of samples held out for validation, and losses of batches that "
     "training.record_loss_every keeps."
 )
 _LOSSES = (
@@ -63,8 +79,8 @@ _LOSSES = (
     ("epoch", "mean of the epoch", "lines+markers", ACTIVE),
     ("validation", "validation", "lines+markers", TRAINED),
 )
-"""What of trainings is drawn: as in `losses_table`, and its name, way and colour."""
-_BINNED_NOTE = " There are too many to show each: what lies side by side is shown as one, by its mean."
+"""Losses to draw: name in `losses_table`, title, style and colour."""
+_BINNED_NOTE = " There are too many to show each one: neighbours are combined into their mean."
 _TABLE_ROWS = 500
 _STAGES_NOTE = "Seconds of work per trigger. Evaluation overlaps the next training."
 
@@ -72,8 +88,8 @@ _STAGES_NOTE = "Seconds of work per trigger. Evaluation overlaps the next traini
 def write_report(results: RunResults, path: Path, selections: SelectionTables | None = None) -> Path:
     """Write the report of a run, finished or not, and return its absolute path. An existing file is replaced atomically.
 
-    Args: selections: what its triggers chose; None: it is not shown.
-    Raises: OSError: it cannot be written, as where its folder is missing.
+    Args: selections: choices of the run's triggers; None: the report has no choices. Raises: OSError: the file cannot be written, for example because
+    the folder is missing.
     """
     path = path.absolute()
     with replacing(path, path.with_name(path.name + ".tmp")) as file:
@@ -82,7 +98,7 @@ def write_report(results: RunResults, path: Path, selections: SelectionTables | 
 
 
 def render(results: RunResults, selections: SelectionTables | None = None) -> str:
-    """Return the whole HTML page. Args: selections: as for `write_report`."""
+    """Return the complete HTML page. Args: selections: see `write_report`."""
     spent = cost(results)
     parts = [_head(results, spent)]
     if results.evaluations.empty:
@@ -94,7 +110,7 @@ def render(results: RunResults, selections: SelectionTables | None = None) -> st
     for title, online in (("Checks of the trigger policy", False), ("Checks of the policy of steps", True)):
         of_policy = with_checks_of(results, online=online)
         if (checks := checks_figure(of_policy)) is not None:
-            binned = f"{_BINNED_NOTE} The band is the range of its values." if len(of_policy.checks) > MAX_BINS else ""
+            binned = f"{_BINNED_NOTE} The band is the range of these values." if len(of_policy.checks) > MAX_BINS else ""
             parts.append(section(title, checks_note(of_policy) + binned, checks))
     parts += _online_sections(results)
     if len(results.triggers):
@@ -102,8 +118,8 @@ def render(results: RunResults, selections: SelectionTables | None = None) -> st
         binned = _BINNED_NOTE if len(results.triggers) > MAX_BINS else ""
         parts += [
             section("Models", _MODELS_NOTE + binned, models_figure(triggers)),
-            section("Triggers", "Size of the trigger set over the time of the stream." + binned, triggers_figure(triggers)),
-            *([] if selections is None else selection_sections(selections)),
+            section("Triggers", "Size of the trigger set over stream time." + binned, triggers_figure(triggers)),
+            *([] if selections is None else _selection_sections(selections)),
             *([section("Loss", _LOSS_NOTE, losses_figure(results.losses))] if len(results.losses) else []),
             section("Time by stage", _STAGES_NOTE + binned, stages_figure(triggers)),
             *(
@@ -119,9 +135,10 @@ def render(results: RunResults, selections: SelectionTables | None = None) -> st
 
 
 def matrix_figure(cells: pd.DataFrame, active: pd.DataFrame, series: Series) -> Figure:
-    """Draw models × intervals as a heat map, in bins where there are many; those of the currently active composite model are outlined.
+    """Draw the scores of models on intervals as a heat map, with bins if there are many models or intervals. Cells of the currently active composite
+    model are outlined.
 
-    Args: cells: of `series_cells`. active: table of `composite_scores` of the same cells. series: what is shown.
+    Args: cells: from `series_cells`. active: table of `composite_scores` for the same cells. series: the series of the cells.
     """
     triggers = np.unique(cells["trigger_id"].to_numpy(np.int64))
     intervals = pd.MultiIndex.from_frame(active[["start", "end", "anchor"]])
@@ -154,10 +171,7 @@ def matrix_figure(cells: pd.DataFrame, active: pd.DataFrame, series: Series) -> 
 
 
 def performance_figure(tables: Mapping[Kind, pd.DataFrame], metric: str) -> Figure:
-    """Draw the scores of the composite models that were evaluated over the time of the stream.
-
-    Args: tables: of `composite_scores`. metric: its name.
-    """
+    """Draw the scores of the evaluated composite models over stream time. Args: tables: from `composite_scores`. metric: name of the metric."""
     traces = []
     for kind, table in tables.items():
         name, colour = f"currently {kind}", {"active": ACTIVE, "trained": TRAINED}[kind]
@@ -177,11 +191,12 @@ def performance_figure(tables: Mapping[Kind, pd.DataFrame], metric: str) -> Figu
 
 
 def models_figure(triggers: pd.DataFrame) -> Figure:
-    """Draw the data that models were trained on over stream time. Args: triggers: of `binned_triggers`."""
+    """Draw the training data of models over stream time. Args: triggers: from `binned_triggers`."""
     rows = triggers["label"].to_list()
     x, y = list[str | None](), list[str | None]()
     for row, start, end in zip(rows, dates(triggers["first_timestamp"]), dates(triggers["last_timestamp"]), strict=True):
-        x += [start, end, None]  # one line with gaps: each line of its own would look at all before it
+        # This is one line with gaps. For each separate line, plotly.js would compute the range of all earlier lines again.
+        x += [start, end, None]
         y += [row, row, None]
     data = {"type": "scatter", "x": x, "y": y, "mode": "lines", "line": {"color": ACTIVE, "width": 12}}
     fired = {
@@ -201,13 +216,13 @@ def models_figure(triggers: pd.DataFrame) -> Figure:
 
 
 def triggers_figure(triggers: pd.DataFrame) -> Figure:
-    """Draw the size of trigger sets over the time of the stream. Args: triggers: of `binned_triggers`."""
+    """Draw the size of trigger sets over stream time. Args: triggers: from `binned_triggers`."""
     keys = known(triggers["num_keys"])
     sizes = {
         "type": "scatter",
         "x": dates(triggers["fired_at"]),
         "y": keys,
-        # Lines down to the axis.
+        # A vertical line connects each point with the axis.
         "error_y": {"symmetric": False, "array": [0] * len(keys), "arrayminus": keys, "color": NEUTRAL, "width": 0},
         "mode": "markers",
         "marker": {"size": 10, "color": ACTIVE},
@@ -219,13 +234,13 @@ def triggers_figure(triggers: pd.DataFrame) -> Figure:
 
 
 def losses_figure(losses: pd.DataFrame) -> Figure:
-    """Draw losses over the batches of trainings, put one behind the other. Args: losses: of `losses_table`."""
+    """Draw losses over the batches of trainings, one training after the other. Args: losses: from `losses_table`."""
     traces = []
     before = losses.groupby("trigger_id")["batch"].max().cumsum().shift(fill_value=0)
     for of, name, mode, colour in _LOSSES:
         curves = [curve for _, curve in losses[losses["of"] == of].groupby("trigger_id")]
         x, y, triggers = list[int | None](), list[float | None](), list[int | None]()
-        for curve in curves:  # a gap behind each
+        for curve in curves:  # The None makes a gap after each training.
             trigger_id = int(curve["trigger_id"].iloc[0])
             x += [*(int(before[trigger_id]) + curve["batch"]).to_list(), None]
             y += [*known(curve["loss"]), None]
@@ -239,7 +254,7 @@ def losses_figure(losses: pd.DataFrame) -> Figure:
 
 
 def stages_figure(triggers: pd.DataFrame) -> Figure:
-    """Draw seconds by stage, stacked, one bar a trigger or bin of triggers. Args: triggers: of `binned_triggers`."""
+    """Draw seconds by stage as stacked bars, one for each trigger or bin of triggers. Args: triggers: from `binned_triggers`."""
     shared = {"type": "bar", "x": known(triggers["trigger_id"]), "hovertext": triggers["label"].to_list()}
     bars = [
         {**shared, "y": known(triggers[f"{stage}_s"]), "name": stage, "marker": {"color": colour}}
@@ -253,7 +268,7 @@ def _head(results: RunResults, spent: Cost) -> str:
     run = results.run
     table = scores(results.triggers, results.evaluations, results.handlers)
     cards = [("state", run.state.value), ("triggers", f"{spent.num_triggers}"), ("samples seen", f"{run.num_samples:,}")]
-    cards += [("samples without labels yet", f"{run.num_waiting:,}")] if run.num_waiting else []
+    cards += [("samples that wait for labels", f"{run.num_waiting:,}")] if run.num_waiting else []
     cards += [("samples trained on", f"{spent.num_samples:,}"), ("wall time", f"{spent.wall_s:.1f} s")]
     cards += [
         (f"{metric} · {dataset} · {handler} · currently active", f"{score:.3f}" if pd.notna(score) else "–")
@@ -264,7 +279,7 @@ def _head(results: RunResults, spent: Cost) -> str:
     )
     notes = "".join(
         f"<p class='note'>{html.escape(note)}</p>"
-        for note in (run.message, *deletion_notes(results.evaluations, run.run_id))
+        for note in (run.message, *sample_notes(results.evaluations, run.run_id))
         if note
     )
     error = f"<div class='error'>{html.escape(run.error)}</div>" if run.error else ""
@@ -279,19 +294,19 @@ def _series_sections(series: Series, cells: pd.DataFrame, results: RunResults) -
     kinds = evaluated_kinds(results.handlers, series.handler)
     tables = {kind: active if kind == "active" else composite_scores(cells, results.triggers, kind) for kind in kinds}
     binned = _BINNED_NOTE if max(cells["trigger_id"].nunique(), len(active)) > MAX_BINS else ""
-    mixed = "".join(f" {note}." for note in deletion_notes(cells, results.run.run_id))
+    mixed = "".join(f" {note}." for note in sample_notes(cells, results.run.run_id))
     where = f"{series.metric} on {series.dataset} ({series.handler})"
     return [
         section(
             f"Evaluation matrix: {where}",
-            "Every model on every interval. Outlined: the model that is active there, the newest whose data ends before the interval's anchor."
+            "Every model on every interval. The active model is outlined: the newest whose data ends before the interval's anchor."
             + binned
             + mixed,
             matrix_figure(cells, active, series),
         ),
         section(
             f"Over time: {where}",
-            "Currently active: what users of the model would have seen. Currently trained: the model after it, which knows such data."
+            "Currently active: the model that users would have used. Currently trained: the next model, which was trained on this data."
             + mixed,
             performance_figure(tables, series.metric),
         ),
@@ -299,7 +314,7 @@ def _series_sections(series: Series, cells: pd.DataFrame, results: RunResults) -
 
 
 def _online_sections(results: RunResults) -> list[str]:
-    """What the run learned online and what was served of it, over one time, and promotions."""
+    """Return the charts of online training and of serving, with a common time range, and the table of promotions."""
     over_time = {
         ("Prequential error", PREQUENTIAL_NOTE): prequential_figure(results.prequential, results.triggers),
         ("Training over time", TRAINING_NOTE): training_figure(results.triggers),
@@ -325,7 +340,7 @@ def _scores_table(table: pd.DataFrame) -> str:
         [r.metric, r.dataset, r.handler, _number(r.active), _number(r.trained), f"{r.scored_intervals} of {r.intervals}"]
         for r in table.itertuples(index=False)
     ]
-    note = "<p class='note'>Pipeline score: the mean of the composite model over all intervals that have one.</p>"
+    note = "<p class='note'>Pipeline score: the mean of the composite model over all intervals with a score.</p>"
     header = ["metric", "dataset", "handler", "currently active", "currently trained", "scored"]
     return f"<h2>Scores</h2>{note}{html_table(header, rows)}"
 
@@ -354,7 +369,7 @@ def _triggers_table(results: RunResults) -> str:
         for t in results.triggers.tail(_TABLE_ROWS).to_dict("records")
     ]
     more = len(results.triggers) - len(rows)
-    note = f"<p class='note'>The newest {len(rows)}; `modyn show --json` has the {more} before them.</p>" if more else ""
+    note = f"<p class='note'>The newest {len(rows)}; `modyn show --json` also has the {more} earlier ones.</p>" if more else ""
     kind = ["kind"] if of_steps else []
     header = ["trigger", *kind, "fired at", "keys", *(["without labels"] if late else []), "skipped", "model"]
     header += ["loss", "seconds", "weights (SHA-256)", *(name.replace("_", " ") for name in counted)]
@@ -362,7 +377,7 @@ def _triggers_table(results: RunResults) -> str:
 
 
 def _warnings(triggers: pd.DataFrame) -> str:
-    """What trainings warn of, the newest; empty: nothing."""
+    """Return the newest warnings of trainings; empty without warnings."""
     found = [list(row) for row in training_warnings(triggers)[-_TABLE_ROWS:]]
     return f"<h2>Warnings of trainings</h2>{html_table(['trigger', 'warning'], found)}" if found else ""
 
@@ -372,3 +387,23 @@ def _span(start: int, end: int) -> str:
     if first.endswith(" 00:00:00") and last.endswith(" 00:00:00"):
         first, last = first[:10], last[:10]
     return f"{first} – {last}"
+
+
+def _selection_sections(tables: SelectionTables) -> list[str]:
+    """Return the sections about the choices of triggers: tables, notes on probably unintended choices, and charts."""
+    parts = []
+    for title, note, cells, table in (
+        ("Selections", SELECTION_NOTE, SELECTION_CELLS, tables.selections),
+        ("Downsampling", DOWNSAMPLING_NOTE, DOWNSAMPLING_CELLS, downsampled(tables.selections)),
+    ):
+        if len(table):
+            parts.append(
+                f"<h2>{title}</h2><p class='note'>{html.escape(note)}</p>{html_table(list(cells), cells_of(cells, table))}"
+            )
+    parts += [f"<p class='note'>{html.escape(note)}</p>" for note in selection_notes(tables.selections)]
+    charts = (
+        ("Ages and overlap", AGES_NOTE, ages_figure(tables.selections)),
+        ("Classes", SHARES_NOTE, class_shares_figure(tables.class_shares)),
+        ("Classes of the training", TRAINED_SHARES_NOTE, trained_shares_figure(tables.other_shares)),
+    )
+    return parts + [section(title, note, figure) for title, note, figure in charts if figure is not None]

@@ -1,39 +1,47 @@
-"""The one reader of run results: records as tables, and from these evaluation matrix, composite models, pipeline score and cost.
+"""Read the results of runs as tables, and compute evaluation matrix, composite models, pipeline score and cost from these tables.
 
-All are defined in section 3.1 of the SIGMOD'25 paper.
+Section 3.1 of the SIGMOD'25 paper defines these terms.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import asdict, astuple, dataclass, field, fields
 from typing import Any, Literal
 
 import pandas as pd
 
-from modyn.analysis.checks import checks_table
 from modyn.analysis.prequential import prequential_table
+from modyn.config.durations import format_timestamp
 from modyn.evaluator.client import EvaluationResult, EvaluatorClient
 from modyn.model_storage.client import Promotion
-from modyn.supervisor.client import RequestedEvaluation, Run, ServedInterval, SupervisorClient, TriggerRecord, model_at
+from modyn.supervisor.client import (
+    CheckRecord,
+    RequestedEvaluation,
+    Run,
+    ServedInterval,
+    SupervisorClient,
+    TriggerRecord,
+    model_at,
+)
 
 Kind = Literal["active", "trained"]
 """Composite models."""
 
 STAGES = ("select", "train", "store", "evaluate")
-"""Stages of a trigger whose seconds are reported, in the order in which they run."""
+"""Stages of a trigger whose seconds are reported, in order of execution."""
 
 LOSS_CURVES = 30
-"""The newest so many trainings of a run show their losses."""
+"""Number of newest trainings of a run whose losses are shown."""
 
 CACHED_COLUMNS = ("cached_encoded", "cached_decoded", "cached_augmented")
-"""How many samples a training took from each tier of the cache; missing: from none."""
+"""Number of samples that a training took from each tier of the cache; missing means 0."""
 CACHE_WORK_COLUMNS = ("decoded_beside", "evicted")
-"""Samples that were decoded for the cache only, and values that the sampler of a training had dropped from it; missing: none."""
+"""Number of samples decoded only for the cache, and of values that the sampler of a training evicted; missing means 0."""
 
 LEARNED_COLUMNS = ("skipped_steps", "ignored_labels")
-"""Steps of a training that changed no weight, and labels that the loss ignored; missing: none."""
+"""Number of steps of a training that changed no weight, and of labels that the loss ignored; missing means 0."""
 
 _STAGE_SECONDS = tuple(f"{stage}_s" for stage in (*STAGES, "total"))
 _WHOLE, _FRACTION, _TEXT, _FLAG = "Int64", "float64", "object", "bool"
@@ -66,7 +74,7 @@ _TRIGGER_COLUMNS = {
     "loss": _FRACTION,
     **dict.fromkeys(_STAGE_SECONDS, _FRACTION),
 }
-"""Columns of the table of triggers in order, each with its type."""
+"""Columns of the table of triggers in order, with their types."""
 _SERIES = ["handler", "dataset", "metric"]
 _INTERVAL = ["start", "end", "anchor"]
 _EVALUATION_COLUMNS = [
@@ -79,36 +87,36 @@ _EVALUATION_COLUMNS = [
 class RunResults:
     """The results of a run. Stream times are int64 seconds since 1970; columns that end in `_s` are seconds of work.
 
-    Args: triggers: one row a trigger, in order. evaluations: one row for each model, interval, dataset and metric; `value` is NaN where undefined,
-    `num_deleted` is how many samples of the dataset were deleted until then: see `deletion_notes`.
+    Args: triggers: one row for each trigger, in order. evaluations: one row for each model, interval, dataset and metric. `value` is NaN if the
+    metric is undefined. `num_deleted` is the number of deleted samples of the dataset at the time of the evaluation, see `sample_notes`.
     """
 
     run: Run
     triggers: pd.DataFrame
     evaluations: pd.DataFrame
     losses: pd.DataFrame = field(default_factory=lambda: losses_table([]))
-    """Losses of the newest trainings, if they were asked for: as `losses_table` makes it."""
-    checks: pd.DataFrame = field(default_factory=lambda: checks_table([]))
-    """Those of the trigger policy that looked at data, if they were asked for: as `checks_table` makes it."""
+    """Losses of the newest trainings from `losses_table`, if requested."""
+    checks: Sequence[CheckRecord] = ()
+    """Checks in which the trigger policy looked at data, if requested."""
     prequential: pd.DataFrame = field(default_factory=lambda: prequential_table([]))
-    """What the model said of new samples, where the run learns online: as `prequential_table` makes it."""
+    """Tests of new samples from `prequential_table`; empty if the run has no online learning."""
     promotions: Sequence[Promotion] = ()
-    """Which versions were the ones to use, if it was asked for."""
+    """Promotions of versions, if requested."""
     served: Sequence[ServedInterval] = ()
-    """What servers of predictions reported, if it was asked for."""
+    """Reports of prediction servers, if requested."""
     requested: Sequence[RequestedEvaluation] = ()
-    """Evaluations that users asked for, some with handlers of their own."""
+    """Evaluations that users requested. A request may have its own handlers."""
 
     @property
     def handlers(self) -> list[Mapping[str, Any]]:
-        """All handlers that evaluated: those of the pipeline, and those that requested evaluations put in their place."""
+        """Return all handlers that evaluated: the handlers of the pipeline, and the handlers of requested evaluations."""
         own = (self.run.pipeline.get("evaluation") or {}).get("handlers") or []
         asked = [(asked.handlers, asked.section.get("handlers") or []) for asked in self.requested if asked.section]
         return [*own, *(handler for names, handlers in asked for handler in handlers if handler.get("name") in names)]
 
     @property
     def datasets(self) -> list[Mapping[str, Any]]:
-        """All entries of `evaluation.datasets` that were evaluated on: those of the pipeline, and those of requested evaluations."""
+        """Return all entries of `evaluation.datasets` that were evaluated on: the entries of the pipeline and of requested evaluations."""
         sections = [self.run.pipeline.get("evaluation"), *(asked.section for asked in self.requested)]
         return [entry for section in sections if section for entry in section.get("datasets") or []]
 
@@ -125,8 +133,8 @@ def read_results(
 ) -> RunResults:
     """Read run, triggers and evaluations of a run, finished or not. Raises NotFoundError for an unknown run.
 
-    Args: with_losses: also those of the newest LOSS_CURVES trainings. with_checks: also those of the trigger policy. with_served: also what was
-    served of it. promotions: of its models, for the report.
+    Args: with_losses: include losses of the newest LOSS_CURVES trainings. with_checks: include checks of the trigger policy. with_served: include
+    reports of prediction servers. promotions: promotions of the run's models, for the report.
     """
     run = supervisor.run(run_id)
     records = supervisor.triggers(run_id, with_losses=False)
@@ -135,73 +143,78 @@ def read_results(
     if with_losses and len(made := triggers["trigger_id"][triggers["loss"].notna()]):
         losses = losses_table(supervisor.triggers(run_id, int(made.iloc[-LOSS_CURVES:].iloc[0])))
     evaluations = evaluations_table(evaluator.results(run.run_id))
-    checks = checks_table(supervisor.checks(run_id) if with_checks else [])
+    checks = supervisor.checks(run_id) if with_checks else []
     tested, requested = prequential_table(records), supervisor.evaluations(run_id)
     served = supervisor.served(run_id) if with_served else ()
     return RunResults(run, triggers, evaluations, losses, checks, tested, promotions, served, requested)
 
 
 def losses_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
-    """Return the losses that trainings have kept, one row each: trigger_id, batch (from 1), loss, and of what it is.
+    """Return one row for each loss that trainings have kept: trigger_id, batch (from 1), loss, and `of`.
 
-    `of` is batch; epoch, the mean of one; or validation, the mean over the samples that are held out.
+    `of` is `batch`, `epoch` (the mean of one epoch) or `validation` (the mean over the held-out samples).
     """
     rows = []
     for trigger in triggers:
         result = trigger.training_result
-        epochs, batches = result.get("epoch_losses", []), result.get("num_batches", 0)
-        rows += [(trigger.trigger_id, int(batch), loss, "batch") for batch, loss in result.get("losses", [])]
-        # Epochs have the same number of batches; the log of epochs may be shorter than the training.
-        per_epoch = batches / max(result.get("num_epochs", 0), len(epochs), 1)
-        for of, values in (("epoch", epochs), ("validation", result.get("validation_losses", []))):
+        losses, counts = result.losses, result.counts
+        rows += [(trigger.trigger_id, batch, loss, "batch") for batch, loss in losses.batch_losses]
+        # Epochs have equal numbers of batches. The log of epochs may be shorter than the training.
+        per_epoch = counts.num_batches / max(counts.num_epochs, len(losses.epoch_losses), 1)
+        for of, values in (("epoch", losses.epoch_losses), ("validation", losses.validation_losses)):
             rows += [(trigger.trigger_id, round((i + 1) * per_epoch), loss, of) for i, loss in enumerate(values)]
     types = {"trigger_id": "int64", "batch": "int64", "loss": "float64", "of": "str"}
     return pd.DataFrame(rows, columns=list(types)).astype(types)
 
 
 def triggers_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
-    """Return triggers as a table, one row each; numbers that are not known yet are missing."""
-    rows = [
-        {
-            **_values(t),
-            "state": str(t.state),
-            "fired_at": t.fired_at_timestamp,
-            "num_trained": t.num_trained,
-            "num_loaded": t.num_loaded,
-            "num_skipped": t.num_skipped,
-            "num_steps": t.training_result.get("num_steps"),
-            **{name: t.training_result.get(name) or None for name in LEARNED_COLUMNS},
-            "num_tested": sum(t.training_result["prequential"]["num"]) if "prequential" in t.training_result else None,
-            "rollbacks": len(t.training_result["step_guard"]["rollbacks"]) if "step_guard" in t.training_result else None,
-            **{f"cached_{tier}": num_samples for tier, num_samples in t.training_result.get("num_cached", {}).items()},
-            "decoded_beside": t.training_result.get("cache_work", {}).get("decoded"),
-            "evicted": t.training_result.get("cache_work", {}).get("evicted"),
-            "bad_samples": t.training_result.get("bad_samples", []),
-            "warnings": t.training_result.get("warnings", []),
-            "loss": t.training_result.get("loss"),
-        }
-        | {f"{stage}_s": seconds for stage, seconds in t.seconds.items()}
-        for t in sorted(triggers, key=lambda t: t.trigger_id)
-    ]
+    """Return one row for each trigger. Unknown numbers are missing."""
+    rows = [_trigger_row(trigger) for trigger in sorted(triggers, key=lambda trigger: trigger.trigger_id)]
     types = {name: kind for name, kind in _TRIGGER_COLUMNS.items() if kind != _TEXT}
     return pd.DataFrame(rows, columns=list(_TRIGGER_COLUMNS)).astype(types)
 
 
+def _trigger_row(trigger: TriggerRecord) -> dict[str, Any]:
+    result = trigger.training_result
+    counts, tests, guard, cache = result.counts, result.prequential, result.step_guard, result.cache
+    row = {
+        **_values(trigger),
+        "state": str(trigger.state),
+        "fired_at": trigger.fired_at_timestamp,
+        "num_trained": trigger.num_trained,
+        "num_loaded": trigger.num_loaded,
+        "num_skipped": trigger.num_skipped,
+        "num_steps": counts.num_steps if result.has_ended else None,
+        **{name: getattr(counts, name) or None for name in LEARNED_COLUMNS},
+        "num_tested": None if tests is None else sum(tests.num),
+        "rollbacks": None if guard is None else len(guard.rollbacks),
+        "bad_samples": [asdict(sample) for sample in result.bad_samples],
+        "warnings": list(result.warnings),
+        "loss": result.losses.loss,
+        **{f"{stage}_s": seconds for stage, seconds in trigger.seconds.items()},
+    }
+    if cache is not None:
+        row |= {f"cached_{tier}": num_samples for tier, num_samples in cache.num_cached.items()}
+        row |= {"decoded_beside": cache.cache_work.get("decoded"), "evicted": cache.cache_work.get("evicted")}
+    return row
+
+
 def training_warnings(triggers: pd.DataFrame) -> list[tuple[int, str]]:
-    """Return what trainings warn of: the trigger, and a sentence. Args: triggers: table of `read_results`."""
+    """Return the warnings of trainings, each as trigger id and sentence. Args: triggers: the table of `read_results`."""
     return [(int(t["trigger_id"]), warning) for t in triggers.to_dict("records") for warning in t["warnings"]]
 
 
 def triggers_of_models(triggers: pd.DataFrame) -> dict[int, int]:
-    """Return the ids of the triggers that made models, by model. Args: triggers: table of `read_results`."""
+    """Return for each model the id of the trigger that made the model. Args: triggers: the table of `read_results`."""
     made = triggers.loc[triggers["model_id"].notna(), ["model_id", "trigger_id"]]
     return dict(made.itertuples(index=False, name=None))
 
 
 def evaluations_table(results: Sequence[EvaluationResult]) -> pd.DataFrame:
-    """Return evaluation results as a table, one row a value.
+    """Return one row for each value of the evaluation results.
 
-    Scores of two registrations of a dataset are of different samples: `dataset` names each registration then, so that no matrix holds both.
+    If a dataset was registered again, it may have other samples. The column `dataset` then has a name for each registration, so that no matrix mixes
+    registrations.
     """
     registrations = {(r.dataset, r.dataset_identity) for r in results}
     several = {name for name, number in Counter(name for name, _ in registrations).items() if number > 1}
@@ -222,25 +235,42 @@ def evaluations_table(results: Sequence[EvaluationResult]) -> pd.DataFrame:
     return table.sort_values(["handler", "dataset", "metric", "trigger_id", "start"], ignore_index=True)
 
 
-def deletion_notes(evaluations: pd.DataFrame, run_id: str) -> list[str]:
-    """Return a sentence for each dataset of which samples were deleted between scores that stand together: they may be of other samples.
+def sample_notes(evaluations: pd.DataFrame, run_id: str) -> list[str]:
+    """Return a sentence for each dataset whose samples were deleted between comparable scores, and for each dataset with an interval that got samples
+    or labels between its scores. Such scores may come from different samples.
 
-    Args: evaluations: table of `read_results`, or the rows of one series. run_id: of the run.
+    Args: evaluations: the table of `read_results`, or the rows of one series. run_id: id of the run.
     """
     notes = []
-    for dataset, cells in evaluations.dropna(subset=["num_deleted"]).groupby("dataset"):
+    for dataset, cells in evaluations.groupby("dataset"):
         newest = cells["num_deleted"].max()
-        old = cells[cells["num_deleted"] < newest]
+        old = cells[cells["num_deleted"].lt(newest).fillna(False)]
         if len(old):
-            triggers, handlers = sorted(set(old["trigger_id"])), sorted(set(old["handler"]))
-            first, last = triggers[0], triggers[-1]
-            of = f"trigger {first}" if first == last else f"{len(triggers)} triggers, {first} to {last}"
-            notes.append(
-                f"{newest - old['num_deleted'].min():,} samples of dataset '{dataset}' were deleted since it was scored for {of}: these scores may "
-                "be of other samples than the newer ones next to them, and a pipeline score may be of both; "
-                f"`modyn evaluate {run_id}{''.join(f' --handler {name}' for name in handlers)}` scores all models on the samples of now"
+            changed = f"{newest - old['num_deleted'].min():,} samples of dataset '{dataset}' were deleted"
+            notes.append(_sample_note(changed, old, run_id))
+        largest = cells.groupby([*_SERIES, "start", "end", "num_deleted"], dropna=False)["num_samples"].transform("max")
+        # A cell without a value is not compared, for example that of an interval which had no samples yet.
+        old = cells.assign(largest=largest)[(cells["num_samples"] < largest) & cells["value"].notna()]
+        if len(old):
+            first = old.sort_values(["start", "end", "num_samples"]).iloc[0]
+            others = len(old[["start", "end"]].drop_duplicates()) - 1
+            changed = (
+                f"dataset '{dataset}' got samples or labels in the interval {format_timestamp(first['start'])} to {format_timestamp(first['end'])} "
+                f"({first['num_samples']:,} samples, then {first['largest']:,}){f' and in {others} more' if others else ''}"
             )
+            notes.append(_sample_note(changed, old, run_id))
     return notes
+
+
+def _sample_note(changed: str, old: pd.DataFrame, run_id: str) -> str:
+    """Return the sentence about the scores `old`, which were made before the change."""
+    triggers, handlers = sorted(set(old["trigger_id"])), sorted(set(old["handler"]))
+    first, last = triggers[0], triggers[-1]
+    of = f"trigger {first}" if first == last else f"{len(triggers)} triggers, {first} to {last}"
+    return (
+        f"{changed} since it was scored for {of}: these scores may come from other samples than newer scores next to them, and a pipeline score may "
+        f"come from both; `modyn evaluate {run_id}{''.join(f' --handler {name}' for name in handlers)}` scores all models on the present samples"
+    )
 
 
 def _values(record: Any) -> dict[str, Any]:
@@ -263,9 +293,9 @@ def series_cells(evaluations: pd.DataFrame) -> Iterator[tuple[Series, pd.DataFra
 
 
 def evaluation_matrix(evaluations: pd.DataFrame, series: Series) -> pd.DataFrame:
-    """Return models (rows, trigger id) × intervals (columns: start, end, anchor). NaN where a model has no score.
+    """Return the scores of models (rows, by trigger id) on intervals (columns: start, end, anchor). NaN: there is no score.
 
-    Args: evaluations: table of `read_results`. Source: SIGMOD'25, section 3.1.
+    Args: evaluations: the table of `read_results`. Source: SIGMOD'25, section 3.1.
     """
     wanted = [evaluations[name] == value for name, value in zip(_SERIES, astuple(series), strict=True)]
     cells = evaluations[wanted[0] & wanted[1] & wanted[2]].set_index(["trigger_id", *_INTERVAL])["value"]
@@ -274,12 +304,12 @@ def evaluation_matrix(evaluations: pd.DataFrame, series: Series) -> pd.DataFrame
 
 
 def composite_model(triggers: pd.DataFrame, anchors: Sequence[int], kind: Kind) -> list[int | None]:
-    """Return for each anchor the trigger id of the model that answers there, None where there is none.
+    """Return for each anchor the trigger id of the composite model's version; None: there is no version for the anchor.
 
-    active: the newest model whose training data ends before the anchor; none before the end of the first model's. trained: the model after
-    it, and the most recent of all where none is active (see `model_at`).
+    active: the newest model whose training data ends before the anchor. trained: the next model after the active model, or the newest model of all if
+    there is no next or no active model (see `model_at`).
 
-    Args: triggers: table of `read_results`. anchors: seconds since 1970.
+    Args: triggers: the table of `read_results`. anchors: seconds since 1970.
     """
     trained = triggers[triggers["model_id"].notna()].sort_values("trigger_id")
     ids = [int(trigger_id) for trigger_id in trained["trigger_id"]]
@@ -289,11 +319,11 @@ def composite_model(triggers: pd.DataFrame, anchors: Sequence[int], kind: Kind) 
 
 
 def composite_scores(cells: pd.DataFrame, triggers: pd.DataFrame, kind: Kind) -> pd.DataFrame:
-    """Return the scores of the composite model: columns start, end, anchor, trigger_id, value, one row an interval.
+    """Return the scores of the composite model: columns start, end, anchor, trigger_id, value, one row for each interval.
 
-    trigger_id is missing where no model answers; value is NaN where there is no score.
+    trigger_id is missing if there is no model; value is NaN if there is no score.
 
-    Args: cells: rows of one series, see `series_cells`. triggers, kind: as for `composite_model`.
+    Args: cells: rows of one series, see `series_cells`. triggers, kind: see `composite_model`.
     """
     intervals = cells[_INTERVAL].drop_duplicates().sort_values(_INTERVAL, ignore_index=True)
     chosen = composite_model(triggers, intervals["anchor"].tolist(), kind)
@@ -303,18 +333,18 @@ def composite_scores(cells: pd.DataFrame, triggers: pd.DataFrame, kind: Kind) ->
 
 
 def pipeline_score(performance: pd.DataFrame) -> float:
-    """Return the mean over the intervals that have a score; NaN if none has."""
+    """Return the mean over the intervals with a score; NaN if no interval has a score."""
     scored = performance["value"].dropna()
     return float(scored.mean()) if len(scored) else float("nan")
 
 
 def evaluated_kinds(handlers: Sequence[Mapping[str, Any]], name: str) -> tuple[Kind, ...]:
-    """Return the composite models whose scores a handler's results determine, the one that counts for its coverage first.
+    """Return the composite models whose scores follow from a handler's results. The first composite model counts for the handler's coverage.
 
-    A handler with `models: active` evaluates the cells of one composite model only: what it holds of the other are single cells that happen
-    to be the same, and no score.
+    A handler with `models: active` evaluates only the cells of one composite model. The cells of the handler for the other composite model are
+    incidental, and give no score.
 
-    Args: handlers: of `RunResults`. name: of the handler; there may be several of one name, and one that is not there evaluates the matrix.
+    Args: handlers: the handlers of `RunResults`. name: name of one or more handlers. An unknown handler evaluates the whole matrix.
     """
     only: dict[str | None, tuple[Kind, ...]] = {"active": ("active",), "train": ("trained",)}
     both: tuple[Kind, ...] = ("active", "trained")
@@ -323,12 +353,12 @@ def evaluated_kinds(handlers: Sequence[Mapping[str, Any]], name: str) -> tuple[K
 
 
 def scores(triggers: pd.DataFrame, evaluations: pd.DataFrame, handlers: Sequence[Mapping[str, Any]] = ()) -> pd.DataFrame:
-    """Return the pipeline scores of all series, one row each: columns handler, dataset, metric, active, trained, scored_intervals, intervals.
+    """Return one row for each series with its pipeline scores: columns handler, dataset, metric, active, trained, scored_intervals, intervals.
 
-    A composite model that the handler did not evaluate has no score (NaN). scored_intervals: those of `intervals` for which the model that
-    the handler evaluates, the active one if both, has a score.
+    If the handler did not evaluate a composite model, its score is NaN. scored_intervals: number of intervals with a score of the evaluated composite
+    model (of the active model if both are evaluated). intervals: number of all intervals.
 
-    Args: triggers, evaluations, handlers: of `RunResults`; without handlers, each evaluates the matrix.
+    Args: triggers, evaluations, handlers: fields of `RunResults`. Without handlers, all evaluations count as evaluations of the whole matrix.
     """
     rows = []
     for series, cells in series_cells(evaluations):
@@ -343,18 +373,19 @@ def scores(triggers: pd.DataFrame, evaluations: pd.DataFrame, handlers: Sequence
 class Cost:
     """The cost of a pipeline (SIGMOD'25, section 3.1, "Cost trade-off").
 
-    The number of triggers compares pipelines with one selection policy, the number of samples all policies; seconds include everything but
-    need an otherwise idle machine.
+    Pipelines with the same selection policy can be compared by the number of triggers, and all pipelines by the number of samples. Seconds include
+    all work, but are comparable only if the machine is otherwise idle.
     """
 
     num_triggers: int
     num_samples: int
-    """Samples trained on, summed over the triggers, as the trainer counted: after downsampling, each epoch."""
+    """Number of training samples, summed over the triggers. The trainer counts samples after downsampling, and again in each epoch."""
     wall_s: float
-    """From submission to the end of the run, pauses between stop and resume included. By the clock of the machine, the only one that goes
-    on over restarts; where it was set back, at least the seconds of selection and training, which do not overlap."""
+    """Time from submission to the end of the run by the system clock, including pauses between stop and resume. If the clock was set back, the time
+    is at least the sum of the seconds of selection and training, which do not overlap."""
     by_stage_s: dict[str, float]
-    """Seconds of work by stage, summed over the triggers. Evaluation overlaps the next training: their sum may exceed `wall_s`."""
+    """Seconds of work by stage, summed over the triggers. The sum of all stages may exceed `wall_s`, because evaluation overlaps the next training.
+    """
 
 
 def cost(results: RunResults) -> Cost:

@@ -1,4 +1,4 @@
-"""The tables of what triggers chose, as texts: for the report and the command line."""
+"""Tables of triggers' choices as text, for the report and the command line."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import pandas as pd
 from modyn.config.selection_advice import GDUMB_FULL, RHO_LOSS_FIRST
 
 Cells = Mapping[str, Callable[[Mapping[str, Any]], str]]
-"""Heading → what a cell below it shows of a row of `selections_table`."""
+"""Functions by heading of a column. A function returns the text of the cell for a row of `selections_table`."""
 
 
 def rows_of(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """The rows of a table, None for what is missing."""
+    """Return the rows of a table, with None for missing values."""
     missing = table.isna().to_dict("records")
     for row, lacks in zip(table.to_dict("records"), missing, strict=True):
         yield {str(name): None if lacks[name] else value for name, value in row.items()}
 
 
 def cells_of(cells: Cells, table: pd.DataFrame) -> list[list[str]]:
-    """The texts of a table, row by row. Args: table: of `selections_table`."""
+    """Return the texts of a table, row by row. Args: table: from `selections_table`."""
     return [[cell(row) for cell in cells.values()] for row in rows_of(table)]
 
 
 def downsampled(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of `selections_table` of triggers with downsampling, or whose turn a score decided."""
+    """Return the rows of `selections_table` for triggers with downsampling, and for triggers whose downsampling policy a score has chosen."""
     return table[table["downsampling"].notna() | table["downsampling_turn"].notna()]
 
 
 def percent(share: float | None) -> str:
-    """A share as text.
+    """Format a share.
 
     >>> percent(0.1234), percent(None)
     ('12.3%', '–')
@@ -40,7 +40,7 @@ def percent(share: float | None) -> str:
 
 
 def shares_text(*shares: float | None) -> str:
-    """Shares of a class, one behind the other; those that are not known are left out.
+    """Join the known shares of a class.
 
     >>> shares_text(0.5, 0.25, None)
     '50.0% → 25.0%'
@@ -61,7 +61,7 @@ def _days(name: str) -> Callable[[Mapping[str, Any]], str]:
 
 
 def _values(*names: str) -> Callable[[Mapping[str, Any]], str]:
-    """Numbers that ascend, one behind the other; once, if all are the same."""
+    """Return a function that joins ascending numbers of a row. Equal numbers become one number."""
 
     def text(row: Mapping[str, Any]) -> str:
         values = [f"{row[name]:.3g}" for name in names if row[name] is not None]
@@ -71,7 +71,7 @@ def _values(*names: str) -> Callable[[Mapping[str, Any]], str]:
 
 
 def _policy(row: Mapping[str, Any]) -> str:
-    """The strategy; where a score decides, with its position in the list and the score."""
+    """Format the downsampling strategy. If a score has chosen the strategy, add the strategy's position in the list and the score."""
     name, turn, score = row["downsampling"] or "–", row["downsampling_turn"], row["downsampling_score"]
     if turn is None:
         return str(name)
@@ -89,13 +89,13 @@ def _effective(row: Mapping[str, Any]) -> str:
 
 
 def selection_notes(table: pd.DataFrame) -> list[str]:
-    """What of the choices is probably not as it is meant, a sentence each. Args: table: of `selections_table`."""
+    """Return a sentence for each choice that is probably not intended. Args: table: from `selections_table`."""
     rows, found = list(rows_of(table)), []
     same = [str(row["trigger_id"]) for row in rows if row["num_chosen"] and row["chosen_before"] == 1]
     if same:
         found.append(
-            f"Triggers that chose only samples which the trigger before chose too: {', '.join(same)}. Either no new ones were there "
-            f"to choose, or their buffer is full: {GDUMB_FULL}."
+            f"Triggers that chose only samples of the previous trigger: {', '.join(same)}. Either there were no new samples, or the buffer is full: "
+            f"{GDUMB_FULL}."
         )
     if any(row["downsampling"] == "RHOLoss" and row["downsampling_mode"] == "sample_then_batch" for row in rows):
         found.append(f"RHOLoss with sample_then_batch: {RHO_LOSS_FIRST}.")
@@ -126,11 +126,13 @@ DOWNSAMPLING_CELLS: Final[Cells] = {
     "irreducible s": _seconds("irreducible_s"),
 }
 SELECTION_NOTE: Final = (
-    "What triggers chose from and what they chose. Chosen before: share of the chosen samples that the trigger before chose too. Ages: medians, "
-    "before the newest candidate. Weights of the trigger set: least, median, greatest. Epochs: samples trained on by samples of the trigger set."
+    "Candidates and chosen samples of triggers. Chosen before: share of the chosen samples that the previous trigger also "
+    "chose. Ages: medians, relative to the newest candidate. Weights of the trigger set: minimum, median, maximum. Epochs: "
+    "number of training samples divided by the size of the trigger set."
 )
 DOWNSAMPLING_NOTE: Final = (
-    "What trainings kept of their trigger sets, summed over all choices, so that a sample counts once an epoch. Weights of the samples trained "
-    "on: 5, 50 and 95 % quantiles, and the largest. Effective: how many samples of equal weight they count as, (Σw)² / Σw²; less than a third "
-    "of them is a warning. Seconds of scoring, of choosing, and of the irreducible-loss models of RHOLoss."
+    "Samples that trainings kept of their trigger sets, summed over all choices, so that a sample counts once for each "
+    "epoch. Weights of the training samples: 5, 50 and 95 % quantiles, and the largest. Effective: the equivalent number of "
+    "samples of equal weight, (Σw)² / Σw²; less than a third of the samples is a warning. Seconds: for scoring, for "
+    "choosing, and for the irreducible-loss models of RHOLoss."
 )

@@ -1,4 +1,4 @@
-"""What triggers chose from and what they chose: summaries of the selector and records of trainings as tables."""
+"""Tables of the candidates and choices of triggers, from summaries of the selector and records of trainings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from modyn.selector.client import SelectorClient
 from modyn.supervisor.client import SupervisorClient, TriggerRecord
 
 NEWEST: Final = 100
-"""Triggers of a run that are looked at: counting a trigger for the first time reads all of its samples."""
+"""Largest number of triggers of a run that are read. The number has a limit, because the first count of a trigger reads all of its samples."""
 _COLUMNS: Final = {
     "trigger_id": "Int64",
     "num_candidates": "Int64",
@@ -41,14 +41,14 @@ _COLUMNS: Final = {
     "irreducible_s": "float64",
     "effective_epochs": "float64",
 }
-"""Columns of the table of selections, each with its type."""
+"""Columns of the table of selections, with their types."""
 _SHARES: Final = ["trigger_id", "label", "candidates", "chosen", "candidates_share", "chosen_share", "trained_share"]
 _TRAINED_SHARES: Final = ["trigger_id", "label", "before_share", "after_share"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SelectionTables:
-    """Of `selections_table`, `class_shares_table` and `trained_shares_table`, of the same triggers."""
+    """The tables of `selections_table`, `class_shares_table` and `trained_shares_table`, for the same triggers."""
 
     selections: pd.DataFrame
     class_shares: pd.DataFrame
@@ -56,13 +56,14 @@ class SelectionTables:
 
     @property
     def other_shares(self) -> pd.DataFrame:
-        """The rows of `trained_class_shares` of triggers of which `class_shares` has none: their classes are not the labels of the stream."""
+        """Return the rows of `trained_class_shares` for triggers without trained shares in `class_shares`. The classes of these trainings are not the
+        labels of the stream."""
         known = self.class_shares.loc[self.class_shares["trained_share"].notna(), "trigger_id"]
         return self.trained_class_shares[~self.trained_class_shares["trigger_id"].isin(known)]
 
 
 def selection_tables(supervisor: SupervisorClient, selector: SelectorClient, run_id: str) -> SelectionTables:
-    """Return what the newest triggers of a run chose. Raises: NotFoundError: there is no such run."""
+    """Return the choices of the newest triggers of a run. Raises: NotFoundError: the run does not exist."""
     summaries, triggers = read_selections(supervisor, selector, run_id)
     return SelectionTables(
         selections_table(summaries, triggers), class_shares_table(summaries, triggers), trained_shares_table(triggers)
@@ -72,9 +73,9 @@ def selection_tables(supervisor: SupervisorClient, selector: SelectorClient, run
 def read_selections(
     supervisor: SupervisorClient, selector: SelectorClient, run_id: str
 ) -> tuple[Sequence[SelectionSummary], Sequence[TriggerRecord]]:
-    """Read what the newest triggers of a run with a trigger set chose, and their records. Online ones, which take all that is new, are left out.
+    """Read the choices and the records of the newest triggers with a trigger set. Online triggers are omitted, because they use all new samples.
 
-    Raises: NotFoundError: there is no such run.
+    Raises: NotFoundError: the run does not exist.
     """
     found = supervisor.triggers(run_id, with_losses=False)
     triggers = [trigger for trigger in found if trigger.num_keys is not None and not trigger.online][-NEWEST:]
@@ -82,13 +83,13 @@ def read_selections(
 
 
 def selections_table(summaries: Sequence[SelectionSummary], triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
-    """Return one row a trigger, missing where there is none: counts; `chosen_before`, the share of the chosen samples that the trigger before chose
-    too; ages in seconds before the newest candidate; weights of the trigger set; of downsampling its strategy, its position in `downsampling_list`
-    and the score that decided for it, if one did, counts, quantiles of its weights in percent, the largest, how many samples of equal weight the
-    chosen ones count as (`downsampling_effective`, (Σw)² / Σw²), its mode, seconds (`irreducible_s`: for the models of RHOLoss);
-    and `effective_epochs`: samples trained on by samples of the trigger set.
+    """Return one row for each trigger. Columns: counts; `chosen_before`, the share of the chosen samples that the previous trigger also chose; ages
+    in seconds relative to the newest candidate; weights of the trigger set; `effective_epochs`, the number of training samples divided by the size
+    of the trigger set. Columns on downsampling: its strategy, the position of the strategy in `downsampling_list` and the score that chose it, its
+    mode, counts, quantiles of the weights in percent, the largest weight, `downsampling_effective` (the equivalent number of samples of equal
+    weight, (Σw)² / Σw²), and seconds (`irreducible_s`: for the models of RHOLoss). Unknown values are missing.
 
-    Args: triggers: of the same triggers, in the same order.
+    Args: triggers: records of the same triggers, in the same order.
     """
     rows = [
         [
@@ -107,35 +108,39 @@ def selections_table(summaries: Sequence[SelectionSummary], triggers: Sequence[T
 
 
 def _of_downsampling(trigger: TriggerRecord, summary: SelectionSummary) -> list[Any]:
-    record = trigger.training_result.get("downsampling")
+    record = trigger.training_result.downsampling
     turn = [trigger.downsampling_turn, trigger.downsampling_score]
     if record is None:
         trained = trigger.num_trained
         epochs = None if trained is None or not summary.num_chosen else trained / summary.num_chosen
         return [None, *turn, *[None] * 11, epochs]
-    seconds, weights = record.get("seconds", {}), record.get("weight_quantiles", {})
     return [
-        record.get("strategy"),
+        record.strategy,
         *turn,
-        *(record.get(name) for name in ("num_candidates", "num_chosen")),
-        *(weights.get(at) for at in ("0.05", "0.5", "0.95")),
-        *(record.get(name) for name in ("largest_weight", "effective_samples", "mode")),
-        *(seconds.get(stage) for stage in ("score", "choose")),
-        trigger.training_result.get("seconds", {}).get("irreducible"),
-        record.get("effective_epochs"),
+        record.num_candidates,
+        record.num_chosen,
+        *(record.weight_quantiles.get(at) for at in ("0.05", "0.5", "0.95")),
+        record.largest_weight,
+        record.effective_samples,
+        record.mode,
+        *(record.seconds.get(stage) for stage in ("score", "choose")),
+        trigger.training_result.seconds.get("irreducible"),
+        record.effective_epochs,
     ]
 
 
 def class_shares_table(summaries: Sequence[SelectionSummary], triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
-    """Return one row for each trigger and class: trigger_id, label, candidates, chosen, their shares, and `trained_share`, that after
-    downsampling; missing without, where the training has other classes (`label_transformer_function`), and for one that it counts with others.
+    """Return one row for each trigger and class: trigger_id, label, numbers and shares of candidates and chosen samples, and `trained_share`, the
+    share after downsampling. `trained_share` is missing if there is no downsampling, if the training has other classes
+    (`label_transformer_function`), or if the training does not count the class separately.
 
-    Args: triggers: of the same triggers, in the same order.
+    Args: triggers: records of the same triggers, in the same order.
     """
     rows = []
     for summary, trigger in zip(summaries, triggers, strict=True):
         trained = _trained(trigger)
-        if trigger.training_result.get("downsampling", {}).get("transforms_labels") or not _has_labels_of(trained, summary):
+        record = trigger.training_result.downsampling
+        if (record is not None and record.transforms_labels) or not _has_labels_of(trained, summary):
             trained = {}
         _, others = trained.get(OTHER_CLASSES, (None, 0.0))
         absent = 0.0 if trained and not others else None
@@ -148,22 +153,23 @@ def class_shares_table(summaries: Sequence[SelectionSummary], triggers: Sequence
 
 
 def trained_shares_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
-    """Return one row for each trigger with downsampling and class of its training: trigger_id, label (text; `others` are counted together),
-    `before_share` among the candidates, missing where no choice looked at labels, and `after_share` among what was chosen."""
+    """Return one row for each trigger with downsampling and class of its training: trigger_id, label (a text; `others` are all classes that are not
+    counted separately), `before_share` among the candidates (missing if no choice used labels), and `after_share` among the chosen samples."""
     rows = [[trigger.trigger_id, label, *shares] for trigger in triggers for label, shares in _trained(trigger).items()]
     table = pd.DataFrame(rows, columns=_TRAINED_SHARES)
     return table.astype({"trigger_id": "int64", "label": "object", **dict.fromkeys(_TRAINED_SHARES[2:], "float64")})
 
 
 def _has_labels_of(trained: Mapping[str, object], summary: SelectionSummary) -> bool:
-    """Whether the classes of a training are among the labels that the selector lists, or may be."""
+    """Return whether the classes of a training may be the labels that the selector lists."""
     listed = {str(found.label) for found in summary.classes}
     return summary.num_classes > len(listed) or trained.keys() - {OTHER_CLASSES} <= listed
 
 
 def _trained(trigger: TriggerRecord) -> dict[str, tuple[float | None, float]]:
-    """The shares before and after downsampling of each class of a training; before: None where no choice looked at labels."""
-    shares = trigger.training_result.get("downsampling", {}).get("class_shares", {})
-    before, after = shares.get("before", {}), shares.get("after", {})
+    """Return the shares of each class of a training before and after downsampling. The first share is None if no choice used labels."""
+    if (record := trigger.training_result.downsampling) is None:
+        return {}
+    before, after = record.class_shares.before, record.class_shares.after
     labels = dict.fromkeys((*before, *after))
     return {label: (before.get(label, 0.0) if before else None, after.get(label, 0.0)) for label in labels}

@@ -1,10 +1,9 @@
-"""What simulated trigger policies would have cost and brought, as a table: one row a policy."""
+"""Table of simulated trigger policies: the cost of each policy, and estimated scores of its models."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from modyn.analysis.results import RunResults, evaluated_kinds, evaluation_matrix, read_results, series_cells
 from modyn.evaluator.client import error_metrics
-from modyn.supervisor.simulation import (
+from modyn.supervisor.simulation.run_simulation import (
     SimulatedPolicy,
     Simulation,
     SimulationClients,
@@ -23,7 +22,7 @@ from modyn.supervisor.simulation import (
 )
 
 ESTIMATE: Final = "estimated "
-"""Beginning of the names of columns with estimated scores."""
+"""Prefix of columns with estimated scores."""
 _COLUMNS: Final = {
     "policy": "object",
     "id": "object",
@@ -41,12 +40,11 @@ def simulate(
     clients: SimulationClients,
     policies: Mapping[str, Mapping[str, Any]],
     options: SimulationOptions,
-    folder: Path | None = None,
     progress: Callable[[SimulationProgress], None] = lambda _: None,
     price_per_hour: float | None = None,
 ) -> pd.DataFrame:
-    """Simulate policies on a stream, and return the table of `simulation_table`. Args, Raises: as of `run_simulation` and `simulation_table`."""
-    simulation = run_simulation(clients, policies, options, folder, progress)
+    """Simulate policies on a stream, and return the table of `simulation_table`. For Args and Raises, see `run_simulation` and `simulation_table`."""
+    simulation = run_simulation(clients, policies, options, progress)
     results = None if options.run_id is None else read_results(clients.supervisor, clients.evaluator, options.run_id)
     return simulation_table(simulation, [str(section["id"]) for section in policies.values()], results, price_per_hour)
 
@@ -54,18 +52,19 @@ def simulate(
 def simulation_table(
     simulation: Simulation, ids: Sequence[str], results: RunResults | None = None, price_per_hour: float | None = None
 ) -> pd.DataFrame:
-    """Return one row a policy, in order.
+    """Return one row for each policy, in order.
 
-    Columns: `policy`, `id`, `triggers`; `checks` that looked at data; `samples_trained` over all epochs; `training_s`, the forecast seconds of
-    selection and training (NaN: not known), and with a price their `price`; `waiting_sample_s`, the area under the number of samples that wait
-    for a trigger over stream time, and `mean_waiting_s`, that a sample; `left_samples` that wait at the end. With the results of a run, for each
-    of its series `estimated METRIC` (see `estimated_scores`; with the dataset and the handler in the name where there are several) and the
-    `scored` part of its intervals, and `pareto`: whether no other policy is better by the first of them and costs no more. `failed`: why the
-    policy ended before the stream, empty if it did not; the numbers are of the samples before, and it has no estimate. Lists: `positions` and
-    `times` (seconds since 1970) of the triggers. `attrs` of the table: `notes` on seconds and estimates, and `lower_is_better`, the columns of
-    errors.
+    Columns: `policy`, `id`, `triggers`; `checks`, the number of checks that looked at data; `samples_trained`, over all epochs; `training_s`, the
+    forecast seconds of selection and training (NaN: not known), and with a price their `price`; `waiting_sample_s`, the number of waiting samples
+    integrated over stream time, and `mean_waiting_s`, the mean waiting time of a sample; `left_samples`, the number of samples that wait at the end.
+    `failed`: reason why the policy ended early; empty: the policy reached the end. A failed policy has no estimate, and its numbers cover only the
+    samples before its end. `positions` and `times` (seconds since 1970): lists for the triggers.
 
-    Args: ids: of the policies, in order. results: of the run that was simulated on. price_per_hour: of training, in any currency.
+    With the results of a run, each of its series has two columns: `estimated METRIC` (see `estimated_scores`; the name includes dataset and handler
+    if there are several of them) and `scored METRIC`, the share of the intervals with a score. `pareto`: no other policy is better in the first
+    estimate and costs no more. `attrs` of the table: `notes` on seconds and estimates, and `lower_is_better`, the names of the columns of errors.
+
+    Args: ids: ids of the policies, in order. results: results of the simulated run. price_per_hour: price of training, in any currency.
     """
     rows = [[name, id_, *_numbers(policy)] for (name, policy), id_ in zip(simulation.policies.items(), ids, strict=True)]
     table = pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
@@ -91,30 +90,33 @@ def simulation_table(
 
 
 def cost_of(table: pd.DataFrame) -> pd.Series[float]:
-    """What policies are compared by: their training time, where it is known, else the samples trained on."""
+    """Return the cost by which policies are compared: the training time if it is known, otherwise the number of training samples."""
     return table["training_s"] if table["training_s"].notna().all() else table["samples_trained"].astype("float64")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Estimate:
-    """What the models of policies would have scored in one series of the reference run."""
+    """Estimated scores of policies' models in one series of the reference run."""
 
     values: NDArray[np.float64]
-    """float64 (policies,): the mean over the intervals at which all policies with a score have one; NaN: the policy has none, or there are none."""
+    """Mean over the common intervals, float64 (policies,). Common intervals have a score of every policy that has any score. NaN: the policy has no
+    score, or there are no common intervals.
+    """
     scored: NDArray[np.float64]
-    """float64 (policies,): the part of all intervals at which the policy has a score."""
+    """Share of the intervals that have a score of the policy, float64 (policies,)."""
     lower_is_better: bool
     note: str
-    """What the means are over, and what limits them."""
+    """Text with the number of common intervals, and with limits of the estimate."""
 
 
 def estimated_scores(policies: Sequence[SimulatedPolicy], results: RunResults) -> dict[str, Estimate]:
-    """Estimate the score of each policy's currently active model, by the evaluation matrix of a run. Returns the estimates by name of the series.
+    """Estimate the score of each policy's currently active model from the evaluation matrix of a run. Returns the estimates by the name of the
+    series.
 
-    At each interval, the newest trigger of the policy whose data end before the anchor is answered by the nearest model of the run that was
-    trained at its position or earlier. It is an estimate: the policy's own model would have been trained on other samples, and later. Where
-    there is no such trigger, model or evaluation, the interval has no score. Policies are compared over the intervals that those with any
-    score have in common (SIGMOD'25, section 7.2); one without any score is left out.
+    For each interval, the estimate uses the newest trigger of the policy whose data ends before the anchor. The score is the score of the run's
+    nearest model that was trained at the position of this trigger or earlier. The score is an estimate, because the policy's own model would have
+    been trained later, on other samples. If there is no such trigger, model or evaluation, the interval has no score. Policies are compared over
+    their common intervals (SIGMOD'25, section 7.2); a policy without any score is excluded.
     """
     trained = results.triggers[results.triggers["model_id"].notna()].sort_values("trigger_id")
     positions, ids = trained["position"].to_numpy(np.int64), trained["trigger_id"].to_numpy(np.int64)
@@ -122,7 +124,7 @@ def estimated_scores(policies: Sequence[SimulatedPolicy], results: RunResults) -
     found = {}
     series = [series for series, _ in series_cells(results.evaluations)]
     for one in series:
-        # As users name them: by the metric, where that says which.
+        # If only one series has the metric, its name is the metric alone.
         name = one.metric if sum(other.metric == one.metric for other in series) == 1 else " ".join(reversed(astuple(one)))
         matrix = evaluation_matrix(results.evaluations, one).reindex(ids)
         anchors = matrix.columns.get_level_values("anchor").to_numpy(np.int64)
@@ -133,19 +135,21 @@ def estimated_scores(policies: Sequence[SimulatedPolicy], results: RunResults) -
 
 
 def _compare(cells: NDArray[np.float64], *, lower_is_better: bool, handler: str) -> Estimate:
-    """Args: cells: float64 (policies, intervals), NaN where there is no score. handler: that has not evaluated all models; empty: it has."""
+    """Compare policies. Args: cells: scores, float64 (policies, intervals); NaN: no score. handler: name of a handler that did not evaluate all
+    models; otherwise empty.
+    """
     known = np.isfinite(cells)
     compared = known.any(axis=1)
     common = np.asarray(known[compared].all(axis=0) if compared.any() else np.zeros(cells.shape[1], bool))
     values = np.full(len(cells), np.nan)
     if common.any():
         values[compared] = cells[compared][:, common].mean(axis=1)
-    note = f"mean over {common.sum()} of {len(common)} intervals, those at which all policies with any score have one"
+    note = f"mean over {common.sum()} of {len(common)} intervals, namely those with a score of every policy that has any score"
     if lower_is_better:
-        note += "; low values are the good ones"
+        note += "; low values are good"
     if handler:
         note += (
-            f"; handler '{handler}' has not evaluated all models at all intervals, so that scores are missing: `modyn evaluate RUN --handler FILE` "
+            f"; handler '{handler}' did not evaluate all models at all intervals, so scores are missing: `modyn evaluate RUN --handler FILE` "
             "with `models: matrix` adds them"
         )
     return Estimate(values, known.mean(axis=1), lower_is_better, note)
@@ -154,7 +158,7 @@ def _compare(cells: NDArray[np.float64], *, lower_is_better: bool, handler: str)
 def _active_scores(
     policy: SimulatedPolicy, positions: NDArray[np.int64], anchors: NDArray[np.int64], matrix: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The score at each interval, NaN where there is none. Args: positions: of the run's models, the rows of `matrix`."""
+    """Return the score for each interval; NaN: no score. Args: positions: positions of the run's models, which are the rows of `matrix`."""
     if policy.failed:
         return np.full(len(anchors), np.nan)
     ends = np.array([trigger.fired_at + 1 for trigger in policy.triggers], np.int64)
@@ -170,7 +174,8 @@ def _active_scores(
 
 
 def pareto_front(cost: NDArray[np.float64], score: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return which entries no other beats: none costs no more with a higher score, or less with the same. Those without a score are not.
+    """Return whether each entry is on the Pareto front: no other entry has a higher score at no higher cost, or the same score at a lower cost. An
+    entry without a score is not on the front.
 
     >>> pareto_front(np.array([1.0, 2.0, 3.0, 3.0]), np.array([0.5, 0.4, 0.9, np.nan])).tolist()
     [True, False, True, False]

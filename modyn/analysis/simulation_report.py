@@ -1,4 +1,4 @@
-"""The HTML page of a simulation: all policies on one time axis, and what they cost against what they bring."""
+"""HTML page of a simulation, with charts of the triggers of all policies on one time axis, and of scores over cost."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from modyn.analysis.figure import ACTIVE, NEUTRAL, TRAINED, Figure
+from modyn.analysis.charts.figure import ACTIVE, NEUTRAL, TRAINED, Figure
 from modyn.analysis.page import html_table, page, section
 from modyn.analysis.simulation import ESTIMATE, cost_of, pareto_front
 from modyn.atomic_write import replacing
 from modyn.config.durations import format_timestamp
 
 MAX_MARKS: Final = 400
-"""Marks of one policy on the time axis; of more triggers, some in a row are one mark."""
+"""Largest number of marks of one policy on the time axis. With more triggers, several successive triggers share a mark."""
 MAX_NAMES: Final = 40
-"""Points of one kind that have their policies' names beside them; more would hide each other, and have names where the pointer is."""
+"""Largest number of points of one kind with visible names of their policies. With more points, a name is visible only under the pointer."""
 
 _SCORE_NOTE = (
-    "An estimate: at each interval of the run's evaluation matrix, the policy's newest trigger is answered by the run's nearest earlier model. "
-    "Policies on the line are not beaten: no other costs as little and scores better."
+    "This is an estimate: for each interval of the run's evaluation matrix, the run's nearest earlier model replaces the model of the policy's "
+    "newest trigger. Policies on the line are optimal: no other policy has a better score at the same or a lower cost."
 )
 
 
 def write_simulation_report(table: pd.DataFrame, title: str, path: Path) -> Path:
     """Write the page of a simulation, and return its absolute path. An existing file is replaced atomically.
 
-    Args: table: of `simulation_table`. title: what was simulated on.
-    Raises: OSError: it cannot be written.
+    Args: table: from `simulation_table`. title: name of the stream.
+    Raises: OSError: the file cannot be written.
     """
     path = path.absolute()
     with replacing(path, path.with_name(path.name + ".tmp")) as file:
@@ -40,18 +40,20 @@ def write_simulation_report(table: pd.DataFrame, title: str, path: Path) -> Path
 
 
 def render_simulation(table: pd.DataFrame, title: str) -> str:
-    """Return the whole HTML page. Args: as of `write_simulation_report`."""
+    """Return the complete HTML page. Args: see `write_simulation_report`."""
     parts = [f"<h1>Simulated trigger policies</h1><p class='note'>{html.escape(title)}; nothing was trained.</p>"]
     parts.append(
-        section("When they trigger", "One row a policy; each mark is a trigger, at the time of the stream.", times_figure(table))
+        section("Times of triggers", "One row for each policy; each mark is a trigger, in stream time.", times_figure(table))
     )
-    whole = table[table["failed"] == ""]  # What failed has cost little, and says nothing.
+    whole = table[table["failed"] == ""]  # A failed policy has a low cost that is not comparable.
     for name in [column for column in map(str, table.columns) if column.startswith(ESTIMATE)]:
         notes = " ".join(note for note in table.attrs.get("notes", ()) if note.startswith(f"{name}:"))
         higher_is_better = name not in table.attrs.get("lower_is_better", ())
         figure = cost_figure(whole, name, higher_is_better=higher_is_better)
         parts.append(section(f"Cost and {name}", f"{_SCORE_NOTE} {notes}", figure))
-    note = "How long a sample waits for the trigger that trains on it, in days of stream time. Left and below is better."
+    note = (
+        "Waiting time of a sample for the trigger that trains on it, in days of stream time. Low cost and short waiting are best."
+    )
     waiting = whole.assign(**{"mean waiting in days": whole["mean_waiting_s"] / 86_400})
     parts.append(section("Cost and waiting", note, cost_figure(waiting, "mean waiting in days", higher_is_better=False)))
     shown = table.drop(columns=["positions", "times"])
@@ -65,7 +67,7 @@ def render_simulation(table: pd.DataFrame, title: str) -> str:
 
 
 def times_figure(table: pd.DataFrame) -> Figure:
-    """Draw the triggers of all policies on one time axis. Args: table: of `simulation_table`."""
+    """Draw the triggers of all policies on one time axis. Args: table: from `simulation_table`."""
     x, y, numbers = list[str](), list[str](), list[int]()
     for name, times in zip(table["policy"], table["times"], strict=True):
         for marks in np.array_split(np.asarray(times, np.int64), min(len(times), MAX_MARKS) or 1):
@@ -89,9 +91,9 @@ def times_figure(table: pd.DataFrame) -> Figure:
 
 
 def cost_figure(table: pd.DataFrame, column: str, *, higher_is_better: bool) -> Figure:
-    """Draw the values of a column over the cost of each policy, with the front of those that none beats.
+    """Draw the values of a column over the cost of each policy, with the Pareto front.
 
-    Args: table: of `simulation_table`, with the column. higher_is_better: else lower values are.
+    Args: table: from `simulation_table`, with the column. higher_is_better: high values are good; false: low values are good.
     """
     cost, values = cost_of(table), table[column].astype("float64")
     score = np.asarray(values if higher_is_better else -values, np.float64)

@@ -1,4 +1,4 @@
-"""Times of tables as datetimes."""
+"""Convert times in tables to datetimes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ _TIMES: Final = (
 )
 """Columns that are seconds since 1970."""
 _CALENDAR: Final = (-62_135_596_800, 253_402_300_799)
-"""The years 1 to 9999, which datetimes of Python know."""
+"""Years 1 to 9999, the range of Python datetimes."""
 
 
 def with_times(table: pd.DataFrame) -> pd.DataFrame:
-    """Return `table` with its times as datetimes of UTC, NaT where there is none.
+    """Return `table` with its times as UTC datetimes; missing times become NaT.
 
-    Whole seconds, milliseconds where they have fractions. A column with a time beyond the years 1 to 9999 keeps its seconds since 1970.
+    The resolution is seconds, or milliseconds if there are fractions. A column with a time outside of the years 1 to 9999 stays in seconds since
+    1970.
     """
     found = {name: _datetimes(table[name]) for name in _TIMES if name in table}
     return table.assign(**{name: column for name, column in found.items() if column is not None})
@@ -49,12 +50,11 @@ def _datetimes(column: pd.Series[float]) -> pd.Series[pd.Timestamp] | None:
 
 
 def records_table(kind: type[Any], records: Sequence[Any], without: Sequence[str] = ()) -> pd.DataFrame:
-    """Return records as a table with the fields of `kind` as columns, also when there are no rows.
-
-    Args: without: names of fields that get no column.
+    """Return records as a table with the fields of `kind` as columns. A table without rows also has these columns. Args: without: names of fields
+    without a column.
     """
     shown = [field for field in fields(kind) if field.name not in without]
     rows = [[getattr(record, field.name) for field in shown] for record in records]
-    # Numbers that may be missing stay whole numbers.
+    # With nullable types of integers, a column with missing numbers keeps whole numbers.
     whole = {field.name: "Int64" for field in shown if field.type == "int | None"}
     return with_times(pd.DataFrame(rows, columns=[field.name for field in shown]).astype(whole))

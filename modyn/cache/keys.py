@@ -1,4 +1,4 @@
-"""Under which keys a cache holds samples: equal only where equal code makes equal bytes of the same samples."""
+"""Keys of cached samples. Two keys are equal only if equal code makes equal bytes of the same sample."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from modyn.records import Int64Array
 TierName = Literal["encoded", "decoded", "augmented"]
 
 CODEC_VERSION: Final = 3
-"""Of the buffers that `sample_codec.py` writes. Another one is needed whenever these would be read in another way."""
+"""Version of the buffers that `sample_codec.py` writes. Every change of the format raises it."""
 NAMESPACE_BYTES: Final = 12
-"""Of 2^48 namespaces, two would be expected to be the same."""
+"""Size of a namespace in bytes. With this size, one collision is expected among 2^48 namespaces."""
 
 
 def namespace(dataset_identity: str, deletion_epoch: int, decoding: str, tier: TierName) -> bytes:
-    """Return what stands before all keys of the samples of a dataset in a tier, NAMESPACE_BYTES long.
+    """Return the key prefix that all samples of a dataset have in a tier, NAMESPACE_BYTES long.
 
-    Encoded samples are the bytes as stored: pipelines that decode them in different ways share these.
+    Encoded samples are the bytes that storage holds, so pipelines with different decoding code share these samples.
 
-    Args: dataset_identity: of one registration, as in `DatasetInfo`. deletion_epoch: grows when samples are deleted or corrected.
-    decoding: a digest of all that turns payloads into tensors: the user's functions, their options, the packages that they import, and the
-    versions of libraries that decode (`modyn/dataset/code_versions.py`).
+    Args: dataset_identity: identity of one registration, as in `DatasetInfo`. deletion_epoch: grows when samples are deleted or corrected.
+    decoding: digest of everything that turns payloads into tensors: the user's functions, their options, the packages that they import, and the
+    versions of decoding libraries (`modyn/dataset/code/code_versions.py`).
 
     >>> before = namespace("digits", 0, "parser", "decoded")
     >>> [before == namespace("digits", *other, "decoded") for other in ((0, "parser"), (1, "parser"), (0, "other"))]
@@ -35,9 +35,10 @@ def namespace(dataset_identity: str, deletion_epoch: int, decoding: str, tier: T
 
 
 def value_identity(namespace: bytes, key: int, stamp: int) -> bytes:
-    """Return what the checksum of a value covers besides its bytes, so that it is found nowhere else: 12 + 16 bytes.
+    """Return the identity of a value, 12 + 16 bytes. The checksum covers the value and this identity, so a reader never mistakes another value for
+    this one.
 
-    Args: stamp: of its admission, which no other value of the sample has; 0: all values of the sample are equally good.
+    Args: stamp: number of the value's admission, different for each value of a sample; 0: all values of the sample are equal.
 
     >>> value_identity(b"digits", 1, 0) == value_identity(b"digits", 1, 7)
     False

@@ -1,12 +1,12 @@
-"""One sample's value as one buffer, and back. In workers only: imports torch.
+"""Convert one sample's value to a buffer and back. Only workers import this module, because it imports torch.
 
 A buffer is a header, the layout of the value (`value_layout.py`), and its bytes, compressed or not:
 
     XXH64 of the value's identity and of all that follows: 8 bytes, then b"MDC", version: 1, compression: 1, unused: 1, size of the layout: 2, size of
     the bytes before compression: 8; layout; 0 up to a multiple of 16; bytes
 
-Integers are little endian. The identity (`keys.value_identity`) is not written: whoever reads a value says which one it must be. A buffer that is
-damaged, of another value or version, or compressed by what is not installed counts as not found.
+Integers are little endian. The identity (`keys.value_identity`) is not written, because the reader knows the identity that it expects. A reader
+treats a buffer as missing if the buffer is damaged, belongs to another value or version, or needs a decompressor that is not installed.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ import numpy as np
 
 from modyn._core import checksum
 from modyn.cache.keys import CODEC_VERSION
-from modyn.cache.tier import Buffer, PartedBuffer
+from modyn.cache.tiers.tier import Buffer, PartedBuffer
 from modyn.cache.value_layout import ALIGNMENT, ByteArray, ValuePlan, plan_of_text, take_apart
 from modyn.errors import ConfigError, InvalidArgumentError
 from modyn.zstd import zstd
 
 Compression = Literal["none", "zstd", "lz4"]
 _COMPRESSIONS: Final = get_args(Compression)
-"""A buffer holds the position in it."""
+"""Kinds of compression. A buffer stores the position of its kind in this tuple."""
 ZSTD_LEVEL: Final = 1
-"""The fastest: what is slower to read than to decode again is of no use in a cache."""
+"""Level of zstd: the fastest one, because a cached value must be faster to read than to decode again."""
 
 MOST_UNPACKED_BYTES: Final = 1 << 30
-"""Largest size of a value once it is unpacked: another program may write a few bytes that unpack to more than the memory."""
+"""Largest size of an unpacked value in bytes. Without this bound, a few bytes that another program wrote could unpack to more than the memory."""
 
 _HEADER: Final = struct.Struct("<Q3sBBxHQ")
 _CHECKED: Final = 8
-"""Bytes from here on are checked."""
+"""Offset of the first byte that the checksum covers."""
 _MAGIC: Final = b"MDC"
 
 
 class SampleCodec:
-    """Encodes with one compression, and decodes what any was used for. For any thread."""
+    """Encodes with one compression, and decodes buffers of any compression. Thread-safe."""
 
     def __init__(self, compression: Compression = "none") -> None:
         """Raises: ConfigError: the package is missing."""
@@ -54,14 +54,16 @@ class SampleCodec:
         self._compression = _COMPRESSIONS.index(compression)
 
     def encode(self, value: object, identity: bytes = b"") -> bytes:
-        """Write one value: a tensor, an array, a number, bytes, or a tuple or dict of such. Its memory is copied.
+        """Write one value: a tensor, an array, a number, bytes, or a tuple or dict of such values. The memory of the value is copied.
 
-        Raises: InvalidArgumentError: it cannot be kept (sparse, quantized, of objects, of another type …); names what and where it is.
+        Raises: InvalidArgumentError: the value cannot be kept (sparse, quantized, of objects, of another type …); the message names the part and its
+            place.
         """
         return bytes(self.encode_parts(value, identity))
 
     def encode_parts(self, value: object, identity: bytes = b"") -> PartedBuffer:
-        """As `encode`, without copying: the buffer shares the memory of the value. Not compressed, its bytes are read only when it is written."""
+        """Encode like `encode`, but without a copy: the buffer shares the memory of the value. Without compression, the value's bytes are read only
+        when the buffer is written to a tier."""
         plan, leaves = take_apart(value)
         if self._compression and plan.num_bytes > MOST_UNPACKED_BYTES:
             raise InvalidArgumentError(
@@ -70,6 +72,7 @@ class SampleCodec:
         parts: list[Buffer] = []
         end = 0
         for leaf, (start, stop) in zip(leaves, plan.spans, strict=True):
+            # Zeros up to the multiple of ALIGNMENT at which the leaf begins.
             parts += [part for part in (bytes(start - end), leaf.data) if len(part)]
             end = stop
         head = self._head(plan)
@@ -78,39 +81,41 @@ class SampleCodec:
         return PartedBuffer(len(head) + sum(map(len, parts)), partial(_seal, identity, head, parts))
 
     def decode(self, buffer: Buffer | None, identity: bytes = b"") -> Any:
-        """Read one value, which may be written to: it shares the buffer where that may be, and is copied otherwise.
+        """Read one value. The value is writable. If the buffer is writable, the value shares its memory; otherwise the value is copied.
 
-        Args: buffer: of `encode`; None: there is none. identity: as of `encode`. Returns: the value; None: there is none, it is damaged, or it is
-        another one.
+        Args: buffer: result of `encode`, or None. identity: see `encode`. Returns: the value; None: the buffer is missing, damaged, or of another
+        value.
         """
         opened = None if buffer is None else _open(buffer, identity)
         if opened is None:
             return None
         plan, content = opened
+        # NumPy and PyTorch would read unaligned memory slowly or not at all, and values must be writable.
         is_shared = content.flags.writeable and content.ctypes.data % ALIGNMENT == 0
         try:
             return plan.value(content if is_shared else content.copy())
-        except Exception:  # noqa: BLE001  (its checksum is right: others have made it so, and NumPy, PyTorch or PIL do not take what it says)
+        except Exception:  # noqa: BLE001  (the checksum matches, so another program wrote this layout; NumPy, PyTorch or PIL refuse it)
             return None
 
     def _head(self, plan: ValuePlan) -> bytes:
-        """All before the bytes of a value, with 0 for the checksum."""
+        """Return all bytes before those of the value, with 0 in place of the checksum."""
         if len(plan.text) > 0xFFFF:
             raise InvalidArgumentError(
                 f"the sample has {len(plan.leaves)} parts, and their names and shapes take more than 65,535 bytes: the cache cannot keep it"
             )
         header = _HEADER.pack(0, _MAGIC, CODEC_VERSION, self._compression, len(plan.text), plan.num_bytes)
+        # The values begin aligned after the head.
         return header + plan.text + bytes(-(len(header) + len(plan.text)) % ALIGNMENT)
 
 
 def _seal(identity: bytes, head: bytes, parts: Sequence[Buffer]) -> Sequence[Buffer]:
-    """The pieces of a buffer. Args: head: of `_head`. parts: the bytes of the value."""
+    """Return the pieces of a buffer, the checksum first. Args: head: result of `_head`. parts: the bytes of the value."""
     checked = head[_CHECKED:]
     return [checksum(identity, checked, *parts).to_bytes(_CHECKED, "little") + checked, *parts]
 
 
 def _open(buffer: Buffer, identity: bytes) -> tuple[ValuePlan, ByteArray] | None:
-    """How the value of a buffer is laid out, and its bytes, shared where they are not compressed. None: it is damaged."""
+    """Return the layout of a buffer's value and its bytes, which share the buffer if they are not compressed. None: the buffer is damaged."""
     if len(buffer) < _HEADER.size:
         return None
     expected, magic, version, compression, size, num_bytes = _HEADER.unpack_from(buffer)
@@ -122,6 +127,7 @@ def _open(buffer: Buffer, identity: bytes) -> tuple[ValuePlan, ByteArray] | None
         return None
     stored = memoryview(buffer)[stop + -stop % ALIGNMENT :]
     if compression:
+        # The size may come from another program, and is checked before memory is allocated for it.
         if num_bytes > MOST_UNPACKED_BYTES:
             return None
         unpacked = _decompress(compression, stored, num_bytes)
@@ -146,11 +152,12 @@ def _compress(compression: int, content: bytes) -> bytes:
 
 
 def _decompress(compression: int, stored: memoryview, num_bytes: int) -> bytes | None:
-    """At most the bytes that there must be; None: there are others, or what reads them is not installed."""
+    """Decompress to the expected number of bytes; None: the number differs, or the library is not installed."""
     name = _COMPRESSIONS[compression] if compression < len(_COMPRESSIONS) else ""
     if name == "zstd":
         reader = zstd.ZstdDecompressor()
         try:
+            # One byte more than expected: a longer content is noticed without unpacking all of it.
             content: bytes = reader.decompress(stored, max_length=num_bytes + 1)
         except zstd.ZstdError:
             return None

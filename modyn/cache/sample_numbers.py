@@ -1,4 +1,4 @@
-"""Small sets of sample numbers, for samplers and for what serves their batches."""
+"""Operations on small sets of sample numbers, for samplers and readers of batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NO_SAMPLES: Final[Int64Array] = np.empty(0, np.int64)
 
 
 def among(samples: Int64Array, others: Int64Array) -> BoolArray:
-    """Return which of some samples are among others. This is `numpy.isin`, but fast for arrays of the size of a batch.
+    """Return which of `samples` are in `others`. The function is `numpy.isin`, but fast for arrays of the size of a batch.
 
     >>> among(np.array([3, 1, 2]), np.array([2, 3]))
     array([ True, False,  True])

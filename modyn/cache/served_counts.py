@@ -1,4 +1,4 @@
-"""Where the samples of a training came from, how often one was prepared for each that was served, and what the cache saved. Imports no torch."""
+"""Sources of the samples of a training, preparations for each served sample, and time that the cache saved. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,63 +6,52 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from modyn.cache.profile import CacheProfile
+from modyn.cache.plan.profile import CacheProfile
 
 
 @dataclass(frozen=True, slots=True)
 class ServedCounts:
-    """Samples of a training, by source, and what was prepared besides them."""
+    """Samples of a training by source, and samples that were prepared for the cache only."""
 
     storage: int
-    """Samples that no tier had."""
+    """Samples that came from storage, because no tier had them."""
     encoded: int
     decoded: int
     augmented: int
     beside_read: int = 0
-    """Samples that were read from storage for the cache only: the values that a sampler fills it with beside batches, and those whose size is
-    measured before the first batch."""
+    """Samples that were read from storage for the cache only, to fill the cache in the background, or to measure sizes before the first batch."""
     beside_decoded: int = 0
     """Samples that were decoded for the cache only."""
     beside_augmented: int = 0
-    """The same, augmented."""
+    """Samples that were augmented for the cache only."""
     evicted: int = 0
-    """Values that the training's sampler had dropped from its tier."""
+    """Values that the training's sampler removed from its tier."""
     not_asked: int = 0
-    """Samples that were not looked up in a tier, since the store was slow or away just before: they came from another one, or storage."""
+    """Samples that were not looked up in a tier, because the store was slow or unavailable. These samples came from another tier or from storage."""
 
     @classmethod
     def of(cls, num_loaded: int, num_cached: Mapping[str, Any], work: Mapping[str, Any]) -> Self:
-        """Count. Args: num_loaded: samples that the training was given. num_cached: of these, by tier. work: the fields of `CacheWork`."""
+        """Count the samples of a training. Args: num_loaded: number of samples that the training got. num_cached: number of these from each
+        tier. work: the fields of `CacheWork`."""
         cached = {name: int(num_cached.get(name, 0)) for name in ("encoded", "decoded", "augmented")}
         beside = {f"beside_{name}": int(work.get(name, 0)) for name in ("read", "decoded", "augmented")}
-        # Never less than nothing: a sample that the cache had may be left out as a bad one.
+        # At least 0: a cached sample may be left out as a bad sample.
         storage = max(0, num_loaded - sum(cached.values()))
         return cls(storage=storage, **cached, **beside, **{name: int(work.get(name, 0)) for name in ("evicted", "not_asked")})
 
-    @classmethod
-    def of_result(cls, result: Mapping[str, Any]) -> Self | None:
-        """Count by the result of a training; None: no cache took part in it."""
-        if "num_cached" not in result:
-            return None
-        downsampling = result.get("downsampling") or {}
-        num_loaded = (
-            downsampling["num_candidates"] if downsampling.get("mode") == "batch_then_sample" else result.get("num_samples", 0)
-        )
-        return cls.of(int(num_loaded), result["num_cached"], result.get("cache_work", {}))
-
     @property
     def served(self) -> int:
-        """All samples that the training was given."""
+        """All samples that the training got."""
         return self.storage + self.encoded + self.decoded + self.augmented
 
     @property
     def hit_share(self) -> float:
-        """The part of these that came from a cache; 0 where there are none."""
+        """Share of the served samples that came from the cache, 0 … 1; 0 without samples."""
         return 1 - self.storage / self.served if self.served else 0.0
 
     @property
     def decodings(self) -> int:
-        """How often a sample was decoded: for a batch, or beside it."""
+        """Number of decodings, for batches and for the cache only."""
         return self.storage + self.encoded + self.beside_decoded
 
     @property
@@ -71,8 +60,8 @@ class ServedCounts:
         return self.decodings / self.served if self.served else 0.0
 
     def seconds_saved(self, profile: CacheProfile) -> float:
-        """Estimate how much longer this machine would have prepared the samples without the cache: what was not read, decoded and augmented, less
-        what was done for the cache only. Below 0: the cache has cost more than it saved. What reading from the cache takes is not counted."""
+        """Estimate the preparation time that the cache saved on this machine: the time of omitted reads, decodings and augmentations, less the work
+        for the cache only. A negative result means that the cache cost more than it saved. The time of reading from the cache does not count."""
         hits = self.encoded + self.decoded + self.augmented
         saved = profile.preparation_s(hits, self.decoded + self.augmented, self.augmented)
         return saved - profile.preparation_s(self.beside_read, self.beside_decoded, self.beside_augmented)

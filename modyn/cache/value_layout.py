@@ -1,9 +1,8 @@
-"""What a decoded or augmented sample consists of: tensors, arrays, images and numbers, alone or in tuples and dicts; and where their bytes lie in
-one buffer, so that the same value is made of it again, without copying but for images. Of an image, mode, size and pixels count, not its `info`.
+"""Layout of a decoded or augmented sample: tensors, arrays, images and numbers, alone or in tuples and dicts, and the places of their bytes in one
+buffer. The same value can be made from the buffer. Only images are copied. An image keeps mode, size and pixels, but not its `info`.
 
-The layout is JSON, small and equal for all samples of one shape. It is a *leaf*, [kind, dtype, shape, order], or ["tuple", [layout, …]], or
-["dict", [[name, layout], …]]. `order` says in which order the axes lie in memory where that is not their own: images are often permuted, and a
-batch of such is laid out otherwise.
+The layout is JSON, small and equal for all samples of one shape. A layout is a *leaf*, [kind, dtype, shape, order], or ["tuple", [layout, …]], or
+["dict", [[name, layout], …]]. `order` is the order of the axes in memory if it differs from that of `shape`, as for permuted images.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from modyn.errors import InvalidArgumentError
 
 ByteArray = npt.NDArray[np.uint8]
 Layout = tuple[Any, ...]
-"""As the JSON, of tuples in place of lists."""
+"""A layout as in the JSON, with tuples in place of lists."""
 
 ALIGNMENT: Final = 16
-"""Bytes: each leaf begins at a multiple of it, for all types of numbers."""
+"""Each leaf begins at a multiple of this number of bytes, which suits all types of numbers."""
 MAX_DEPTH: Final = 16
-"""Tuples and dicts within each other."""
+"""Largest depth of nested tuples and dicts."""
 _NAMES: Final = {
     dtype: str(dtype).removeprefix("torch.")
     for dtype in (
@@ -42,7 +41,8 @@ _NUMBERS: Final = {bool: ("bool", "|b1"), int: ("int", "<i8"), float: ("float", 
 """Kind and dtype of Python's own numbers."""
 _KINDS: Final = {"torch", "numpy", "image", "scalar", "bytes", "memoryview", *(kind for kind, _ in _NUMBERS.values())}
 _PIXEL_BYTES: Final = {"L": 1, "LA": 2, "I;16": 2, "RGB": 3, "YCbCr": 3, "HSV": 3, "LAB": 3, "RGBA": 4, "CMYK": 4, "I": 4, "F": 4}
-"""Of the modes of images that are kept: those whose pixels say all. Others have a palette, or bits for pixels."""
+"""Bytes for each pixel, by mode of image. Only these modes are kept, because their pixels alone define the image. Other modes have a palette, or
+pack pixels into bits."""
 _ORIENTATION: Final = 0x0112
 """Tag of EXIF."""
 _ALLOWED: Final = "dense tensors on the CPU, arrays of numbers, images of PIL, numbers, or tuples or dicts of such"
@@ -51,16 +51,16 @@ T = TypeVar("T")
 
 
 class Leaf(NamedTuple):
-    """One tensor, array, image, number or text of bytes."""
+    """One tensor, array, image, number or byte string."""
 
     kind: str
     """torch, numpy, image, scalar (a number of NumPy), bool, int, float, complex, bytes, memoryview."""
     dtype: str
-    """By PyTorch's name, or NumPy's `dtype.str`; the mode of an image."""
+    """Name of the dtype in PyTorch, or NumPy's `dtype.str`; for an image, its mode."""
     shape: tuple[int, ...]
-    """Of an image its width and height."""
+    """Shape of the value; for an image, its width and height."""
     order: tuple[int, ...]
-    """Axes from the slowest to the fastest; empty: as they stand."""
+    """Axes from the slowest to the fastest; empty: the order of `shape`."""
 
     @property
     def shape_in_memory(self) -> tuple[int, ...]:
@@ -69,7 +69,7 @@ class Leaf(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """All elements."""
+        """Size of all elements in bytes."""
         if self.kind == "image":
             return math.prod(self.shape) * _PIXEL_BYTES[self.dtype]
         itemsize = _DTYPES[self.dtype].itemsize if self.kind == "torch" else np.dtype(self.dtype).itemsize
@@ -77,11 +77,13 @@ class Leaf(NamedTuple):
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """Where each axis of `shape` stands in memory: `permute` by it undoes `order`."""
+        """Position in memory of each axis of `shape`. `permute` with these positions undoes `order`."""
         return tuple(sorted(range(len(self.order)), key=self.order.__getitem__))
 
     def value(self, content: ByteArray) -> Any:
-        """Make the leaf of its bytes, which it shares. Args: content: uint8 (num_bytes,), aligned, may be written to."""
+        """Make the leaf's value from its bytes. The value shares the memory of these bytes. Args: content: uint8 (num_bytes,), aligned and
+        writable.
+        """
         if self.kind == "torch":
             dtype, shape = _DTYPES[self.dtype], self.shape_in_memory
             # An array without bytes may have a stride that `view` refuses.
@@ -101,31 +103,31 @@ class Leaf(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ValuePlan:
-    """Where the leaves of a value lie in its bytes."""
+    """Layout of a value, and the position of each leaf in its bytes."""
 
     text: bytes
     """The layout as JSON."""
     layout: Layout
     leaves: tuple[Leaf, ...]
-    """In the order of the layout."""
+    """Parts in the order of the layout."""
     spans: tuple[tuple[int, int], ...]
-    """[start, stop) of each leaf; starts are multiples of ALIGNMENT, what lies between is 0."""
+    """[start, stop) of each leaf; starts are multiples of ALIGNMENT, the bytes between leaves are 0."""
 
     @property
     def num_bytes(self) -> int:
-        """Of the whole value."""
+        """Bytes of the whole value."""
         return self.spans[-1][1] if self.spans else 0
 
     def value(self, content: ByteArray) -> Any:
-        """Make the value of its bytes, which it shares. Args: content: as for `Leaf.value`."""
+        """Make the value from its bytes. The value shares the memory of these bytes. Args: content: as for `Leaf.value`."""
         leaves = (leaf.value(content[start:stop]) for leaf, (start, stop) in zip(self.leaves, self.spans, strict=True))
         return _build(self.layout, leaves)
 
 
 def take_apart(value: object) -> tuple[ValuePlan, list[ByteArray]]:
-    """Return how a value is laid out, and the bytes of each leaf, shared where they lie in order.
+    """Return the layout of a value, and the bytes of each leaf. If the memory of a leaf is contiguous, its bytes share this memory.
 
-    Raises: InvalidArgumentError: it, or a part of it, cannot be kept; names it.
+    Raises: InvalidArgumentError: the value or a part of it cannot be kept; the message names the part.
     """
     found: list[ByteArray] = []
     layout = _flatten(value, "", found)
@@ -134,7 +136,7 @@ def take_apart(value: object) -> tuple[ValuePlan, list[ByteArray]]:
 
 @lru_cache(maxsize=1024)
 def plan_of_layout(layout: Layout) -> ValuePlan:
-    """Lay a value out. Equal layouts get the same plan."""
+    """Return the plan of a layout. Equal layouts get the same plan."""
     plan = plan_of_text(json.dumps(layout, separators=(",", ":")).encode())
     assert plan is not None
     return plan
@@ -142,8 +144,9 @@ def plan_of_layout(layout: Layout) -> ValuePlan:
 
 @lru_cache(maxsize=1024)
 def plan_of_text(text: bytes) -> ValuePlan | None:
-    """Read a layout. None: it is none that this version writes."""
+    """Read a layout. Returns None if this version does not write such a layout."""
     try:
+        # The text may come from another program, so every wrong form is refused here.
         layout = _as_tuples(json.loads(text))
         leaves = tuple(_leaves(layout))
         spans, end = [], 0
@@ -159,14 +162,14 @@ def plan_of_text(text: bytes) -> ValuePlan | None:
 
 
 def _is_known(leaf: Leaf) -> bool:
-    """Whether this version writes such a leaf: others may have written the layout."""
+    """Whether this version writes such a leaf. Another program may have written the layout."""
     sizes_are_whole = all(type(size) is int and size >= 0 for size in leaf.shape)
     return sizes_are_whole and leaf.kind in _KINDS and (leaf.kind in ("torch", "image") or np.dtype(leaf.dtype).kind in "biufc")
 
 
 def _flatten(value: Any, where: str, found: list[ByteArray]) -> Layout:
-    """The layout of `value`, whose leaves are added to `found`. where: of the whole value, for messages. By exact type: what a subclass adds
-    would be lost."""
+    """Return the layout of `value`, and add its leaves to `found`. Types must match exactly, because additions of a subclass would be lost. Args:
+    where: place in the whole value, for messages."""
     kind = type(value)
     if kind is torch.Tensor:
         _check_tensor(value, where)
@@ -178,6 +181,7 @@ def _flatten(value: Any, where: str, found: list[ByteArray]) -> Layout:
     if kind is np.ndarray or isinstance(value, np.generic):
         if value.dtype.kind not in "biufc":
             raise _refused(where, f"a {kind.__name__} of dtype {value.dtype}")
+        # A number of NumPy has no strides.
         order = _order(value.strides) if kind is np.ndarray else ()
         array = value.transpose(order) if order else value
         found.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
@@ -191,18 +195,20 @@ def _flatten(value: Any, where: str, found: list[ByteArray]) -> Layout:
         return name, dtype, (), ()
     if kind not in (tuple, dict):
         return _flatten_bytes(value, where, found)
+    # The part of a nested value is named by its brackets, so they count the depth.
     if where.count("[") >= MAX_DEPTH:
         raise _refused("", f"a value with more than {MAX_DEPTH} tuples and dicts within each other")
     if kind is tuple:
         return "tuple", tuple(_flatten(part, f"{where}[{i}]", found) for i, part in enumerate(value))
     for name in value:
+        # Two names of a dict that are equal after a conversion to text would become one.
         if type(name) is not str:
             raise _refused(where, f"a dict with {name!r}, a {type(name).__name__}, for a name")
     return "dict", tuple((name, _flatten(part, f"{where}[{name!r}]", found)) for name, part in value.items())
 
 
 def _flatten_bytes(value: Any, where: str, found: list[ByteArray]) -> Layout:
-    """As `_flatten`, of bytes and images."""
+    """Flatten bytes and images, see `_flatten`."""
     if type(value) is bytes or (type(value) is memoryview and value.contiguous and value.format == "B"):
         found.append(np.frombuffer(value, np.uint8))
         return type(value).__name__, "|u1", (len(found[-1]),), ()
@@ -214,7 +220,7 @@ def _flatten_bytes(value: Any, where: str, found: list[ByteArray]) -> Layout:
 
 
 def _check_tensor(tensor: torch.Tensor, where: str) -> None:
-    """Raises InvalidArgumentError for a tensor that is more than its elements."""
+    """Raise InvalidArgumentError for a tensor with more content than its elements."""
     what = None
     if type(tensor) is not torch.Tensor:
         what = f"a {type(tensor).__name__}"
@@ -235,32 +241,33 @@ def _check_tensor(tensor: torch.Tensor, where: str) -> None:
 
 
 def _check_image(image: Image.Image, where: str) -> None:
-    """Raises InvalidArgumentError for an image that is more than its pixels, as far as what is done to it may depend on it: one that a file is still
-    read for can be read smaller."""
+    """Raise InvalidArgumentError for an image with relevant content besides its pixels. An image that is not read yet is refused too, because
+    transformations could read the image at a smaller size."""
     if type(image) is not Image.Image:
-        raise _refused(where, f"a {type(image).__name__}, which is not read yet: `image.convert('RGB')` would")
+        raise _refused(where, f"a {type(image).__name__} that is not read yet (`image.convert('RGB')` reads it)")
     if "transparency" in image.info:
-        raise _refused(where, "an image with a transparent colour, which `image.convert('RGBA')` would keep")
+        raise _refused(where, "an image with a transparent colour (`image.convert('RGBA')` keeps it)")
     if image.mode not in _PIXEL_BYTES:
-        raise _refused(where, f"an image of mode {image.mode}, which `image.convert('RGB')` would change")
+        raise _refused(where, f"an image of mode {image.mode} (`image.convert('RGB')` changes it)")
     if "exif" in image.info and image.getexif().get(_ORIENTATION, 1) != 1:
-        raise _refused(where, "an image that EXIF says to turn, which `ImageOps.exif_transpose(image)` would do")
+        raise _refused(where, "an image that EXIF says to turn (`ImageOps.exif_transpose(image)` turns it)")
 
 
 def _refused(where: str, what: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"{f'part {where} of the sample' if where else 'the sample'} is {what}, which the cache cannot keep: parser and "
+        f"{f'part {where} of the sample' if where else 'the sample'} is {what}; the cache cannot keep it: parser and "
         f"transformations must return {_ALLOWED}, or `split` must give that form no part"
     )
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """With elements as their bytes say: a conjugate or negative view is computed."""
+    """Resolve a conjugate or negative view, so that the bytes equal the elements."""
     return tensor.resolve_conj().resolve_neg()
 
 
 def _order(strides: Sequence[int]) -> tuple[int, ...]:
-    """Axes from the slowest to the fastest; empty: as they stand."""
+    """Return the axes from the slowest to the fastest in memory; empty: the order of `shape`."""
+    # Negative strides count too: the elements are then in memory in reverse order of the axis.
     if all(map(lambda slow, fast: abs(slow) >= abs(fast), strides, strides[1:])):
         return ()
     return tuple(sorted(range(len(strides)), key=lambda axis: -abs(strides[axis])))

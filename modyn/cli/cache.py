@@ -1,4 +1,4 @@
-"""`modyn cache`: whether a cache of prepared samples would help and how to divide it, what it holds and what trainings had of it."""
+"""`modyn cache`: predict the benefit of a cache of prepared samples, plan its split, and show its content and use."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from modyn.cli.context import Json, client_of_this_machine, connect, say, services_run, system_config
-from modyn.cli.output import print_json, print_table, size
+from modyn.cli.views.output import print_json, print_table, size
 
 if TYPE_CHECKING:
-    from modyn.cache.measuring import MeasuredPart
-    from modyn.cache.performance_model import Split
-    from modyn.cache.profile import CacheProfile
+    from modyn.cache.plan.measuring import MeasuredPart
+    from modyn.cache.plan.performance_model import Split
+    from modyn.cache.plan.profile import CacheProfile
 
 app = typer.Typer(no_args_is_help=True)
 
 SHOWN_TIES: Final = 5
-"""Splits as good as the best that are named, of up to 5,151."""
+"""Largest number of listed splits that are equal to the best split. Up to 5,151 splits may be equal."""
 
 PipelineFile = Annotated[Path, typer.Argument(help="Pipeline file.", show_default=False)]
 
@@ -26,31 +26,31 @@ PipelineFile = Annotated[Path, typer.Argument(help="Pipeline file.", show_defaul
 @app.command()
 def profile(
     file: PipelineFile,
-    seconds: Annotated[float, typer.Option(min=1, max=3600, help="Measure for so long.")] = 60,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="Seconds to measure.")] = 60,
     workers: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=1024,
-            help="Threads or processes that read and decode: of all trainings that are to share the machine. Default: "
+            help="Number of threads or processes that read and decode, for all trainings that share the machine. Default: "
             "training.dataloader_workers.",
             show_default=False,
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Measure on this machine what decides about a cache for a pipeline's dataset, and keep it for `modyn cache plan`.
+    """Measure the parameters of a cache for a pipeline's dataset on this machine, and store them for `modyn cache plan`.
 
-    Runs the pipeline's own code, here. Do it while nothing else runs: what takes processors or disks meanwhile is measured too.
+    The command runs the pipeline's own code in this process. Use an idle machine: other load on processors and disks changes the result.
     """
-    from modyn.cache.profile import profile_path
+    from modyn.cache.plan.profile import profile_path
     from modyn.rpc.environment import look_here_last
     from modyn.state_folders import keep_private
 
     _check(file)
     with connect() as client:
         keep_private()
-        look_here_last()  # Trainings look in the folder of the services.
+        look_here_last()  # Imports of the pipeline's code find modules of the current folder, as in trainings.
         say(f"measuring for about {seconds:g} s")
         measured = client.profile_cache(file, seconds=seconds, workers=workers, progress=_show)
         path = profile_path(client.config.state_dir, measured.dataset, measured.data_digest)
@@ -75,7 +75,7 @@ def plan(
         typer.Option(
             min=1,
             max=10_000,
-            help="Trainings that share it, at once and over the same samples. Default: `cache.jobs`, or 1.",
+            help="Number of concurrent trainings on the same samples that share the cache. Default: `cache.jobs`, or 1.",
             show_default=False,
         ),
     ] = None,
@@ -83,7 +83,7 @@ def plan(
         str | None,
         typer.Option(
             "--split",
-            help="The split in use, to compare: percents encoded-decoded-augmented, e.g. 58-42-0. Default: `cache.split`, if it is one.",
+            help="The present split, for comparison: percentages encoded-decoded-augmented, e.g. 58-42-0. Default: `cache.split`, unless it is auto.",
             show_default=False,
         ),
     ] = None,
@@ -92,12 +92,13 @@ def plan(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Predict what a cache would bring to a pipeline: the best split, those with one form, today's, and none.
+    """Predict the speed of a pipeline for several uses of a cache: with the best split, with one form of samples only, with the present split, and
+    without a cache.
 
-    By what `modyn cache profile` has measured; nothing is measured or changed. What is not given is taken from the section `cache` of the pipeline
-    or the system file. The store and the split are those that a training on this machine uses with `split: auto`.
+    The command uses the measurements of `modyn cache profile`, and changes nothing. Missing options come from the section `cache` of the pipeline or
+    the system file. A training on this machine uses the same store and split with `split: auto`.
     """
-    from modyn.trainer_server.cache_planning import trainings
+    from modyn.trainer_server.cache_plan.cache_planning import trainings
 
     if picture is not None and picture.suffix != ".svg":
         raise typer.BadParameter(f"{picture} is drawn as SVG; give a name that ends in .svg", param_hint="--picture")
@@ -138,18 +139,18 @@ def plan(
 
 @app.command()
 def status(
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again every 2 s, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Update every 2 s, until Ctrl-C.")] = False,
     json: Json = False,
 ) -> None:
-    """Show what the cache holds, and what it has served to the newest trainings.
+    """Show the content of the cache, and what it served to the newest trainings.
 
-    Of each tier: its budget, what of that is used, samples, namespaces (datasets, each as one kind of code decodes it), and samples that were
-    evicted. Of each training: how many samples came from storage and from each tier, how many were decoded for each that was served, those for
-    the cache only included, how many its sampler evicted, and the seconds of preparing that this saved: an estimate, only where `modyn cache
-    profile` has measured the dataset. With --watch and --json, one line a look. A Redis that several installations share is shown as a whole.
+    A row for each tier has its budget, its use, samples, namespaces (a namespace is a dataset with one kind of decoding), and evicted samples. A row
+    for each training has the number of samples from storage and from each tier, the number of decoded samples (also samples decoded for the cache)
+    per served sample, and the samples that its sampler evicted. If `modyn cache profile` has measured the dataset, the row also has an estimate of
+    the saved seconds of preparation. With --watch and --json, each update is one line. A Redis is shown with the content of all its installations.
     """
-    from modyn.cli.cache_status import read_status, show
-    from modyn.cli.cache_status import watch as look_again
+    from modyn.cli.views.cache_status import read_status, show
+    from modyn.cli.views.cache_status import watch as look_again
 
     config = system_config()
     if watch:
@@ -164,19 +165,20 @@ def clear(
         str | None, typer.Option("--tier", help="Only this tier: encoded, decoded or augmented.", show_default=False)
     ] = None,
 ) -> None:
-    """Forget all cached samples, the budgets, and what trainings decide together by, in shared memory and in Redis. Nothing else is lost.
+    """Remove all cached samples, the budgets, and the shared state of trainings, in shared memory and in Redis. Nothing else is lost.
 
-    Trainings that run go on, and keep samples again: they read meanwhile from storage. In a Redis that several installations share, those of
-    all are forgotten. Another size of the cache needs no clearing: it holds once no training has used the old one for ten seconds.
+    Running trainings continue, read from storage, and fill the cache again. If several installations share a Redis, the samples of all these
+    installations are removed. A new size of the cache needs no clearing. The new size takes effect when no training has used the old size for ten
+    seconds.
     """
     from modyn.cache.sharing.clearing import clear_memory_states, clear_redis_states
-    from modyn.cache.stores import TIERS, clear_memory, clear_redis
-    from modyn.cli.cache_status import redis_url
+    from modyn.cache.tiers.stores import TIERS, clear_memory, clear_redis
+    from modyn.cli.views.cache_status import redis_url
     from modyn.state_folders import shared_folder
 
     chosen = tuple(name for name in TIERS if tier in (None, name))
     if not chosen:
-        raise typer.BadParameter(f"'{tier}' is no tier; allowed are {', '.join(TIERS)}", param_hint="--tier")
+        raise typer.BadParameter(f"'{tier}' is not a tier; allowed are {', '.join(TIERS)}", param_hint="--tier")
     config = system_config()
     folder, url = shared_folder(config.state_dir), redis_url(config)
     if tier is None:
@@ -216,16 +218,16 @@ def print_profile(measured: CacheProfile) -> None:
 
 
 def _rounded(value: float | str) -> str:
-    """Whole numbers from 1,000 on, four digits below."""
+    """Format a number: as a whole number if it is at least 1,000, otherwise with four digits."""
     if isinstance(value, str):
         return value
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _check(file: Path) -> None:
-    """Whatever is wrong in the file is told before services are asked for. Raises: ConfigError."""
+    """Check the file before services are started. Raises ConfigError."""
     from modyn.config.overrides import read_pipeline
-    from modyn.trainer_server.profiled_pipeline import load_profiled
+    from modyn.trainer_server.cache_plan.profiled_pipeline import load_profiled
 
     load_profiled(read_pipeline(file), str(file))
 
@@ -235,7 +237,7 @@ def _show(part: MeasuredPart) -> None:
 
 
 def _draw(picture: Path, title: str, predictions: Any, today: Split | None) -> None:
-    from modyn.analysis.cache_picture import splits_svg
+    from modyn.analysis.charts.cache_picture import splits_svg
     from modyn.atomic_write import replacing, writing_for_user
 
     with writing_for_user(picture), replacing(picture) as file:

@@ -1,4 +1,4 @@
-"""Shared by all commands: the options before the command, and the client."""
+"""Options and functions that all commands share, such as those that open a client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 _ASK_S = 1.0
-"""Seconds that read-only commands wait for services of another machine."""
+"""Seconds for which read-only commands wait for services of another machine."""
 
 
 def system_config() -> SystemConfig:
@@ -28,7 +28,7 @@ def system_config() -> SystemConfig:
 
 
 def config_file() -> Path | None:
-    """The configuration file: $MODYN_CONFIG, which `--config` sets for this command; None: built-in defaults."""
+    """Return the configuration file, which $MODYN_CONFIG names (`--config` sets the variable). None: the defaults are used."""
     named = os.environ.get("MODYN_CONFIG")
     return Path(named) if named else None
 
@@ -36,15 +36,15 @@ def config_file() -> Path | None:
 def connect(*, start: bool = False) -> Client:
     """Open a client.
 
-    Args: start: start the embedded services first, unless they run or the system file names addresses.
-    Raises: UnavailableError: no services run here and `start` is not set; raised at once.
+    Args: start: start the embedded services first, unless they are running or the system file names addresses.
+    Raises: UnavailableError, without a wait: no services run here and `start` is false.
     """
     from modyn.client import Client
     from modyn.local.control import stack_status
 
     client = client_of_this_machine()
     if not is_embedded(client.config):
-        # This machine cannot restart services of another: read-only commands fail after a short wait.
+        # This machine cannot restart services of another machine, so read-only commands wait only briefly.
         return client if start else Client(config_file(), wait_s=_ASK_S)
     status = stack_status(client.config)
     if start and status.state != "ready":
@@ -59,7 +59,7 @@ def connect(*, start: bool = False) -> Client:
 
 
 def services_run() -> bool:
-    """Return whether services can be asked without starting any."""
+    """Return whether services are running, without starting any."""
     from modyn.local.control import stack_status
 
     config = system_config()
@@ -67,21 +67,21 @@ def services_run() -> bool:
 
 
 def client_of_this_machine() -> Client:
-    """Open a client for starting and stopping the services; none of them needs to run."""
+    """Open a client that starts or stops the services of this machine. The services need not be running."""
     from modyn.client import Client
 
     return Client(config_file())
 
 
 def is_embedded(config: SystemConfig) -> bool:
-    """Return whether this machine starts the services: none has an address on the network."""
+    """Return whether this machine starts the services, because none of them has an address on the network."""
     from modyn.config.system import SERVICES
 
     return all(config.endpoint(name).is_unix for name in SERVICES)
 
 
 def start_services(client: Client) -> StackStatus:
-    """Start the embedded services and print each as it becomes healthy."""
+    """Start the embedded services, and print the name of each service when the service becomes healthy."""
     shown: set[str] = set()
 
     def progress(status: StackStatus) -> None:
@@ -96,7 +96,7 @@ def start_services(client: Client) -> StackStatus:
 
 def say(text: str) -> None:
     """Print a line to standard error; standard output is for results."""
-    from modyn.cli.output import printable
+    from modyn.cli.views.output import printable
 
     sys.stderr.write(printable(text) + "\n")
     sys.stderr.flush()

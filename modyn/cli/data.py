@@ -9,23 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from modyn.cli.chosen_table import SHOWN_SAMPLES, show_chosen
 from modyn.cli.context import Json, connect, say
-from modyn.cli.data_label import label
-from modyn.cli.data_scrub import scrub
-from modyn.cli.ingest_progress import say_what_is_indexed, shown_progress
-from modyn.cli.output import counted, date, print_fields, print_json, print_table
+from modyn.cli.views.dataset_views import SHOWN_SAMPLES, say_what_is_indexed, show_chosen, shown_progress
+from modyn.cli.views.output import counted, date, print_fields, print_json, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from modyn.storage.client import DatasetInfo
-    from modyn.supervisor.records import Run
+    from modyn.storage.client import DatasetInfo, ScrubProgress
+    from modyn.supervisor.journal.records import Run
 
 app = typer.Typer(no_args_is_help=True)
 
 SHOWN_KEYS: Final = 10
-"""Keys of records whose content differs that are printed."""
+"""Largest number of keys of differing records that are printed."""
 
 Name = Annotated[str, typer.Argument(help="Name of the dataset.", show_default=False)]
 
@@ -41,7 +38,7 @@ def register(
     ] = None,
     records: Annotated[
         bool,
-        typer.Option("--records", help="In place of a folder: a dataset of records that are appended, see `modyn data append`."),
+        typer.Option("--records", help="Register a dataset of records instead of a folder; `modyn data append` adds records."),
     ] = False,
     wrapper: Annotated[
         str | None,
@@ -59,17 +56,17 @@ def register(
     timestamp_source: Annotated[
         str,
         typer.Option(
-            help="Where a sample's time stands: '' (modification time of its file), name:REGEX (group 1 in the file's name), "
+            help="Source of a sample's time: '' (modification time of its file), name:REGEX (group 1 in the file's name), "
             "column:N (of a CSV row), column:NAME (of a Parquet or CSV row), field:OFFSET[:SIZE] (of a binary record), field:NAME (of a JSON "
             "object)."
         ),
     ] = "",
     watch: Annotated[bool, typer.Option(help="Index new files as they appear.")] = True,
-    ingest_now: Annotated[bool, typer.Option("--ingest/--no-ingest", help="Index the files that are there now.")] = True,
+    ingest_now: Annotated[bool, typer.Option("--ingest/--no-ingest", help="Index the present files now.")] = True,
 ) -> None:
-    """Register a folder of files as a dataset. Repeating it changes nothing.
+    """Register a folder of files as a dataset. A repetition of the command changes nothing.
 
-    Options that formats need, for example (docs/datasets.md lists all options of each):
+    Examples of the options that formats need (docs/reference/formats.md lists all options):
 
     \b
     SingleSampleFileWrapper  -o file_extension=.png -o label_file_extension=.label
@@ -79,19 +76,19 @@ def register(
     ParquetFileWrapper       -o 'payload_columns=\\[image]' -o label_column=label
     TarFileWrapper           -o payload_extension=jpg -o label_extension=cls
 
-    With --records there are two options: -o label_type=float for labels that are fractions, and -o timestamp_format=s for times that count seconds
-    from 0, where 2013 or 20130131 is no date.
+    With --records there are two options: -o label_type=float for fractional labels, and -o timestamp_format=s if all numbers are seconds, so that
+    2013 and 20130131 are not read as dates.
     """
     from modyn.config.base import load_section
-    from modyn.config.buckets import RECORDS, is_url
     from modyn.config.dataset import DatasetConfig
+    from modyn.config.system_sections.buckets import RECORDS, is_url
 
     if records == (folder is not None):
-        raise typer.BadParameter("name the folder of the files, or give --records, and not both")
+        raise typer.BadParameter("name the folder of the files, or give --records, but not both")
     if records:
         if wrapper or timestamp_source:
             raise typer.BadParameter(
-                "a dataset of records has neither --format nor --timestamp-source: each record brings its time with it"
+                "a dataset of records takes neither --format nor --timestamp-source: each record has its own time"
             )
         config = {"name": name, "base_path": RECORDS, "file_wrapper_config": dict(_option(text) for text in option or [])}
         with connect(start=True) as client:
@@ -119,11 +116,11 @@ def append(
     file: Annotated[Path, typer.Argument(help="File of JSON lines, one record each.", show_default=False)],
     json: Json = False,
 ) -> None:
-    """Append records to a dataset of records. Repeating it appends only what is missing: of all records with one key the first one counts.
+    """Append records to a dataset of records. A repetition appends only missing records: the first record of each key counts.
 
-    A line: {"key": "ID", "label": 1, "features": {"x": 0.5}}. "payload" (text) or "payload_base64" (bytes) may take the place of
-    "features", which are stored as compact JSON. "timestamp" gives seconds since 1970, or ISO 8601; without it the time of arrival counts.
-    Without "label": `modyn data label`.
+    A line has the form {"key": "ID", "label": 1, "features": {"x": 0.5}}. "features" are stored as compact JSON; "payload" (text) or "payload_base64"
+    (bytes) may replace them. "timestamp" is in seconds since 1970, or ISO 8601; by default, the time of arrival. "label" may be set later with
+    `modyn data label`.
     """
     from rich.console import Console
     from rich.status import Status
@@ -133,7 +130,7 @@ def append(
     counts = {"appended": 0, "duplicates": 0, "differing": 0}
     differing: list[str] = []
     with connect(start=True) as client, Status("reading", console=Console(stderr=True)) as shown:
-        client.append_records(name, [])  # A file is not read for a dataset that takes no records.
+        client.append_records(name, [])  # If the dataset takes no records, this fails before the file is read.
         timestamp_format = client.dataset(name).config.file_wrapper_config.get("timestamp_format", "")
         for records in read_calls(file, timestamp_format):
             answers = client.append_records(name, records)
@@ -142,45 +139,72 @@ def append(
             others = [record.key for record, answer in zip(records, answers, strict=True) if answer.differs]
             counts["differing"] += len(others)
             differing += others[: SHOWN_KEYS - len(differing)]
-            shown.update(f"{counts['appended']:,} records appended, {counts['duplicates']:,} were there")
+            shown.update(f"{counts['appended']:,} records appended, {counts['duplicates']:,} existed already")
     if json:
         return print_json({**counts, "differing_keys": differing})
-    say(f"{name}: {counts['appended']:,} records appended, {counts['duplicates']:,} were there")
+    say(f"{name}: {counts['appended']:,} records appended, {counts['duplicates']:,} existed already")
     if differing:
-        say(f"{counts['differing']:,} of those have another content there, which stays; keys: {', '.join(differing)}")
+        say(f"{counts['differing']:,} of them differ from the existing records, which are kept; keys: {', '.join(differing)}")
     return None
 
 
-app.command()(label)
+@app.command()
+def label(
+    name: Name,
+    file: Annotated[Path, typer.Argument(help="File of JSON lines, one label each.", show_default=False)],
+    json: Json = False,
+) -> None:
+    """Set the labels of records that were appended without a label. A repetition sets only missing labels: a record keeps its first label.
+
+    A line has the form {"key": "ID", "label": 1}, with the key of the record. Runs in production mode train on a sample after it has its label.
+    """
+    from modyn.cli.record_lines import read_labels
+
+    counts, differing = {"labelled": 0, "duplicates": 0, "differing": 0}, list[str]()
+    with connect(start=True) as client:
+        for labels in read_labels(file):
+            answers = client.set_labels(name, labels)
+            counts["labelled"] += sum(not answer.is_duplicate for answer in answers)
+            counts["duplicates"] += sum(answer.is_duplicate for answer in answers)
+            differing += [key for key, answer in zip(labels, answers, strict=True) if answer.differs]
+    counts["differing"] = len(differing)
+    if json:
+        return print_json({**counts, "differing_keys": differing[:SHOWN_KEYS]})
+    say(f"{name}: {counts['labelled']:,} records labelled, {counts['duplicates']:,} had a label already")
+    if differing:
+        say(f"{len(differing):,} of them have another label, which is kept; keys: {', '.join(differing[:SHOWN_KEYS])}")
+    return None
 
 
 @app.command()
 def change(
     name: Name,
     option: Annotated[
-        list[str] | None, typer.Option("--option", "-o", help="Option of the format as NAME=VALUE; the others stay. Repeatable.")
+        list[str] | None,
+        typer.Option("--option", "-o", help="Option of the format as NAME=VALUE; other options stay. Repeatable."),
     ] = None,
-    timestamp_source: Annotated[
-        str | None, typer.Option(help="Where a sample's time stands, as in `modyn data register`.")
-    ] = None,
+    timestamp_source: Annotated[str | None, typer.Option(help="Source of a sample's time, as in `modyn data register`.")] = None,
     watch: Annotated[bool | None, typer.Option("--watch/--no-watch", help="Index new files as they appear.")] = None,
 ) -> None:
-    """Give a dataset other options, for what is indexed from now on. Samples stay as they are; files that were set aside are tried again."""
+    """Change the options of a dataset for files that are indexed from now on. Indexed samples do not change; rejected files are tried again. With
+    indexed samples, the places of labels and times cannot change."""
     from modyn.config.base import load_section
     from modyn.config.dataset import DatasetConfig
 
     with connect(start=True) as client:
         known = client.dataset(name).config.model_dump()
-        known["file_wrapper_config"] |= dict(_option(text) for text in option or [])
-        asked = {"timestamp_source": timestamp_source, "watch": watch}
+        options = known["file_wrapper_config"] | dict(_option(text) for text in option or [])
+        asked = {"file_wrapper_config": options, "timestamp_source": timestamp_source, "watch": watch}
         changed = load_section(DatasetConfig, known | {key: value for key, value in asked.items() if value is not None})
-        client.change_dataset(changed)
-    say(f"changed {name}; `modyn data ingest {name}` indexes what its options allow now")
+        before, num_samples = known["file_wrapper_config"].get("timestamp_format"), client.change_dataset(changed).num_samples
+    if num_samples and changed.file_wrapper_config.get("timestamp_format") != before:
+        say(f"{num_samples:,} indexed samples keep the times that were read with the former timestamp_format")
+    say(f"changed {name}; `modyn data ingest {name}` indexes the files that the new options accept")
 
 
 @app.command()
 def ingest(name: Name) -> None:
-    """Index the new files of a dataset now, with progress. Exit code 1 if all were set aside, so that the dataset has no samples."""
+    """Index the new files of a dataset now, and show progress. Exit code 1 if the dataset has no samples because all files were rejected."""
     with connect(start=True) as client, shown_progress() as progress:
         info = client.ingest(name, progress)
         problems = client.storage.problems(name) if info.num_problems == 1 and not info.num_files else []
@@ -190,21 +214,25 @@ def ingest(name: Name) -> None:
 @app.command()
 def reindex(
     name: Name,
-    file: Annotated[str, typer.Argument(help="Path of the data file, full or below the dataset's folder.", show_default=False)],
+    file: Annotated[
+        str, typer.Argument(help="Path of the data file, absolute or relative to the dataset's folder.", show_default=False)
+    ],
 ) -> None:
-    """Take a data file again that was corrected after it was indexed: its samples are deleted, and what it holds now is added under new keys. Runs
-    that are under way train no more on the old samples; those in production mode get the new ones. Runs that have made models get an event about the
-    deletion. A file that is missing, or cannot be used as it is now, is refused before anything is deleted."""
+    """Index a corrected data file again: its old samples are deleted, and its present samples are added with new keys. Runs stop training on the old
+    samples; runs in production mode get the new samples. Runs with models get an event about the deletion. A missing or unusable file is refused
+    before any sample is deleted."""
     with connect(start=True) as client, shown_progress() as progress:
         done, info = client.reindex(name, file, progress), client.dataset(name)
         paths = (file, os.path.join(info.config.base_path, file))
         wrong = [problem.reason for problem in client.storage.problems(name) if problem.path in paths]
-    say(f"{file}: {done.num_deleted:,} samples were deleted, and what the file holds now has new keys")
+    say(f"{file}: {done.num_deleted:,} samples were deleted, and the present samples of the file have new keys")
     if wrong:
-        say(f"not all of the file could be taken, {counted(len(wrong), 'problem')}; the newest: {wrong[0]}")
+        say(f"part of the file was rejected, {counted(len(wrong), 'problem')}; the newest: {wrong[0]}")
     say_what_is_indexed(info)
     if done.told:
-        say(f"models or scores of {', '.join(done.told)} may rest on the deleted samples; an event of each run says so")
+        say(
+            f"models or scores of {', '.join(done.told)} may depend on the deleted samples; each of these runs has an event about it"
+        )
 
 
 @app.command("ls")
@@ -236,19 +264,20 @@ def list_datasets(json: Json = False) -> None:
 def show(
     name: Annotated[str | None, typer.Argument(help="Name of a dataset.", show_default=False)] = None,
     run: Annotated[
-        str | None, typer.Option("--run", help="List what the training of a trigger of this run chose.", show_default=False)
+        str | None,
+        typer.Option("--run", help="List the samples that the training of a trigger of this run chose.", show_default=False),
     ] = None,
-    trigger: Annotated[int | None, typer.Option(min=0, help="With --run: which trigger.", show_default=False)] = None,
+    trigger: Annotated[int | None, typer.Option(min=0, help="With --run: number of the trigger.", show_default=False)] = None,
     limit: Annotated[
         int | None,
-        typer.Option(min=1, help="With --run: only the first so many samples; 1,000, or all as JSON.", show_default=False),
+        typer.Option(min=1, help="With --run: number of samples. Default: 1,000; with --json, all.", show_default=False),
     ] = None,
     whole_set: Annotated[
-        bool, typer.Option("--all", help="With --run: also samples of its trigger set that the training did not choose.")
+        bool, typer.Option("--all", help="With --run: include samples of the trigger set that the training did not choose.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show a dataset: its registration, counts and times; or the samples that a training chose, with their scores, see `keep_scores`."""
+    """Show the registration, counts and times of a dataset; or the samples that a training chose, with their scores (see `keep_scores`)."""
     if (name is None) == (run is None) or (run is None) != (trigger is None):
         raise typer.BadParameter("name a dataset, or --run and --trigger")
     with connect() as client:
@@ -272,10 +301,10 @@ def show(
 def delete(
     name: Name,
     keys: Annotated[list[int] | None, typer.Option("--key", help="Delete only this sample; repeatable.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Delete a dataset's index, or single samples from it, permanently. Data files are never touched, but records that were appended are deleted
-    with their dataset."""
+    """Permanently delete a dataset's index, or single samples from it. Data files are never changed, but appended records are deleted with their
+    dataset."""
     from modyn.errors import UnavailableError
 
     with connect() as client:
@@ -286,7 +315,7 @@ def delete(
             try:
                 costs = cost_of_deletion(name, client.supervisor.runs(with_pipelines=True))
             except UnavailableError as error:
-                costs = f"which runs read {name} is not known: {error.message}"
+                costs = f"it is not known which runs read {name}: {error.message}"
         if costs:
             say(costs)
         if not yes:
@@ -299,44 +328,80 @@ def delete(
 
 
 def cost_of_deletion(name: str, runs: Sequence[Run]) -> str:
-    """What becomes of those of `runs` that may be resumed once the dataset is deleted, for the user to decide; empty: there are none.
+    """Describe the effect of a dataset's deletion on runs that may be resumed; empty: there is no effect.
 
-    Raises: ConflictError: runs that are under way read it.
+    Raises: ConflictError: active runs read the dataset.
     """
     from modyn.errors import ConflictError
-    from modyn.supervisor.states import RunState
+    from modyn.supervisor.journal.states import RunState
 
     unfinished = [run for run in runs if name in run.datasets and run.state is not RunState.FINISHED]
     if active := [run.run_id for run in unfinished if not run.is_terminal]:
         raise ConflictError(
-            f"dataset '{name}' is read by {', '.join(active)}; stop them first (`modyn stop RUN`), or wait for their end"
+            f"dataset '{name}' is read by {', '.join(active)}; stop these runs first (`modyn stop RUN`), or wait for their end"
         )
     training = [run.run_id for run in unfinished if (run.pipeline.get("data") or {}).get("dataset_id") == name]
     evaluating = [run.run_id for run in unfinished if run.run_id not in training]
     costs = []
     if training:
-        costs.append(f"{', '.join(training)} cannot be resumed then")
+        costs.append(f"{', '.join(training)} cannot be resumed afterwards")
     if evaluating:
-        costs.append(f"{', '.join(evaluating)} can be resumed and train on, but evaluations on {name} fail then")
-    return f"{'; '.join(costs)}: a dataset that is registered under the name {name} later is another one" if costs else ""
+        costs.append(f"{', '.join(evaluating)} can be resumed and continue training, but evaluations on {name} will fail")
+    return f"{'; '.join(costs)}: a dataset that is registered later as {name} counts as a different dataset" if costs else ""
 
 
-app.command()(scrub)
+@app.command()
+def scrub(name: Name, json: Json = False) -> None:
+    """Read the whole index and all data files of a dataset, compare them with their checksums, and refuse the samples of files that differ. Exit
+    code 1 if a file is damaged, rewritten or unreadable.
+
+    The first scrub of a data file compares a part of it, and computes the checksum for later scrubs. So only the second scrub finds that a file was
+    rewritten with the same size and time. Storage also scrubs slowly every storage.scrub_every_s seconds. Objects in buckets are not read.
+    """
+    from rich.console import Console
+    from rich.status import Status
+
+    steps: list[ScrubProgress] = []
+
+    def show(step: ScrubProgress) -> None:
+        steps[:] = [step]
+        shown.update(f"{step.files_compared:,} of {step.files_seen:,} data files compared")
+
+    with connect() as client, Status("reading the index", console=Console(stderr=True)) as shown:
+        damaged = client.storage.scrub_dataset(name, show)
+    if json:
+        print_json(damaged)
+    else:
+        for problem in damaged:
+            say(problem.reason)
+        if not damaged:
+            say(
+                f"{name}: all files of its index match their checksums, and {steps[-1].files_compared:,} data files are unchanged since they were "
+                "indexed"
+            )
+        if first := steps[-1].files_first:
+            say(f"{first:,} data files were read for the first time: the next scrub will find later changes in them")
+    if damaged:
+        raise typer.Exit(1)
 
 
 @app.command()
 def rebuild(name: Name) -> None:
-    """Take what a restored, older database lacks of a dataset from its index, so that it can be ingested again."""
+    """Restore the database entries of a dataset from its index after an older backup of the database was restored. Then `modyn data ingest` works
+    again.
+    """
     with connect(start=True) as client:
         info = client.storage.rebuild_dataset(name)
-    say(f"{name}: {info.num_samples:,} samples in {info.num_files:,} files, as in its index; `modyn data ingest {name}` goes on")
+    say(
+        f"{name}: {info.num_samples:,} samples in {info.num_files:,} files, as in the index; continue with `modyn data ingest {name}`"
+    )
 
 
 @app.command()
 def locate(
     name: Name, keys: Annotated[list[int], typer.Argument(help="Keys of samples.", show_default=False)], json: Json = False
 ) -> None:
-    """Show in which file, and where in it, samples lie. Keys are those of error messages."""
+    """Show the file and the position of samples. Error messages name samples by their keys."""
     import numpy as np
 
     with connect() as client:
@@ -351,8 +416,8 @@ def locate(
 
 @app.command()
 def problems(name: Name, json: Json = False) -> None:
-    """List files that were set aside, skipped rows and damaged files of the index: equal reasons once, with some values; with --json each one."""
-    from modyn.cli.problem_groups import problem_rows
+    """List rejected files, skipped rows, and damaged files of the index. Problems with equal reasons are grouped; --json lists each problem."""
+    from modyn.cli.views.problem_groups import problem_rows
 
     with connect() as client:
         found, info = client.storage.problems(name), client.dataset(name)

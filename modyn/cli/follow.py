@@ -1,6 +1,6 @@
-"""Follow a run: a live view on a terminal, lines elsewhere, and what Ctrl-C does.
+"""Follow a run: show a live view on a terminal or lines elsewhere, and handle Ctrl-C.
 
-`RunView` collects the events of the run; `draw`, `line_of` and `progress_line` render it and them.
+`RunView` collects the events of the run; `draw`, `line_of` and `progress_line` render them.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from modyn.cli.check_lines import check_line, evidence_text, verdict_text
 from modyn.cli.context import say
-from modyn.cli.output import date, printable
-from modyn.cli.serving_lines import SHOWN_S, serving_text
-from modyn.cli.step_lines import kind_of, tested_text
-from modyn.cli.training_lines import counts, doing, learned_text
+from modyn.cli.views.check_lines import check_line, evidence_text, verdict_text
+from modyn.cli.views.event_texts import SHOWN_S, counts, doing, kind_of, learned_text, serving_text, tested_text
+from modyn.cli.views.output import date, printable
 from modyn.errors import ModynError
 from modyn.supervisor.client import EventKind, RequestedEvaluation, RunEvent, RunState
-from modyn.supervisor.states import TERMINAL
+from modyn.supervisor.evidence import evidence_from_json
+from modyn.supervisor.journal.states import TERMINAL
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -36,10 +35,10 @@ _SECOND_CTRL_C_S = 3.0
 _SHOWN_TRIGGERS = 8
 _SHOWN_CHECKS = 5
 EVENTS_SHOWN = 1000
-"""A run of months has more events than a viewer can use: those before the newest so many are left out."""
+"""Largest number of earlier events that are shown. A run of months has more events than a viewer needs."""
 
 Events: TypeAlias = "queue.SimpleQueue[RunEvent | ModynError | None]"
-"""What the stream of a run's events gives: an event, the error that ended the stream, or None at its end."""
+"""Queue of a run's events: an event, the error that ended the stream, or None at the end of the stream."""
 
 
 def follow(
@@ -50,11 +49,10 @@ def follow(
     evaluation: RequestedEvaluation | None = None,
     newest: int | None = None,
 ) -> bool:
-    """Show the events of a run until it is terminal. Returns True then, False if the user detaches by Ctrl-C.
+    """Show the events of a run until the run is terminal. Returns True if the run is terminal, False if the user detaches by Ctrl-C.
 
-    Args: may_stop: whether Ctrl-C asks, and can stop the run; False: it only ends the following. evaluation: show the events from its
-        submission on, until it has ended, in place of the run. newest: begin with so many of the newest events;
-        None: EVENTS_SHOWN.
+    Args: may_stop: whether Ctrl-C asks a question and can stop the run; false: Ctrl-C only detaches. evaluation: show the events of this evaluation,
+    from its submission to its end, instead of the events of the run. newest: number of earlier events to show; default: EVENTS_SHOWN.
     """
     now = client.show(run_id)
     events: Events = queue.SimpleQueue()
@@ -68,9 +66,9 @@ def follow(
             events.put(None)
         except ModynError as error:
             events.put(error)
-        except Exception as error:  # noqa: BLE001  (a lost error would leave the view waiting for ever)
+        except Exception as error:  # noqa: BLE001  (without the error, the view would wait for ever)
             what = f"an event of run {run_id} cannot be read: {type(error).__name__}: {error}; the run continues. "
-            advice = "If the services have another version than this program, install the same one; then "
+            advice = "If the services have another version than this program, install the same version; then "
             events.put(ModynError(f"{what}{advice}`modyn watch {run_id}` follows the run again"))
 
     threading.Thread(target=receive, daemon=True, name="watch").start()
@@ -90,7 +88,7 @@ def follow(
 
 
 def ask() -> Answer:
-    """Ask what Ctrl-C is to do. Another one during the question stops the run."""
+    """Ask what Ctrl-C should do. A second Ctrl-C during the question stops the run."""
     try:
         if not sys.stdin.isatty():
             say(f"Ctrl-C: detaching; again within {_SECOND_CTRL_C_S:.0f} s stops the run")
@@ -133,7 +131,9 @@ def _follow_live(view: RunView, events: Events) -> None:
 
 
 def _drain(events: Events, take: Callable[[RunEvent], object], wait_s: float) -> bool:
-    """Take the events that have arrived, waiting up to `wait_s` for the first. Returns whether the stream has ended; raises its error."""
+    """Pass the events that have arrived to `take`. Wait at most `wait_s` for the first event. Returns whether the stream has ended. Raises the error
+    that ended the stream.
+    """
     try:
         item = events.get(timeout=wait_s)
         while True:
@@ -149,7 +149,7 @@ def _drain(events: Events, take: Callable[[RunEvent], object], wait_s: float) ->
 
 @dataclass
 class TriggerView:
-    """The state of one trigger, from its events."""
+    """The state of one trigger, derived from its events."""
 
     fired_at: int | None = None
     num_keys: int | None = None
@@ -161,7 +161,7 @@ class TriggerView:
 
 @dataclass
 class RunView:
-    """The state of a run, from its events. `apply` takes them in order; journalled events may be repeated after a reconnect."""
+    """The state of a run, derived from its events. `apply` receives the events in order. After a reconnect, journalled events may come again."""
 
     run_id: str
     state: str = RunState.SUBMITTED.value
@@ -172,24 +172,24 @@ class RunView:
     training: dict[str, Any] = field(default_factory=dict)
     training_trigger: int | None = None
     checks: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_SHOWN_CHECKS))
-    """The newest ones."""
+    """Details of the newest checks."""
     evaluations_done: int = 0
     evaluations_running: set[tuple[int | None, str, str]] = field(default_factory=set)
     evaluation: dict[str, Any] = field(default_factory=dict)
     tested: str = ""
-    """What the newest steps tested."""
+    """Results of the tests of the newest steps."""
     last_seq: int = 0
     served: tuple[str, float] = ("", 0.0)
-    """What servers of predictions did, and until when that counts, by `clock`."""
+    """Text about prediction servers, and the time at which the text expires, by `clock`."""
     clock: Callable[[], float] = time.monotonic
 
     @property
     def serving(self) -> str:
-        """What servers of predictions do now; empty: there is none."""
+        """Return a text about the present work of prediction servers; empty: there are no servers."""
         return self.served[0] if self.clock() < self.served[1] else ""
 
     def apply(self, event: RunEvent) -> bool:
-        """Update the view with an event. One that was applied before changes nothing; False is returned then."""
+        """Update the view with an event. Return False if the event was applied before."""
         if event.seq and event.seq <= self.last_seq:
             return False
         self.last_seq = event.seq or self.last_seq
@@ -198,7 +198,7 @@ class RunView:
             case EventKind.RUN_STATE:
                 self.state = str(detail["state"])
                 if self.state in (RunState.SUBMITTED, *TERMINAL):
-                    # Work that was under way when the run ended is no longer under way.
+                    # The run does no work now, so its running trainings and evaluations have ended too.
                     self.training, self.training_trigger, self.evaluation = {}, None, {}
                     self.evaluations_running.clear()
             case EventKind.TRIGGER_FIRED:
@@ -246,11 +246,11 @@ class RunView:
 
 
 def line_of(event: RunEvent) -> str | None:
-    """Format a journalled event as one line; None for events that add nothing to the lines before."""
+    """Format a journalled event as one line. None: the event adds nothing to earlier lines."""
     detail = event.detail
     match event.kind:
         case EventKind.RUN_STATE if detail["state"] in ("streaming", "selecting", "training"):
-            return None  # events of triggers and steps say more
+            return None  # Events of triggers and steps say more.
         case EventKind.RUN_STATE:
             error, message = detail.get("error"), detail.get("message")
             return f"run {detail['state']}" + (f": {error or message}" if error or message else "")
@@ -266,12 +266,12 @@ def line_of(event: RunEvent) -> str | None:
             )
         case EventKind.STEP if detail["state"] == "started" and "downsampling_turn" in detail:
             score = detail["downsampling_score"]
-            why = "no score, as the trigger before" if score is None else f"score {score:.4g}"
-            return f"trigger {event.trigger_id} is served by policy {detail['downsampling_turn']} of downsampling_list ({why})"
+            why = "no score: same policy as for the trigger before" if score is None else f"score {score:.4g}"
+            return f"trigger {event.trigger_id} uses policy {detail['downsampling_turn']} of downsampling_list ({why})"
         case EventKind.STEP if detail["state"] == "finished" and detail["step"] == "train" and detail.get("model_id") is None:
             if detail.get("tests_only"):
-                return f"trigger {event.trigger_id} only tested, steps pause: {tested_text(detail) or 'no sample is left'}"
-            return None  # a message with the reason follows
+                return f"trigger {event.trigger_id} only tested its samples, steps are paused: {tested_text(detail) or 'no sample is left'}"
+            return None  # A message with the reason follows.
         case EventKind.STEP if detail["state"] == "finished" and detail["step"] == "train":
             loss = detail.get("loss")
             shown = f", loss {loss:.4f}" if isinstance(loss, int | float) else ""
@@ -287,7 +287,7 @@ def line_of(event: RunEvent) -> str | None:
 
 
 def progress_line(view: RunView) -> str:
-    """Format what the run is doing now as one line, for output that is not a terminal."""
+    """Describe the present work of the run in one line, for output that is not a terminal."""
     parts = [f"{view.state}: {view.num_samples:,}" + (f" of {view.total_samples:,}" if view.total_samples else "") + " samples"]
     if view.training:
         parts.append(f"training trigger {view.training_trigger}: {', '.join(doing(view.training, with_samples=True))}")
@@ -303,7 +303,7 @@ def progress_line(view: RunView) -> str:
 def draw(view: RunView, started: float) -> RenderableType:
     """Render the live view: stage, stream, training, evaluation, the latest triggers.
 
-    Args: started: when the following began, on the monotonic clock.
+    Args: started: time at which the view was opened, on the monotonic clock.
     """
     from rich.console import Group
     from rich.progress_bar import ProgressBar
@@ -363,7 +363,7 @@ def _checks_table(view: RunView) -> RenderableType:
 
     table = Table("checked after", "time", "evidence", "verdict", box=None, padding=(0, 2), header_style="dim")
     for check in view.checks:
-        evidence = check["evidence"]
+        evidence = evidence_from_json(check["evidence"])
         verdict = verdict_text(evidence, fires=check["fires"])
         after = f"{check['position']:,}{' (steps)' if check.get('online') else ''}"
         table.add_row(after, date(check.get("timestamp")), printable(evidence_text(evidence)), verdict)

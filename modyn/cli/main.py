@@ -1,4 +1,4 @@
-"""The command line `modyn`. Commands import what they need when they run, so that `--help` answers at once."""
+"""The command line `modyn`. Commands import what they need when they run, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from modyn.cli import cache, data, models, pipelines, runs, serve, services, sim
 
 app = typer.Typer(
     name="modyn",
-    help="Decide when to retrain and on which samples, and see what it was worth.\n\n"
-    "Start with: modyn check pipeline.yaml, then modyn run pipeline.yaml. The services start by themselves.",
+    help="Decide when to retrain and on which samples, and measure the benefit.\n\nStart with: modyn check pipeline.yaml, then modyn run "
+    "pipeline.yaml. The services start automatically.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -80,29 +80,29 @@ def root(
         typer.Option(
             "--state-dir",
             metavar="DIRECTORY",
-            help="Folder for all that the services keep. Default: .modyn here, or as the file says.",
+            help="Folder for all state of the services. Default: state_dir of the system file, else .modyn in the current folder.",
             show_default=False,
         ),
     ] = "",
     _: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=print_version)
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=print_version)
     ] = False,
 ) -> None:
     """Set the options that every command shares, before the command runs."""
-    # Services are separate processes; the environment carries the options to them.
+    # Services are separate processes, which get these options as environment variables.
     for name, path in (("MODYN_CONFIG", config), ("MODYN_STATE_DIR", state_dir)):
-        if path:  # An empty text, as of a variable that is not set, would be the current folder.
+        if path:  # An empty path would mean the current folder. A shell passes one for an empty variable.
             os.environ[name] = str(Path(path).absolute())
 
 
 @functools.cache
 def command_line() -> Callable[[], object]:
-    """What parses the arguments and runs the command that they name. Typer takes 0.1 s to make it, so a process makes it once."""
+    """Return the Click command that contains all commands. Typer needs 0.1 s to build the command, so a process builds the command only once."""
     return typer.main.get_command(app)
 
 
 def main() -> None:
-    """Entry point. Exit codes: 0 done, 1 an error (printed), 2 wrong usage, 3 the run was stopped, 130 interrupted."""
+    """Run the command line. Exit codes: 0 success, 1 an error (which is printed), 2 wrong usage, 3 the run was stopped, 130 interrupted."""
     from modyn.errors import ModynError
 
     try:

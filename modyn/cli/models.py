@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from modyn.cli.context import Json, connect, say
-from modyn.cli.output import clock, print_fields, print_json, print_table, size
+from modyn.cli.views.output import clock, print_fields, print_json, print_table, size
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -18,7 +18,7 @@ ModelIdArgument = Annotated[
 
 
 @app.command("ls")
-def list_models(run: Annotated[str | None, typer.Argument(help="Only those of this run.")] = None, json: Json = False) -> None:
+def list_models(run: Annotated[str | None, typer.Argument(help="Only versions of this run.")] = None, json: Json = False) -> None:
     """List model versions."""
     from modyn.records import RunId
 
@@ -60,10 +60,10 @@ def show(model: ModelIdArgument, json: Json = False) -> None:
 @app.command("rm")
 def remove(
     models: Annotated[list[int], typer.Argument(metavar="MODEL…", help="Numbers of model versions.", show_default=False)],
-    even_promoted: Annotated[bool, typer.Option("--even-promoted", help="Also one that is promoted.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    even_promoted: Annotated[bool, typer.Option("--even-promoted", help="Also remove a promoted version.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Remove model versions, permanently. One that a run needs to go on is refused."""
+    """Remove model versions permanently. A version that a run needs in order to continue cannot be removed."""
     with connect() as client:
         if not yes:
             typer.confirm(f"Remove model {', '.join(map(str, models))}?", abort=True)
@@ -83,18 +83,20 @@ def export(
         list[str] | None,
         typer.Option(
             "--input",
-            help="Write a program for torch.export.load in place of weights, for this input: the sizes of one sample, such as 1,28,28 or "
-            "tokens=128:int64. Again for each further input; or `features`, those that the section `preprocessing` makes.",
+            help="Write a program for torch.export.load instead of weights. Value: an input of the model as the sizes of one sample, such as 1,28,28 "
+            "or tokens=128:int64; repeat the option for each further input. Or `features`: the inputs follow from the section `preprocessing`.",
         ),
     ] = None,
     format: Annotated[
         str,
-        typer.Option("--format", help="Of a program: `torch`, or `onnx` (needs the extra `onnx` of modyn).", show_default=False),
+        typer.Option(
+            "--format", help="Format of a program: `torch`, or `onnx` (needs the extra `onnx` of modyn).", show_default=False
+        ),
     ] = "torch",
 ) -> None:
-    """Write a model's weights as a safetensors file; its class and configuration go beside it as JSON.
+    """Write a model's weights to a safetensors file, and its class and configuration to a JSON file next to it.
 
-    With --input a program that runs with PyTorch alone, or with --format onnx by ONNX runtimes, for batches of any size.
+    With --input, write a program instead. The program takes batches of any size, and runs with PyTorch alone, or with --format onnx in ONNX runtimes.
     """
     import json as json_module
 
@@ -102,11 +104,13 @@ def export(
         raise typer.BadParameter(f"{format!r} is neither torch nor onnx", param_hint="--format")
     if format == "onnx" and not inputs:
         raise typer.BadParameter(
-            "say what the model takes, for example --input 1,28,28 or --input features", param_hint="--format onnx"
+            "name the inputs of the model, for example --input 1,28,28 or --input features", param_hint="--format onnx"
         )
     target = path or Path(f"model-{model}.{'onnx' if format == 'onnx' else 'pt2' if inputs else 'safetensors'}")
     if target.suffix == ".json":
-        raise typer.BadParameter(f"{target} is the name of the description beside the weights", param_hint="PATH")
+        raise typer.BadParameter(
+            f"{target} is the name for the JSON file with the model's class; give another name", param_hint="PATH"
+        )
     if target.exists() and not force:
         raise typer.BadParameter(f"{target} exists; give another name or --force", param_hint="PATH")
     with connect() as client:
@@ -120,8 +124,8 @@ def export(
     say(f"wrote {target} and {about}")
 
 
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run whose versions are meant.")]
-ReasonOption = Annotated[str, typer.Option("--reason", help="Why, for the audit trail.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run of the versions.")]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Reason, for the audit trail.")]
 
 
 @app.command()
@@ -135,13 +139,14 @@ def promote(
         typer.Option(
             "--if",
             metavar="CONDITION",
-            help="Evaluate it first, and promote it if 'Accuracy on DATASET >= 0.9', or if 'Accuracy on DATASET not worse than promoted' (which "
-            "may end with 'by 0.01'); both may be of 'DATASET over 1d', its newest day. Again for each further condition: all must hold.",
+            help="Evaluate the version first, and promote it only if it meets this condition: 'Accuracy on DATASET >= 0.9', or 'Accuracy on DATASET "
+            "not worse than promoted' (which may end with 'by 0.01'). For the newest day only, write 'on DATASET over 1d'. Repeat the option for "
+            "each further condition; all must hold.",
         ),
     ] = None,
     reason: ReasonOption = "",
 ) -> None:
-    """Make a version the one to use; what serves the run follows at its next look (`serving.poll_interval_s`). With --if an evaluation decides."""
+    """Promote a version. Servers of the run use the version after their next poll (`serving.poll_interval_s`). With --if, an evaluation decides."""
     with connect() as client:
         chosen = client.promote(run, model, conditions or (), reason)
     say(f"model {chosen} is promoted")
@@ -149,7 +154,7 @@ def promote(
 
 @app.command()
 def rollback(run: RunArgument, reason: ReasonOption = "") -> None:
-    """Go back to the version that was promoted before; again, and it is one step further."""
+    """Promote the previously promoted version again. Each repetition goes back one more promotion."""
     from modyn.records import RunId
 
     with connect() as client:
@@ -159,7 +164,7 @@ def rollback(run: RunArgument, reason: ReasonOption = "") -> None:
 
 @app.command()
 def promotions(run: RunArgument, json: Json = False) -> None:
-    """List which versions were promoted or refused: when, by whom, why, by which values, and what was in their place."""
+    """List the promotions and the refused promotions of a run: time, author, reason, scores, and the previously promoted version."""
     from modyn.records import RunId
 
     with connect() as client:

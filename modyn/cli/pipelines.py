@@ -1,6 +1,6 @@
-"""`modyn check`, `schema`, `explain`, `plugins`: everything about the pipeline file.
+"""`modyn check`, `schema`, `explain`, `plugins`: commands on the pipeline file.
 
-`check` and `plugins` ask the services; where none run, the functions that services use are called in this process.
+`check` and `plugins` ask the services. If no services run, both commands call the functions of the services in this process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from modyn.cli.context import Json, connect, say, services_run
-from modyn.cli.output import counted, print_json, print_table, printable
+from modyn.cli.views.output import counted, print_json, print_table, printable
 
 if TYPE_CHECKING:
     from modyn.config.base import Problem
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def check(file: Annotated[Path, typer.Argument(help="Pipeline file.", show_default=False)], json: Json = False) -> None:
-    """Validate a pipeline file without running anything in it. Exit code 1 if it has mistakes, each with its line; 0 if warnings only."""
+    """Validate a pipeline file without running it. Print each mistake with its line. Exit code 1 if there are mistakes, 0 if only warnings."""
     from modyn.config.base import Severity
     from modyn.config.overrides import read_pipeline
     from modyn.config.pipeline import check_frame
@@ -36,7 +36,7 @@ def check(file: Annotated[Path, typer.Argument(help="Pipeline file.", show_defau
             found = client.check(file)
     elif not found:
         found = check_here(source)
-    # The supervisor puts lines into its messages; here they are printed in front.
+    # Messages of the supervisor end with the line number. Here, the line number is printed at the start.
     found = [replace(p, message=p.message.removesuffix(f" (line {source.locate(p.path)})")) for p in found]
     errors = [problem for problem in found if problem.severity is Severity.ERROR]
     if json:
@@ -52,12 +52,12 @@ def check(file: Annotated[Path, typer.Argument(help="Pipeline file.", show_defau
         say(
             f"{file} is valid{warned}"
             if asked_services
-            else f"{file} is valid here{warned}; no services run, so no dataset was looked for"
+            else f"{file} is valid here{warned}; no services run, so datasets were not checked"
         )
 
 
 def schema(json: Json = True) -> None:
-    """Print the JSON schema of the pipeline file. Editors complete and check with it. It has no other form: --json changes nothing."""
+    """Print the JSON schema of the pipeline file. Editors use it to complete and check the file. --json has no effect."""
     from modyn.reference.schema import pipeline_json_schema
 
     print_json(pipeline_json_schema())
@@ -66,11 +66,11 @@ def schema(json: Json = True) -> None:
 def explain(
     field: Annotated[
         str,
-        typer.Argument(help="Dotted path, e.g. training.batch_size or trigger. Without one: the sections.", show_default=False),
+        typer.Argument(help="Dotted path, e.g. training.batch_size or trigger. Default: list the sections.", show_default=False),
     ] = "",
     json: Json = False,
 ) -> None:
-    """Explain a field of the pipeline file: meaning, type, bounds, default. With --json, its JSON schema."""
+    """Explain a field of the pipeline file: meaning, type, bounds, default. With --json, print its JSON schema."""
     from modyn.reference.explain import explain as explain_field
     from modyn.reference.explain import find_fields
 
@@ -80,9 +80,10 @@ def explain(
 
 
 def plugins(json: Json = False) -> None:
-    """List every registered trigger, policy, model, metric and format, and the package that brings it; broken ones with the reason.
+    """List every registered trigger, policy, model, metric and format with its package, and say why a plug-in is broken.
 
-    Asks the services; where none run, lists what is installed here. Plug-ins are imported here to find broken ones.
+    The command asks the services. If no services run, the command lists the packages that are installed here, and imports plug-ins to find broken
+    plug-ins.
     """
     if services_run():
         with connect() as client:
@@ -109,7 +110,7 @@ def plugins(json: Json = False) -> None:
 
 
 def check_here(source: YamlSource) -> list[Problem]:
-    """List every mistake that the services would find in a pipeline file. Imports torch, and the user packages that the file names."""
+    """Return every mistake that the services would find in a pipeline file. Imports torch, and the user packages that the file names."""
     from modyn.config.preprocessing import with_columns
     from modyn.config.published import pipeline_source
     from modyn.evaluator.config import check_evaluation
@@ -118,24 +119,24 @@ def check_here(source: YamlSource) -> list[Problem]:
     from modyn.rpc.wire import from_struct, to_struct
     from modyn.selector.history import check_history
     from modyn.selector.selection import asked_scores, validate_selection_section
-    from modyn.supervisor.validation import find_problems
+    from modyn.supervisor.checks.validation import find_problems
     from modyn.trainer_server.check import check as check_training
 
     source = pipeline_source(source)
-    look_here_last()  # As services do, which are started in the current folder.
+    look_here_last()  # Services also find modules of the current folder, because they are started in it.
     received = from_struct(to_struct(with_columns(source.data)))  # Services receive numbers as doubles.
     found = [*validate_selection_section(received), *check_history(received)]
     found += [*validate_section(received), *check_evaluation(received)]
-    # The trainer's check takes a connection that it does not use.
+    # The trainer's check has a parameter for a connection, which it does not use.
     found += check_training(received, cast("Any", None), asked_scores(received))
     return find_problems(source, [lambda _: found])
 
 
 def registries() -> tuple[Registry[Any], ...]:
-    """The registries of all kinds of plug-ins."""
+    """Return the registries of all kinds of plug-ins."""
     from modyn.evaluator.drift import DRIFT_METRICS
     from modyn.evaluator.drift.projections import PROJECTIONS
-    from modyn.evaluator.metrics import METRICS
+    from modyn.evaluator.metrics.metrics import METRICS
     from modyn.model_storage.formats import MODEL_FORMATS
     from modyn.models import MODELS
     from modyn.preprocessing import COMPONENTS
@@ -147,8 +148,8 @@ def registries() -> tuple[Registry[Any], ...]:
     from modyn.supervisor.detectors import DETECTORS
     from modyn.supervisor.evaluation import EVALUATION_STRATEGIES
     from modyn.supervisor.triggers import TRIGGERS
-    from modyn.trainer_server.config import OPTIMIZERS, SCHEDULERS
-    from modyn.trainer_server.downsampling import DOWNSAMPLING
+    from modyn.trainer_server.downsampling.policies import DOWNSAMPLING
+    from modyn.trainer_server.request.config import OPTIMIZERS, SCHEDULERS
 
     return (
         TRIGGERS, EVALUATION_STRATEGIES, SELECTION, PRESAMPLING, HISTORY, DOWNSAMPLING, COMPONENTS, MODELS, OPTIMIZERS, SCHEDULERS, METRICS,

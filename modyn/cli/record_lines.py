@@ -1,4 +1,4 @@
-"""Records in a file of JSON lines, as `modyn data append` reads them."""
+"""Read records and labels from a file of JSON lines, for `modyn data append` and `modyn data label`."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from modyn.storage.client import NewRecord
 T = TypeVar("T")
 CALL_RECORDS: Final = 1_000
 CALL_BYTES: Final = 4 << 20
-"""A call has at most so many records, and about so many bytes of lines."""
+"""Largest number of records, and approximate number of bytes of lines, in one call."""
 _AUTOMATIC: Final = TimeFormat()
 _PAYLOADS: Final = ("payload", "payload_base64", "features")
 _FIELDS: Final = ("key", "label", "timestamp", *_PAYLOADS)
 
 
 def read_calls(path: Path, timestamp_format: str = "") -> Iterator[list[NewRecord]]:
-    """Yield the records of a file in the groups in which they are sent.
+    """Yield the records of a file in groups, one for each call of storage.
 
-    A line is an object with "key" (idempotency key), "label" unless it comes later, one of "payload" (text, sent as UTF-8), "payload_base64" (bytes)
-    and "features" (an object, sent as compact JSON in the order of the line), and optionally "timestamp" (seconds since 1970, or ISO 8601). Empty
-    lines count for nothing.
+    A line is an object with "key" (idempotency key), "label" (unless the label is set later), and one of "payload" (text, sent as UTF-8),
+    "payload_base64" (bytes) and "features" (an object, sent as compact JSON in the order of the line). "timestamp" (seconds since 1970, or ISO 8601)
+    is optional. Empty lines are ignored.
 
-    Args: timestamp_format: of the dataset: "s" if all numbers are seconds.
-    Raises: NotFoundError: there is no such file. DataError: a line is no record; it names file and line. The records before it were yielded.
+    Args: timestamp_format: option of the dataset; "s": all numbers are seconds.
+    Raises: NotFoundError: the file does not exist. DataError: a line is wrong; the error names file and line. The records before this line were
+    yielded.
     """
     records: list[NewRecord] = []
     num_bytes = 0
@@ -54,9 +55,9 @@ def read_calls(path: Path, timestamp_format: str = "") -> Iterator[list[NewRecor
 
 
 def read_labels(path: Path) -> Iterator[dict[str, float]]:
-    """Yield the labels of a file, by the keys of their records, in the groups in which they are sent; a key that comes again begins another group.
+    """Yield the labels of a file by key in groups, one for each call of storage. A repeated key starts a new group.
 
-    A line is an object with "key" and "label". Raises: as `read_calls`.
+    A line is an object with "key" and "label". Raises: see `read_calls`.
     """
     labels = dict[str, float]()
     try:
@@ -73,7 +74,9 @@ def read_labels(path: Path) -> Iterator[dict[str, float]]:
 
 
 def _parsed(path: Path, parse: Callable[[bytes], T], so_far: str) -> Iterator[tuple[T, int]]:
-    """Yield what each line holds, and its bytes. Args: parse: of a line; raises ValueError. so_far: what became of the lines before a wrong one."""
+    """Yield the content of each line, and its size. Args: parse: function for one line, which may raise ValueError. so_far: sentence about the lines
+    before a wrong line, for the error.
+    """
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -89,7 +92,7 @@ def _parsed(path: Path, parse: Callable[[bytes], T], so_far: str) -> Iterator[tu
 
 
 def parse_record(line: bytes, numbers: TimeFormat = _AUTOMATIC) -> NewRecord:
-    """Make a record of one line. Args: numbers: what reads times that are numbers. Raises: ValueError: says what is wrong with it.
+    """Parse a record. Args: numbers: format of times that are numbers. Raises ValueError.
 
     >>> parse_record(b'{"key": "a", "label": 1, "features": {"x": 0.5}}')
     NewRecord(key='a', payload=b'{"x":0.5}', label=1, timestamp=None)
@@ -98,12 +101,12 @@ def parse_record(line: bytes, numbers: TimeFormat = _AUTOMATIC) -> NewRecord:
     key, label, timestamp = (found.get(name) for name in ("key", "label", "timestamp"))
     key = _text_key(key)
     if label is not None and (isinstance(label, bool) or not isinstance(label, int | float)):
-        raise ValueError(f"'label' is {_shown(label)}; it must be a number, or left out if it comes later")
+        raise ValueError(f"'label' is {_shown(label)}; it must be a number; leave it out if it is not known yet")
     return NewRecord(key, _payload(found), label, None if timestamp is None else _time(timestamp, numbers))
 
 
 def parse_label(line: bytes) -> tuple[str, float]:
-    """The key of a record and its label, of one line. Raises: ValueError: says what is wrong with it.
+    """Parse the key of a record and its label. Raises ValueError.
 
     >>> parse_label(b'{"key": "a", "label": 1}')
     ('a', 1)
@@ -116,13 +119,13 @@ def parse_label(line: bytes) -> tuple[str, float]:
 
 
 def _object(line: bytes, fields: Sequence[str]) -> dict[str, Any]:
-    """The JSON object of a line, which has no other fields. Raises: ValueError."""
+    """Parse the JSON object of a line. Raises ValueError: the line is not an object, or has other fields."""
     try:
         found = json.loads(line, parse_constant=_refuse_constant)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"it is no JSON ({error})") from error
+        raise ValueError(f"it is not JSON ({error})") from error
     if not isinstance(found, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     for name in found:
         if name not in fields:
             raise ValueError(f"there is no field '{name}'{nearest(name, list(fields)) or '.'} A line has {', '.join(fields)}")
@@ -141,7 +144,7 @@ def _time(value: object, numbers: TimeFormat) -> int:
     try:
         return time_of(value, _AUTOMATIC if isinstance(value, str) else numbers)
     except ValueError as error:
-        what = str(error).partition("; ")[0]  # what follows is advice for files, which have options
+        what = str(error).partition("; ")[0]  # the rest is advice on options of file formats
         raise ValueError(f"'timestamp' {what}; write seconds since 1970 or ISO 8601, or leave it out") from error
 
 
@@ -161,7 +164,7 @@ def _payload(found: dict[str, Any]) -> bytes:
     try:
         return base64.b64decode(value, validate=True)
     except binascii.Error as error:
-        raise ValueError(f"'payload_base64' is no Base64 ({error})") from error
+        raise ValueError(f"'payload_base64' is not Base64 ({error})") from error
 
 
 def _shown(value: object) -> str:
@@ -169,4 +172,4 @@ def _shown(value: object) -> str:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")

@@ -10,37 +10,38 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from modyn.cli.context import Json, connect, say, services_run, system_config
-from modyn.cli.output import print_json
-from modyn.cli.run_tables import print_checks, print_run, print_runs, show_results
-from modyn.cli.score_tables import print_score_summary, print_scores
-from modyn.cli.selection_tables import print_selections
 from modyn.cli.serve import serve
+from modyn.cli.views.output import print_json
+from modyn.cli.views.run_tables import print_checks, print_run, print_runs, show_results
+from modyn.cli.views.score_tables import print_score_summary, print_scores
+from modyn.cli.views.selection_tables import print_selections
 
 if TYPE_CHECKING:
     from modyn.client import Client
 
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run; `modyn ps` lists them.", show_default=False)]
-Detach = Annotated[bool, typer.Option("--detach", "-d", help="Return at once; `modyn watch RUN` follows the run later.")]
+Detach = Annotated[bool, typer.Option("--detach", "-d", help="Return immediately; `modyn watch RUN` follows the run later.")]
 
 
 def run(
     file: Annotated[Path, typer.Argument(help="Pipeline file.", show_default=False)],
     production: Annotated[
-        bool, typer.Option("--production/--experiment", help="Follow live data, or replay what is there (the default).")
+        bool, typer.Option("--production/--experiment", help="Follow live data, or replay existing data (the default).")
     ] = False,
     from_: Annotated[
-        str | None, typer.Option("--from", help="Only samples from this time on: a date, or seconds since 1970.")
+        str | None, typer.Option("--from", help="Use only samples from this time on: a date, or seconds since 1970.")
     ] = None,
-    to: Annotated[str | None, typer.Option("--to", help="Only samples before this time.")] = None,
-    max_triggers: Annotated[int | None, typer.Option(min=1, help="End after so many triggers.")] = None,
+    to: Annotated[str | None, typer.Option("--to", help="Use only samples before this time.")] = None,
+    max_triggers: Annotated[int | None, typer.Option(min=1, help="End after this number of triggers.")] = None,
     final_trigger: Annotated[
-        bool, typer.Option("--final-trigger", help="Train on the samples that are left when the stream ends.")
+        bool, typer.Option("--final-trigger", help="Train on the remaining samples when the stream ends.")
     ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="Set a value for this run: PATH=VALUE, e.g. training.batch_size=64. Repeatable; the run keeps it."
+            "--set",
+            help="Set a value for this run: PATH=VALUE, e.g. training.batch_size=64. Repeatable; the run keeps the values.",
         ),
     ] = None,
     tags: Annotated[
@@ -54,11 +55,11 @@ def run(
         bool,
         typer.Option(
             "--serve",
-            help="In place of watching it, serve its predictions until Ctrl-C, as `modyn serve RUN` does; the run goes on.",
+            help="Serve predictions of the run until Ctrl-C, like `modyn serve RUN`, instead of watching the run; it continues.",
         ),
     ] = False,
 ) -> None:
-    """Run a pipeline and watch it. Services start by themselves. Ctrl-C asks whether to detach; a second one stops the run."""
+    """Run a pipeline and watch it. Services start automatically. Ctrl-C asks whether to detach; a second Ctrl-C stops the run."""
     from modyn.config.arguments import timestamp
     from modyn.config.overrides import override, read_pipeline
     from modyn.config.pipeline import load_pipeline
@@ -84,7 +85,7 @@ def run(
             tags=tags or (),
         )
         say(f"run {submitted.run_id} is submitted in {mode} mode")
-        if submitted.message and detach:  # followers see it as an event
+        if submitted.message and detach:  # Followers see the message as an event.
             say(submitted.message)
         if detach:
             typer.echo(submitted.run_id)
@@ -97,7 +98,7 @@ def run(
 
 
 def _check_serving(detach: bool, report_file: Path | None) -> None:
-    """Raise an error, before anything is started, if a run cannot be served as it is asked for."""
+    """Raise an error if the options or addresses do not allow serving. The command calls this function before it starts anything."""
     from modyn.errors import InvalidArgumentError
     from modyn.serving import check_installed
     from modyn.serving.addresses import check_addresses
@@ -105,7 +106,7 @@ def _check_serving(detach: bool, report_file: Path | None) -> None:
     if detach or report_file is not None:
         option = "--detach" if detach else "--report"
         raise InvalidArgumentError(
-            f"with --serve the command serves until Ctrl-C: leave {option} out, or run first and `modyn serve RUN` then"
+            f"with --serve the command serves until Ctrl-C: leave {option} out, or leave --serve out and use `modyn serve RUN` afterwards"
         )
     check_installed()
     check_addresses(system_config())
@@ -119,16 +120,17 @@ def ps(
         list[str] | None, typer.Option("--state", "-s", help="Only runs in this state, e.g. training; repeatable.")
     ] = None,
     tag: Annotated[
-        list[str] | None, typer.Option("--tag", "-t", help="Only runs with this tag; repeatable: with all of them.")
+        list[str] | None,
+        typer.Option("--tag", "-t", help="Only runs with this tag. Repeatable; a run then needs all of these tags."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """List all runs, or those of pipelines, in states and with tags."""
+    """List all runs, or the runs of some pipelines, states or tags."""
     from modyn.supervisor.client import RunState
 
     for name in state or ():
         if name not in list(RunState):
-            raise typer.BadParameter(f"'{name}' is no state; allowed are {', '.join(RunState)}", param_hint="--state")
+            raise typer.BadParameter(f"'{name}' is not a state; allowed are {', '.join(RunState)}", param_hint="--state")
     with connect() as client:
         found = client.supervisor.runs()
     found = [
@@ -151,13 +153,13 @@ def watch(
         int | None,
         typer.Option(
             min=1,
-            help="Begin with so many of the newest events. Default: 1000; with --json, all that are kept.",
+            help="Number of earlier events to show. Default: 1000; with --json, all stored ones.",
             show_default=False,
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Watch a run until it ends. Ctrl-C ends the watching, never the run. With --json, one event a line."""
+    """Watch a run until it ends. Ctrl-C stops the view, but never the run. With --json, each line is one event."""
     with connect() as client:
         client.show(run)
         if json:
@@ -173,30 +175,30 @@ def show(
         bool,
         typer.Option(
             "--checks",
-            help="The checks of its trigger policy that looked at data: what was measured, its threshold, and whether it fired.",
+            help="Show the checks in which the trigger policy looked at data: measurements, thresholds, and decisions.",
         ),
     ] = False,
     selections: Annotated[
         bool,
         typer.Option(
             "--selections",
-            help="What its triggers chose from and what they chose: counts, class shares, ages, weights, and what downsampling did.",
+            help="Show candidates and choices of the triggers: counts, class shares, ages, weights, and downsampling.",
         ),
     ] = False,
     scores: Annotated[
-        bool, typer.Option("--scores", help="What its trainings scored of each sample, such as its loss; see `keep_scores`.")
+        bool, typer.Option("--scores", help="Show scores of samples in the trainings, such as the loss; see `keep_scores`.")
     ] = False,
     trigger: Annotated[
-        int | None, typer.Option(min=0, help="With --scores: the samples of this trigger.", show_default=False)
+        int | None, typer.Option(min=0, help="With --scores: show each sample of this trigger.", show_default=False)
     ] = None,
     last: Annotated[
-        int | None, typer.Option(min=1, help="With --checks: only so many of the newest.", show_default=False)
+        int | None, typer.Option(min=1, help="With --checks: number of newest checks to show.", show_default=False)
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show a run: its state, triggers and evaluation matrix; or the checks of its trigger policy, its selections, or scores of samples."""
+    """Show state, triggers and evaluation matrix of a run; or the checks of its trigger policy, its selections, or scores of samples."""
     if checks + selections + scores > 1:
-        raise typer.BadParameter("show one of them", param_hint="--checks, --selections, --scores")
+        raise typer.BadParameter("give only one of them", param_hint="--checks, --selections, --scores")
     if last is not None and not checks:
         raise typer.BadParameter("it needs --checks", param_hint="--last")
     if trigger is not None and not scores:
@@ -238,7 +240,7 @@ def stop(run: RunArgument) -> None:
 
 
 def resume(run: RunArgument, detach: Detach = False) -> None:
-    """Continue a run that was stopped, failed or was interrupted. Finished steps are not repeated."""
+    """Continue a run that was stopped, interrupted or failed. Finished steps are not repeated."""
     with connect(start=True) as client:
         client.resume(run)
         say(f"{run} continues")
@@ -247,7 +249,7 @@ def resume(run: RunArgument, detach: Detach = False) -> None:
 
 
 def finish(run: RunArgument, detach: Detach = False) -> None:
-    """End a run in good order: it reads no more samples, makes its final evaluations, and is finished."""
+    """Finish a run: the run stops reading samples and makes its final evaluations."""
     with connect(start=True) as client:
         client.finish(run)
         say(f"{run} finishes")
@@ -257,10 +259,10 @@ def finish(run: RunArgument, detach: Detach = False) -> None:
 
 def rm(
     runs: Annotated[list[str], typer.Argument(metavar="RUN…", help="Names of runs that have ended.", show_default=False)],
-    even_promoted: Annotated[bool, typer.Option("--even-promoted", help="Also a run with a promoted model.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    even_promoted: Annotated[bool, typer.Option("--even-promoted", help="Also remove a run with a promoted model.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Remove runs, permanently: their journal, trigger sets, models, results and logs. A removal that was cut off is repeated."""
+    """Permanently remove runs: their journals, trigger sets, models, results and logs. An interrupted removal can be repeated."""
     with connect() as client:
         for run in runs:
             found = client.show(run)
@@ -277,30 +279,31 @@ def evaluate(
         list[str] | None,
         typer.Option(
             "--handler",
-            help="Only this evaluation handler, repeatable; or a file with handlers, or an `evaluation` section, in place of the run's own. "
-            "Default: all manual ones, and what has failed.",
+            help="Only this evaluation handler; repeatable. Or a file with handlers or a section `evaluation`, which replaces that of the run. "
+            "Default: all manual handlers, and failed evaluations.",
         ),
     ] = None,
     dataset: Annotated[
-        list[str] | None, typer.Option("--dataset", help="Evaluate on this dataset in place of the handler's; repeatable.")
+        list[str] | None,
+        typer.Option("--dataset", help="Evaluate on this dataset instead of the datasets of the handler; repeatable."),
     ] = None,
     metric: Annotated[
-        list[str] | None, typer.Option("--metric", help="Measure this metric in place of the dataset's; repeatable.")
+        list[str] | None, typer.Option("--metric", help="Compute this metric instead of the metrics of the dataset; repeatable.")
     ] = None,
     cancel: Annotated[
         int | None,
         typer.Option(
-            "--cancel", metavar="NUMBER", help="Ask for nothing; end the evaluations that were asked for under this number."
+            "--cancel", metavar="NUMBER", help="Request no evaluation, but cancel the requested evaluations with this number."
         ),
     ] = None,
 ) -> None:
-    """Evaluate the models that a run has made, whatever it is doing; its state does not change. Exits with 1 if one fails."""
+    """Evaluate the models of a run. The run may be in any state, and stays in this state. Exit code 1 if an evaluation fails."""
     from modyn.cli.follow import follow
     from modyn.records import JobState
 
     if cancel is not None:
         if handler or dataset or metric:
-            raise typer.BadParameter("takes no other option: it asks for no evaluations", param_hint="--cancel")
+            raise typer.BadParameter("takes no other option: it requests no evaluations", param_hint="--cancel")
         with connect() as client:
             say(f"evaluations {cancel} of {run} are {client.supervisor.cancel_evaluation(run, cancel).state}")
         return
@@ -308,7 +311,7 @@ def evaluate(
         request = client.evaluate(run, handler or [], datasets=dataset or [], metrics=metric or [])
         if not follow(client, run, may_stop=False, evaluation=request):
             say(
-                f"detached; evaluations {request.number} of {run} go on; `modyn evaluate {run} --cancel {request.number}` ends them"
+                f"detached; evaluations {request.number} of {run} continue; `modyn evaluate {run} --cancel {request.number}` cancels them"
             )
             return
         show_results(client, run)
@@ -324,28 +327,28 @@ def report(
         Path | None, typer.Option("--output", "-o", help="File to write. Default: modyn-report-RUN.html here.")
     ] = None,
 ) -> None:
-    """Write the HTML report of a run: matrix, composite accuracy, checks of the trigger policy, prequential error, served predictions, models,
-    triggers, time by stage."""
+    """Write the HTML report of a run: evaluation matrix, composite accuracy, checks of the trigger policy, prequential error, served predictions,
+    models, triggers, and time of each stage."""
     with connect() as client:
         typer.echo(client.report(run, output))
 
 
 def _check_report(report_file: Path) -> None:
-    """Refuse a report that cannot be made or written, before the run and not after it."""
-    import modyn.analysis  # noqa: F401  (says what is not installed)
+    """Raise an error if the report cannot be written. The command makes this check before the run, because it writes the report after the run."""
+    import modyn.analysis  # noqa: F401  (fails if a package is not installed, and names it)
 
     folder = report_file.absolute().parent
     if not folder.is_dir():
-        raise typer.BadParameter(f"there is no folder {report_file.parent}; make it first", param_hint="--report")
+        raise typer.BadParameter(f"there is no folder {report_file.parent}; create it first", param_hint="--report")
     if not os.access(report_file if report_file.exists() else folder, os.W_OK):
-        message = f"this user may not write {report_file}; name another folder (in a container: set MODYN_CLI_UID in .env to your user id)"
+        message = f"this user cannot write {report_file}; name another folder (in a container: set MODYN_CLI_UID in .env to your user id)"
         raise typer.BadParameter(message, param_hint="--report")
 
 
 def _follow_to_the_end(
     client: Client, run_id: str, report_file: Path | None = None, *, may_stop: bool = True, newest: int | None = None
 ) -> None:
-    """Watch a run, then print its results. Exits with 1 if the run failed or was interrupted, with 3 if it was stopped."""
+    """Watch a run, then print its results. Exit code 1 if the run failed or was interrupted, 3 if the run was stopped."""
     from modyn.cli.follow import follow
     from modyn.supervisor.client import RunState
 

@@ -1,4 +1,4 @@
-"""`modyn serve`: predictions over the versions of runs."""
+"""`modyn serve`: serve predictions of the model versions of runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from modyn.cli.context import connect, say
 
 if TYPE_CHECKING:
     from modyn.records import RunId, ServingLoad, VersionUse
-    from modyn.serving.process import RunServer
+    from modyn.serving.run_server import RunServer
     from modyn.serving.served_model import ServedModel
 
 
@@ -23,10 +23,10 @@ def serve(
         list[str],
         typer.Argument(
             metavar="[NAME=]RUN",
-            help="Runs whose versions are served; NAME is that of its model in requests, by default the run.",
+            help="Runs whose versions are served; NAME is the model's name in requests, by default the name of the run.",
         ),
     ],
-    name: Annotated[str | None, typer.Option("--name", help="Name of the model in requests, where one run is served.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the model in requests, if one run is served.")] = None,
     host: Annotated[
         str | None, typer.Option("--host", help="Address to listen on. Default: serving.host of the system file.")
     ] = None,
@@ -36,12 +36,16 @@ def serve(
         list[str] | None,
         typer.Option(
             "--input",
-            help="An input of the model: the sizes of one sample, such as 1,28,28 or tokens=128:int64. Again for each further one.",
+            help="An input of the model: the sizes of one sample, such as 1,28,28 or tokens=128:int64. Repeat it for each further input.",
         ),
     ] = None,
     follow: Annotated[
         str | None,
-        typer.Option("--follow", help="`promoted`, or the newest version while none is (default); `newest`: each one at once."),
+        typer.Option(
+            "--follow",
+            help="Version that serves. `promoted` (default): the promoted one, or the newest until one is promoted; `newest`: each new version "
+            "immediately.",
+        ),
     ] = None,
     canary: Annotated[
         float | None, typer.Option("--canary", help="Share of requests that a version newer than the promoted one answers.")
@@ -49,14 +53,14 @@ def serve(
     pinned: Annotated[
         list[int] | None,
         typer.Option(
-            "--pin", min=0, help="A model that answers requests which name it as the version. Again for each further one."
+            "--pin", min=0, help="Number of a model that stays loaded for requests that name it as the version. Repeatable."
         ),
     ] = None,
     observations: Annotated[
         str | None,
         typer.Option(
             "--observations",
-            help="Dataset of records (`modyn data register NAME --records`) that takes the labels which clients POST to /observations.",
+            help="Dataset of records (see `modyn data register NAME --records`) for the labels that clients POST to /observations.",
         ),
     ] = None,
     promote_if: Annotated[
@@ -64,20 +68,23 @@ def serve(
         typer.Option(
             "--promote-if",
             metavar="CONDITION",
-            help="Promote each new version that meets 'Accuracy on DATASET >= 0.9', or 'Accuracy on DATASET not worse than promoted'. Again for "
-            "each further condition: all must hold.",
+            help="Promote each new version that meets a condition such as 'Accuracy on DATASET >= 0.9' or 'Accuracy on DATASET not worse than "
+            "promoted'. Repeat the option for each further condition; all must hold.",
         ),
     ] = None,
     shadow: Annotated[
         bool | None,
-        typer.Option("--shadow/--no-shadow", help="Send a version newer than the promoted one copies, and count differences."),
+        typer.Option(
+            "--shadow/--no-shadow",
+            help="Send copies of requests to a version newer than the promoted one, and count differences.",
+        ),
     ] = None,
 ) -> None:
-    """Serve predictions of runs' promoted versions (or the newest) by the Open Inference Protocol, over HTTP and gRPC, until Ctrl-C.
+    """Serve predictions of the promoted (or newest) versions of runs by the Open Inference Protocol over HTTP and gRPC until Ctrl-C.
 
-    `modyn models promote` and `rollback` take effect at the next look (`serving.poll_interval_s`), without an interruption. Options go before the
-    section `serving` of a run's pipeline. Several runs share the addresses, each as a model of its own name; `--follow`, `--canary` and `--shadow`
-    are then for all of them.
+    `modyn models promote` and `rollback` take effect at the next poll (`serving.poll_interval_s`), without interruption. Options override the section
+    `serving` of a run's pipeline. Several runs share the addresses. Each run is a model with its own name, and `--follow`, `--canary` and `--shadow`
+    apply to all these models.
     """
     from modyn.config.base import load_section
     from modyn.config.serving import ServingConfig
@@ -85,7 +92,6 @@ def serve(
     from modyn.serving import check_installed
 
     check_installed()
-    from modyn.serving.process import RunServer, answer_without_pauses
     from modyn.serving.served_model import served_model
     from modyn.state_folders import keep_private
     from modyn.supervisor.client import SupervisorClient
@@ -99,14 +105,17 @@ def serve(
         models = []
         for text in runs:
             alias, _, run = text.rpartition("=")
-            pipeline = client.show(run).pipeline  # NotFoundError has the nearest name
+            pipeline = client.show(run).pipeline  # NotFoundError suggests the nearest name.
             models.append(served_model(run, pipeline, {**options, "name": name or alias or None}))
         config = client.config
     given = {"host": host, "http_port": http_port, "grpc_port": grpc_port}
     changed = {key: value for key, value in given.items() if value is not None}
     serving = load_section(ServingConfig, {**config.serving.model_dump(), **changed}, "serving")
     config = config.model_copy(update={"serving": serving})
-    keep_private()  # What waits for its label holds inputs.
+    say(f"loading PyTorch and the versions of {', '.join(model.run_id for model in models)}, which takes some seconds")
+    from modyn.serving.run_server import RunServer, answer_without_pauses
+
+    keep_private()  # the write-ahead log of labels contains inputs of clients
     configure_logs("serving", serving.log_level)
     asked = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -115,21 +124,23 @@ def serve(
         server_id = uuid4().hex
 
         def report(run_id: RunId, load: ServingLoad, versions: Sequence[VersionUse]) -> None:
-            """Trigger policies of a run may go by the load of its servers."""
+            """Report the load to the supervisor, for trigger policies that use it."""
             supervisor.report_load(run_id, server_id, load, versions)
 
         answer_without_pauses()
         server = RunServer(config, models, report)
         try:
             _say_addresses(server, models)
-            asked.wait()  # Until a signal asks for the end.
-            say("ending: requests that run are answered")
+            asked.wait()  # Set by the signal handlers.
+            say("stopping: running requests are answered")
         finally:
             server.close()
 
 
 def _refuse_for_several(of_one: Mapping[str, Any]) -> None:
-    """Raise InvalidArgumentError if an option is given that describes one model. Args: of_one: such options by their field in a pipeline."""
+    """Raise InvalidArgumentError if an option for one model is given for several models. Args: of_one: values of such options by their pipeline
+    fields.
+    """
     from modyn.errors import InvalidArgumentError
 
     for field, value in of_one.items():
@@ -137,14 +148,14 @@ def _refuse_for_several(of_one: Mapping[str, Any]) -> None:
             option = {"inputs": "--input", "pinned": "--pin", "promote_if": "--promote-if"}.get(field, f"--{field}")
             write = "write NAME=RUN, " if field == "name" else ""
             raise InvalidArgumentError(
-                f"{option} describes one model, and several runs are to be served: {write}set serving.{field} in their pipelines, or serve them apart"
+                f"{option} describes one model, but several runs are served: {write}set serving.{field} in their pipelines, or serve them separately"
             )
 
 
 def _say_addresses(server: RunServer, models: Sequence[ServedModel]) -> None:
     for model in models:
         version, settings, url = server.plans[model.name].serving, model.settings, server.addresses.http
-        awaited = "a version that is promoted" if settings.promote_if else "its first version"
+        awaited = "a promoted version" if settings.promote_if else "its first version"
         say(f"model '{model.name}' of run {model.run_id}: {f'version {version} serves' if version else f'waiting for {awaited}'}")
         say(f"  http     {url}/v2/models/{model.name}")
         if settings.observations is not None:

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from modyn.cli.context import Json, client_of_this_machine, connect, is_embedded, say, start_services, system_config
-from modyn.cli.output import print_json, print_table, printable
+from modyn.cli.views.output import print_json, print_table, printable
 
 if TYPE_CHECKING:
     from modyn.config.system import SystemConfig
 
 Logs = dict[Path, tuple[str, re.Pattern[str] | None]]
-"""Log files, each with the part that writes it and a pattern that a line must contain to be shown."""
+"""Log files, each with the name of its service and a pattern. Only lines that match the pattern are shown; None: all lines."""
 Find = Callable[[], Logs]
 
 
 def up() -> None:
-    """Start all services on this machine, or those of them that died."""
+    """Start all services on this machine that are not running."""
     with client_of_this_machine() as client:
         started = time.perf_counter()
         status_now = start_services(client)
@@ -32,13 +32,13 @@ def up() -> None:
 
 
 def down() -> None:
-    """Stop the services. Runs are interrupted and nothing is lost: production runs go on by themselves after `modyn up`, others by `modyn resume`."""
+    """Stop the services. Runs are interrupted without loss. Production runs continue after `modyn up`, other runs after `modyn resume`."""
     with client_of_this_machine() as client:
         say("stopped" if client.down() else f"no services run in {client.config.state_dir}")
 
 
 def status(json: Json = False) -> None:
-    """Show every service: whether it is healthy, its process and its address. Exit code 1 unless all are healthy."""
+    """Show the health, the process and the address of every service. Exit code 1 unless all services are healthy."""
     rows = _rows(system_config())
     if json:
         print_json(rows)
@@ -55,7 +55,7 @@ def status(json: Json = False) -> None:
 
 
 def _rows(config: SystemConfig) -> list[dict[str, Any]]:
-    """Health as the services report it, processes as the stack recorded them."""
+    """Return a row for each service: its health, which the service reports, and its process, which the stack has recorded."""
     from modyn.config.system import SERVICES
     from modyn.local.control import stack_status
     from modyn.rpc.channel import is_serving
@@ -79,15 +79,16 @@ def _rows(config: SystemConfig) -> list[dict[str, Any]]:
 
 def logs(
     name: Annotated[
-        str | None, typer.Argument(metavar="[RUN|SERVICE]", help="A run, a service, or nothing for all services.")
+        str | None, typer.Argument(metavar="[RUN|SERVICE]", help="A run or a service. Default: all services.")
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue as lines are written, until Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Begin with this many last lines of each log.")] = 50,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for programs.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new lines until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of last lines of each log to start with.")] = 50,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each line, for programs.")] = False,
 ) -> None:
-    """Print the log of a service, of all services, or of a run: what its workers wrote, and all lines of services about it.
+    """Print the log of a service, of all services, or of a run. The log of a run has all lines of its workers, and the lines of services about this
+    run.
 
-    It reads files of this machine. Where services run in containers, their engine keeps the logs: `docker compose logs SERVICE`.
+    The command reads files of this machine. If services run in containers, use `docker compose logs SERVICE`.
     """
     from modyn.config.system import SERVICES
     from modyn.errors import NotFoundError
@@ -106,8 +107,8 @@ def logs(
         return logs if run_id is None else {**logs, **_of_workers(config, run_id)}
 
     if not follow and not any(path.exists() for path in find()):
-        elsewhere = "those of services in containers: `docker compose logs SERVICE`"
-        advice = "nothing has run there yet" if is_embedded(config) else elsewhere
+        elsewhere = "use `docker compose logs SERVICE` for services in containers"
+        advice = "no service has run there yet" if is_embedded(config) else elsewhere
         raise NotFoundError(f"there are no such logs in {config.log_dir}; {advice}")
     _print_logs(find, lines, follow, json)
 
@@ -126,7 +127,7 @@ def _require_run(run_id: str, parts: tuple[str, ...]) -> None:
 
 
 def _of_workers(config: SystemConfig, run_id: str) -> Logs:
-    """Return the worker logs of a run, with the part that wrote each, e.g. `training-3`."""
+    """Return the worker logs of a run, and the name of each worker, e.g. `training-3`."""
     return {path: (path.stem, None) for path in sorted((config.log_dir / "runs" / run_id).glob("*.log"), key=_in_order)}
 
 
@@ -145,7 +146,7 @@ def _mention(run_id: str) -> re.Pattern[str]:
 
 
 def _print_logs(find: Find, lines: int, follow: bool, json: bool) -> None:
-    """Print the logs that `find` returns; it is called again while following, since new trainings have new files."""
+    """Print the logs that `find` returns. With `follow`, `find` is called repeatedly, because new trainings have new files."""
     from modyn.log_files import LogReader
 
     readers: dict[Path, LogReader] = {}
@@ -166,7 +167,7 @@ def _print_logs(find: Find, lines: int, follow: bool, json: bool) -> None:
 
 
 def readable(line: str) -> str:
-    """Return a line of JSON as time, level, event and values, an exception below it; other lines as they are.
+    """Format a line of JSON as time, level, event and values, followed by an exception, if there is one. Other lines stay as they are.
 
     >>> readable('{"timestamp": "2026-01-02T03:04:05.678Z", "level": "info", "event": "trained", "service": "s", "n": 1, "why": "a b"}')
     "2026-01-02 03:04:05  info     trained  n=1 why='a b'"
@@ -189,7 +190,7 @@ def readable(line: str) -> str:
 
 
 def _as_json(part: str, line: str) -> str:
-    """Services write JSON; other lines (tracebacks, PostgreSQL) are wrapped."""
+    """Return a line as JSON. Services write JSON; other lines (tracebacks, PostgreSQL) are wrapped."""
     try:
         if isinstance(json_module.loads(line), dict):
             return line

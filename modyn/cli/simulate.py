@@ -1,28 +1,25 @@
-"""`modyn simulate`: what many trigger policies would have done on one stream, without training."""
+"""`modyn simulate`: simulate many trigger policies on one stream, without training."""
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from modyn.atomic_write import make_folder
 from modyn.cli.context import Json, connect, say
-from modyn.cli.output import print_json, print_table
+from modyn.cli.views.output import print_json, print_table
 
 _FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
-"""First characters of texts that a spreadsheet runs as formulas."""
+"""Characters at the beginning of a text that a spreadsheet runs as a formula."""
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from modyn.supervisor.simulation import SimulationProgress
+    from modyn.supervisor.simulation.run_simulation import SimulationProgress
 
 _PROGRESS_EVERY_S = 5.0
 
@@ -31,8 +28,8 @@ def simulate(
     file: Annotated[
         Path,
         typer.Argument(
-            help="File of policies: `policies:` with a trigger section by name each; lists are grids. With --dataset also `data:`, how samples are "
-            "decoded.",
+            help="File with trigger sections by name under `policies:`; a list of values makes a grid. With --dataset, a section `data:` says how "
+            "samples are decoded.",
             show_default=False,
         ),
     ],
@@ -43,7 +40,7 @@ def simulate(
         str | None,
         typer.Option(
             "--run",
-            help="Simulate on what this run has received; its models, training times and evaluations are the reference.",
+            help="Simulate on the stream of this run; its models, training times and evaluations are the reference.",
             show_default=False,
         ),
     ] = None,
@@ -57,43 +54,49 @@ def simulate(
         int | None,
         typer.Option(
             "--model",
-            help="Policies look at data by this model version; with --dataset decoded as in its run.",
+            help="Model version with which policies look at data. With --dataset, samples are decoded as in the run of this version.",
             show_default=False,
         ),
     ] = None,
     seconds_per_sample: Annotated[
-        float | None, typer.Option(min=0, help="Training time, in place of the run's.", show_default=False)
+        float | None,
+        typer.Option(min=0, help="Seconds of training for each sample, instead of the value from the run.", show_default=False),
     ] = None,
     seconds_per_trigger: Annotated[
-        float | None, typer.Option(min=0, help="Training time beside that of the samples.", show_default=False)
+        float | None,
+        typer.Option(
+            min=0, help="Seconds of training for each trigger, in addition to those for its samples.", show_default=False
+        ),
     ] = None,
     price_per_hour: Annotated[
-        float | None, typer.Option(min=0, help="Of training: adds the price of each policy's trainings.", show_default=False)
+        float | None,
+        typer.Option(min=0, help="Price of an hour of training; adds the price of each policy's trainings.", show_default=False),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", help="Folder for the results, and for going on after an interruption.", file_okay=False, show_default=False
-        ),
+        typer.Option("--out", help="Folder for the results.", file_okay=False, show_default=False),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option("--html", help="Write an HTML page with pictures here.", dir_okay=False, show_default=False)
+        Path | None,
+        typer.Option("--html", help="Write an HTML page with charts to this file.", dir_okay=False, show_default=False),
     ] = None,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     json: Json = False,
 ) -> None:
-    """Simulate trigger policies on a stream: when each would have triggered, what it would have cost, how good its models may have been.
+    """Simulate trigger policies on a stream. Show when each policy would have triggered, at which cost, and how good its models may have been.
 
-    Nothing is trained. Accuracy is estimated by the evaluation matrix of --run.
+    No model is trained. Accuracy is estimated from the evaluation matrix of --run.
     """
-    from modyn.supervisor.simulation import load_policies
+    from modyn.supervisor.simulation.run_simulation import load_policies
 
     if csv and json:
-        raise typer.BadParameter("give one of --csv and --json", param_hint="--csv")
+        raise typer.BadParameter("give only one of --csv and --json", param_hint="--csv")
     policies = load_policies(file)  # A typo is reported before any service is started.
+    if out is not None:
+        make_folder(out.absolute())  # An unwritable folder is reported now, not after hours of simulation.
     progress = _Progress()
     try:
-        with connect(start=True) as client, _interrupts_go_to(progress.interrupt):
+        with connect(start=True) as client:
             table = client.simulate(
                 policies,
                 dataset=dataset,
@@ -104,13 +107,11 @@ def simulate(
                 seconds_per_sample=seconds_per_sample,
                 seconds_per_trigger=seconds_per_trigger,
                 price_per_hour=price_per_hour,
-                out=out,
                 progress=progress.show,
             )
             _write(table, f"run {run}" if run else f"dataset {dataset}", out, html)
     except KeyboardInterrupt:
-        again = f"the same command goes on from what is saved in {out}" if out else "with --out DIR it could go on later"
-        say(f"interrupted after {progress.newest}; {again}")
+        say(f"interrupted after {progress.newest}" if progress.newest else "interrupted before any sample was simulated")
         raise
     if json:
         print_json(table)
@@ -124,7 +125,7 @@ def simulate(
 
 
 def print_simulation(table: pd.DataFrame) -> None:
-    """Print one row a policy. Args: table: of `Client.simulate`."""
+    """Print one row for each policy. Args: table: from `Client.simulate`."""
     from modyn.analysis.simulation import ESTIMATE
 
     estimates = [column for column in map(str, table) if column.startswith(ESTIMATE)]
@@ -141,13 +142,13 @@ def print_simulation(table: pd.DataFrame) -> None:
         more["failed"] = table["failed"].to_list()
     print_table([*titles, *more], [[*row, *last] for row, *last in zip(rows, *more.values(), strict=True)])
     if estimates:
-        say("estimated: at each interval by the run's model that is the nearest earlier one to the policy's newest trigger")
+        say("estimated: at each interval with the run's nearest model before the policy's newest trigger")
     for note in table.attrs.get("notes", ()):
         say(note)
 
 
 def _write(table: pd.DataFrame, title: str, out: Path | None, html: Path | None) -> None:
-    """Write the results as files; what cannot be written is an OSError, which names it."""
+    """Write the results as files. Raises OSError that names the file."""
     from modyn.analysis.simulation_report import write_simulation_report
 
     if out is not None:
@@ -162,7 +163,7 @@ def _write(table: pd.DataFrame, title: str, out: Path | None, html: Path | None)
 
 
 def _without_formulas(table: pd.DataFrame) -> pd.DataFrame:
-    """The table for a CSV file: a text that a spreadsheet would run as a formula gets an apostrophe in front, by which it is text there."""
+    """Return the table for a CSV file. A text that a spreadsheet would run as a formula gets an apostrophe as prefix."""
 
     def shown(value: object) -> object:
         return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_SIGNS) else value
@@ -171,7 +172,7 @@ def _without_formulas(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _flat(table: pd.DataFrame) -> pd.DataFrame:
-    """With what is a list as text, numbers with a space between them."""
+    """Return the table with lists as texts of numbers separated by spaces."""
     lists = {name: table[name].map(lambda values: " ".join(map(str, values))) for name in ("positions", "times")}
     return table.assign(**lists)
 
@@ -183,45 +184,23 @@ def _days(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-@contextmanager
-def _interrupts_go_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 class _Progress:
-    """Shows the progress, in one line that is written over on a terminal. The first Ctrl-C ends the simulation between two pieces of the stream,
-    so that all of it is saved; a second one at once."""
+    """Shows the progress. On a terminal, the progress is one line that is overwritten."""
 
     def __init__(self) -> None:
-        self.newest = "nothing was simulated yet"
+        self.newest = ""
         self._live = sys.stderr.isatty()
         self._printed_at = -_PROGRESS_EVERY_S
-        self._interrupted = False
-
-    def interrupt(self, *_: object) -> None:
-        """Handle a Ctrl-C. Raises KeyboardInterrupt: it is the second."""
-        if self._interrupted:
-            raise KeyboardInterrupt
-        self._interrupted = True
-        if self._live:
-            sys.stderr.write("\n")
-        say("ending once all policies have decided on the same samples; Ctrl-C again ends at once")
 
     def show(self, progress: SimulationProgress) -> None:
-        """Show how far it is. Raises KeyboardInterrupt: Ctrl-C was pressed."""
+        """Show the progress of the simulation."""
         left = "" if progress.seconds_left is None else f", {progress.seconds_left:.0f} s left"
-        left += f"; looked at data of the next ones {progress.asks_on} times" if progress.asks_on else ""
+        left += f"; {progress.num_asks} questions about data of the next samples" if progress.num_asks else ""
         self.newest = f"{progress.num_samples:,} of {progress.total_samples:,} samples through {progress.num_policies:,} policies"
         ended = progress.num_samples >= progress.total_samples
         if self._live:
-            sys.stderr.write(f"\r\x1b[K{self.newest}{left}" + ("\n" if ended or self._interrupted else ""))
+            sys.stderr.write(f"\r\x1b[K{self.newest}{left}" + ("\n" if ended else ""))
             sys.stderr.flush()
         elif ended or time.monotonic() - self._printed_at >= _PROGRESS_EVERY_S:
             self._printed_at = time.monotonic()
             say(f"{self.newest}{left}")
-        if self._interrupted and not progress.asks_on:
-            raise KeyboardInterrupt

@@ -1,1 +1,1 @@
-"""The system configuration and the pipeline YAML: checked once, then trusted."""
+"""The system configuration and the pipeline YAML. Modyn checks both once, and then trusts them."""

@@ -1,4 +1,4 @@
-"""Checks of the arguments of `modyn.Client`: an error names the argument, its value and what is allowed."""
+"""Checks of the arguments of `modyn.Client`. An error names the argument, the given value and the allowed values."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ E = TypeVar("E", bound=StrEnum)
 
 
 def texts(name: str, values: Iterable[str]) -> tuple[str, ...]:
-    """Return a list of texts. Raises InvalidArgumentError: it is none, e.g. one text. Args: name: of the argument, here and below."""
+    """Check a list of texts. Raises InvalidArgumentError: the value is no list of texts, for example a single text. Args: name: name of the argument,
+    in all functions of this module.
+    """
     return items(name, values, (str,), "a list of texts")
 
 
 def items(name: str, values: Iterable[T], kinds: tuple[type, ...], expected: str) -> tuple[T, ...]:
-    """Return a list whose items are of some `kinds`. Raises InvalidArgumentError: it is none. Args: expected: what is, in words."""
+    """Check a list of items of some `kinds`. Raises InvalidArgumentError. Args: expected: the name of such a list in messages."""
     if isinstance(values, Iterable) and not isinstance(values, str | bytes):
         found = tuple(values)
         if all(isinstance(value, kinds) for value in found):
@@ -29,7 +31,7 @@ def items(name: str, values: Iterable[T], kinds: tuple[type, ...], expected: str
 
 
 def choice(name: str, value: str, kind: type[E]) -> E:
-    """Return one of the values of an enumeration. Raises InvalidArgumentError: it is none of them."""
+    """Convert a text to a member of an enumeration. Raises InvalidArgumentError: the text is not a value of the enumeration."""
     try:
         return kind(value)
     except ValueError as error:
@@ -37,21 +39,21 @@ def choice(name: str, value: str, kind: type[E]) -> E:
 
 
 def count(name: str, value: int | None) -> int | None:
-    """Return how many of something are asked for; None: it is left open. Raises InvalidArgumentError: no whole number, or none at all."""
+    """Check a number of items; None: no number is given. Raises InvalidArgumentError: the value is not a whole number of at least 1."""
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**63):
         return value
-    raise InvalidArgumentError(f"{name} is {value!r}; a whole number is expected, from 1 on")
+    raise InvalidArgumentError(f"{name} is {value!r}; a whole number of at least 1 is expected")
 
 
 def flag(name: str, value: bool) -> bool:
-    """Return True or False. Raises InvalidArgumentError: it is neither."""
+    """Check a boolean. Raises InvalidArgumentError: the value is neither True nor False."""
     if isinstance(value, bool):
         return value
     raise InvalidArgumentError(f"{name} is {value!r}; True or False is expected")
 
 
 def timestamp(name: str, value: int | str | dt.datetime | None) -> int | None:
-    """Return seconds since 1970; None: it is left open. Raises InvalidArgumentError: it is no time."""
+    """Convert a time to seconds since 1970; None: no time is given. Raises InvalidArgumentError: the value is not a time."""
     try:
         return None if value is None else parse_timestamp(value.isoformat() if isinstance(value, dt.datetime) else value)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The base class of configuration sections, and their problems as text."""
+"""Base class of configuration sections, and conversion of the problems of sections to text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from modyn.registry import nearest
 
 
 class Section(BaseModel):
-    """A section of a configuration file: frozen, unknown keys refused, defaults validated, true and false are no numbers."""
+    """A section of a configuration file. A section is immutable, refuses unknown keys and booleans in number fields, and validates defaults."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, protected_namespaces=(), ser_json_inf_nan="constants"
@@ -26,7 +26,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _no_booleans_as_numbers(cls, data: Any) -> Any:
-        """Turn true and false in fields of numbers into text, which is refused there; pydantic would read them as 1 and 0."""
+        """Convert booleans in number fields to text, because number fields refuse text. Pydantic would read booleans as 1 and 0."""
         if not isinstance(data, Mapping):
             return data
         numbers = _numbers(cls)
@@ -35,13 +35,13 @@ class Section(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """Metadata of a text field, as in `Annotated[str, Matching(pattern, words)]`: a regular expression, and in words what it allows."""
+    """Metadata of a text field, as in `Annotated[str, Matching(pattern, words)]`: a regular expression, and a text about the allowed values."""
 
     pattern: str
     allowed: str
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        """Refuse what does not match, in words."""
+        """Refuse values that do not match."""
         return core_schema.no_info_after_validator_function(self._check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -55,10 +55,10 @@ class Matching:
 
 
 class PlacedError(ValueError):
-    """What the validator of a whole section raises for a mistake that lies below it."""
+    """The error that a section's validator raises for a mistake in a part of the section."""
 
     def __init__(self, place: str, message: str) -> None:
-        """Args: place: path of the key to change, from that section."""
+        """Args: place: path of the wrong key, from the section."""
         super().__init__(message)
         self.place = place
 
@@ -68,26 +68,26 @@ T = TypeVar("T")
 
 
 def not_available_yet(value: T) -> T:
-    """Validate an option that has no effect here: return `value` if it is null, false or empty. Raises: ValueError."""
+    """Return the value of an option that is not available yet. Raises ValueError unless the value is null, false or empty."""
     if value:
         raise ValueError("this option is not available yet; remove the key")
     return value
 
 
 class Severity(StrEnum):
-    """How much a problem matters to `check` and to `run`."""
+    """Severity of a problem, which decides what `check` and `run` do."""
 
     ERROR = "error"
-    """The file is wrong: `check` fails, `run` refuses it."""
+    """The file is wrong: `check` fails, and `run` refuses the file."""
     UNAVAILABLE = "unavailable"
-    """The machine that was asked lacks something that another may have, such as a GPU: `check` warns, `run` refuses the file."""
+    """This machine lacks something that another machine may have, such as a GPU: `check` warns, `run` refuses the file."""
     WARNING = "warning"
-    """It runs, but probably not as it is meant."""
+    """The pipeline runs, but probably not as intended."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """One wrong place: `path` is dotted from the root of the file; `message` says what is wrong and what is allowed."""
+    """One problem of a file. path: dotted path from the root of the file. message: text that says what is wrong, and what is allowed."""
 
     path: str
     message: str
@@ -99,9 +99,9 @@ class Problem:
 
 
 def problems(error: ValidationError, prefix: str, model: type[BaseModel]) -> list[Problem]:
-    """Convert a ValidationError into problems, each with path, value and the nearest valid name.
+    """Convert a ValidationError to problems, each with path, value and the nearest valid name.
 
-    Args: prefix: path of the section in its file. model: what was validated, for the names that it allows.
+    Args: prefix: path of the section in its file. model: class of the section, for the names that it allows.
     """
     return [_problem(dict(item), prefix, model) for item in error.errors(include_url=False)]
 
@@ -115,7 +115,7 @@ def load_section(model: type[S], data: Mapping[str, Any], path: str = "") -> S:
 
 
 def check_section(model: type[BaseModel], data: object, path: str) -> list[Problem]:
-    """Return every problem of `data` as a `model`, with paths below `path`; empty if it is valid."""
+    """Return every problem of `data` as a `model`, with paths below `path`; empty if `data` is valid."""
     try:
         model.model_validate(data)
     except ValidationError as error:
@@ -126,11 +126,34 @@ def check_section(model: type[BaseModel], data: object, path: str) -> list[Probl
 def without_effect(
     model: type[BaseModel], data: Mapping[str, Any], names: Sequence[str], path: str, message: str
 ) -> list[Problem]:
-    """Return a warning for each field of `names` that `data`, a valid `model`, gives another value than its default."""
+    """Return a warning for each field in `names` whose value differs from its default. Args: data: valid for `model`."""
     fields = model.model_fields
     loaded = model.model_validate(data)
     changed = [name for name in names if getattr(loaded, name) != fields[name].get_default(call_default_factory=True)]
     return [Problem(f"{path}.{name}", message, Severity.WARNING) for name in changed]
+
+
+def section_at(data: object, *path: str) -> Mapping[str, Any]:
+    """Return the section at a path, or an empty section if there is no section at the path. The data may have mistakes.
+
+    >>> section_at({"online": {"trigger": {"id": "AutoDrift"}}}, "online", "trigger")
+    {'id': 'AutoDrift'}
+    >>> section_at({"online": 3}, "online", "trigger")
+    {}
+    """
+    for name in path:
+        data = data.get(name) if isinstance(data, Mapping) else None
+    return data if isinstance(data, Mapping) else {}
+
+
+def sections_in(data: object) -> dict[str, Mapping[str, Any]]:
+    """Return the sections in a mapping by name, or the sections in a list by position. The data may have mistakes.
+
+    >>> sections_in([{"name": "a"}, 3, {"name": "b"}])
+    {'0': {'name': 'a'}, '2': {'name': 'b'}}
+    """
+    named = data.items() if isinstance(data, Mapping) else enumerate(data) if isinstance(data, list | tuple) else ()
+    return {str(name): section for name, section in named if isinstance(section, Mapping)}
 
 
 def refuse(found: Sequence[Problem]) -> None:
@@ -161,7 +184,7 @@ def _problem(item: dict[str, Any], prefix: str, model: type[BaseModel]) -> Probl
 
 
 def _wrong_kind(item: dict[str, Any], path: str, models: Sequence[type[BaseModel]]) -> Problem:
-    """The problem of a section that is none of a union's. Args: models: those of the union."""
+    """Return the problem for a section that fits no class of a union. Args: models: classes of the union."""
     key = next((name for name in map(_kind_key, models) if name), "")
     kinds = [kind for model in models for kind in _kinds(model)]
     if item["type"] == "model_attributes_type":
@@ -175,7 +198,7 @@ def _wrong_kind(item: dict[str, Any], path: str, models: Sequence[type[BaseModel
 
 
 class _BooleanText(str):
-    """What true or false is turned into in a field of numbers."""
+    """Text that replaces a boolean in a field of numbers."""
 
     __slots__ = ()
 
@@ -189,7 +212,7 @@ _EXPECTED: Final = {
     "dict_type": "a mapping",
     "model_type": "a mapping",
 }
-"""What a field takes, by the type of the error that pydantic reports."""
+"""Expected type of a field, by the type of pydantic's error."""
 
 
 def _shown(value: object) -> str:
@@ -198,9 +221,10 @@ def _shown(value: object) -> str:
 
 
 def _resolved(model: type[BaseModel], location: Sequence[str | int]) -> tuple[list[str], list[type[BaseModel]]]:
-    """The keys of the file at a location that pydantic gives, and the models that the innermost mapping there may be of.
+    """Convert a location of pydantic to keys in the file. Also return the models that the innermost mapping may have.
 
-    For the last key these are the models around it, unless it is a field of sections: then those, for what is wrong with all of it.
+    If the last key holds sections, the models are the classes of these sections. Otherwise the models are the classes of the mapping that has the
+    key.
     """
     keys, models, is_kind = list[str](), [model], False
     for at, part in enumerate(location):
@@ -211,18 +235,18 @@ def _resolved(model: type[BaseModel], location: Sequence[str | int]) -> tuple[li
                 break
             keys.append(str(part))
             models, is_kind = children or models, False
-        else:  # a union puts the kind of the section into the location, where the file has no key
+        else:  # `part` is the kind of the section in a union, which is not a key in the file
             models, is_kind = of_kind, True
     return keys, models
 
 
 def _kind_key(model: type[BaseModel]) -> str:
-    """The key by which a union tells this section from others; empty: none."""
+    """Return the key that identifies this section in a union; empty: there is no such key."""
     return next((name for name, annotation in _by_alias(model).items() if get_origin(annotation) is Literal), "")
 
 
 def _kinds(model: type[BaseModel]) -> list[str]:
-    """The values of that key."""
+    """Return the allowed values of the key that identifies this section in a union."""
     key = _kind_key(model)
     return [str(value) for value in get_args(_by_alias(model)[key])] if key else []
 
@@ -233,12 +257,12 @@ def _by_alias(model: type[BaseModel]) -> dict[str, Any]:
 
 @lru_cache(maxsize=4096)
 def _numbers(model: type[BaseModel]) -> frozenset[str]:
-    """The fields that hold numbers. Kept: simulations check the same sections thousands of times."""
+    """Return the fields that hold numbers. The result is cached, because simulations check the same sections thousands of times."""
     return frozenset(key for key, annotation in _by_alias(model).items() if _takes_numbers_only(annotation))
 
 
 def _takes_numbers_only(annotation: Any) -> bool:
-    """Return whether a field of this type holds numbers, somewhere within, and no booleans."""
+    """Whether a type contains numbers and no booleans."""
     parts = list(_leaves(annotation))
     return bool({int, float} & set(parts)) and not any(part in (bool, Any, object) for part in parts)
 

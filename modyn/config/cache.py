@@ -1,4 +1,4 @@
-"""Section `cache` of a pipeline and of the system file: how much memory keeps prepared samples, and where."""
+"""Section `cache` of a pipeline and of the system file: size and place of the memory that keeps prepared samples."""
 
 from __future__ import annotations
 
@@ -10,62 +10,66 @@ from pydantic import Field, field_validator
 from modyn.config.base import Matching, Section, load_section
 from modyn.config.sizes import Size
 
-SamplerName = Literal["static", "coordinated", "opportunistic", "shared_loader", "lru", "quiver", "shade"]
-"""What decides which cached samples a batch serves."""
-_MANAGED: Final[Mapping[str, Literal["augmented", "decoded"]]] = {
-    **dict.fromkeys(("coordinated", "opportunistic", "shared_loader"), "augmented"),
-    **dict.fromkeys(("lru", "quiver", "shade"), "decoded"),
-}
+SamplerName = Literal["static", "coordinated", "opportunistic"]
+"""Names of samplers. A sampler chooses the cached samples of a batch."""
+_REMOVED_SAMPLERS: Final = ("lru", "quiver", "shade", "shared_loader")
+"""Samplers that only served comparisons. These samplers are in `benchmark/cache`."""
 
 
-COMPARED: Final = ("opportunistic", "shared_loader", "lru", "quiver", "shade")
-"""Samplers that are for comparison: in shared memory only."""
-BY_LOSS: Final = ("shade",)
-"""Samplers that choose by the losses of samples."""
-
-
-def managed_tier(sampler: str) -> Literal["augmented", "decoded"] | None:
-    """The tier whose values a sampler keeps and drops; None: it does so with none."""
-    return _MANAGED.get(sampler)
+def managed_tier(sampler: SamplerName) -> Literal["augmented"] | None:
+    """Return the tier whose values a sampler keeps and drops; None: a `static` cache keeps values in all tiers."""
+    return None if sampler == "static" else "augmented"
 
 
 SPLIT: Final = r"auto|(\d{1,3})-(\d{1,3})-(\d{1,3})"
 
 
 class CacheConfig(Section):
-    """A cache of prepared samples, which trainings over the same samples share. See docs/cache.md."""
+    """A cache of prepared samples. Trainings on the same samples share it. See docs/how-to/cache.md."""
 
     size: Annotated[Size, Field(ge=1)] | None = Field(
         None, description="memory for samples, in all tiers together, such as 2GB; none: no cache", examples=["2GB"]
     )
     store: Literal["auto", "memory", "redis"] = Field(
         "auto",
-        description="what holds the samples: `memory`, the shared memory of the trainer server's machine, or `redis`, which several machines may "
-        "share; auto: where `size` is at most half of the shared memory, `memory`, unless `modyn cache profile` measured that `redis` brings more; "
-        "else `redis`",
+        description="place of the samples: `memory`, the shared memory of the trainer server's machine, or `redis`, which several machines may "
+        "share. auto: `memory` if `size` is at most half of the shared memory, unless `modyn cache profile` has measured that "
+        "`redis` is faster; otherwise `redis`",
     )
     split: Annotated[str, Matching(SPLIT, "write auto, or percents encoded-decoded-augmented such as 58-42-0")] = Field(
         "auto",
-        description="how `size` is divided between encoded, decoded and augmented samples, in percent; auto: as `modyn cache plan` says, "
-        "or else all for the form that saves most work",
+        description="division of `size` between encoded, decoded and augmented samples, in percent. auto: the split of `modyn cache plan`, or "
+        "without measurements, the whole size for the form that saves the most work",
         examples=["0-100-0"],
     )
     jobs: int = Field(
         1,
         ge=1,
         le=32,
-        description="trainings over the same samples that run at once: with several, one may take what another has prepared (`sampler`), and `split: "
-        "auto` plans for so many",
+        description="number of concurrent trainings on the same samples. With several, a training may use samples that another has prepared "
+        "(`sampler`), and `split: auto` plans for this number",
     )
     sampler: Literal["auto", SamplerName] = Field(
         "auto",
-        description="which cached samples a batch takes: `static`, none but by chance, in the order of the training; `coordinated`, those that other "
-        "trainings have prepared and this one has still to see, each sample once an epoch; auto: `coordinated` where a part of the cache is for "
-        "augmented samples, and `training.shuffle` is set without `seed`. For comparisons also opportunistic, shared_loader, lru, quiver, shade",
+        description="rule that chooses the cached samples of a batch. `static`: the order of the training, without regard to the cache. "
+        "`coordinated`: samples that other trainings have prepared and this one has not yet seen, each sample once in an epoch. "
+        "auto: `coordinated` if a part of the cache is for augmented samples and `training.shuffle` is set without `seed`, otherwise "
+        "`static`. `opportunistic`, for comparison: as many cached samples as possible, while random samples are prepared in the "
+        "background",
     )
     compression: Literal["none", "zstd", "lz4"] = Field(
-        "none", description="of each sample in the cache; lz4 needs the package lz4"
+        "none", description="compression of each sample in the cache; lz4 needs the package lz4"
     )
+
+    @field_validator("sampler", mode="before")
+    @classmethod
+    def _is_not_removed(cls, value: object) -> object:
+        if value in _REMOVED_SAMPLERS:
+            raise ValueError(
+                f"the sampler {value!r} served comparisons only, and is no longer a part of pipelines: write auto, coordinated, opportunistic or "
+                "static, or leave it out"
+            )
+        return value
 
     @field_validator("split")
     @classmethod
@@ -77,5 +81,5 @@ class CacheConfig(Section):
         return value
 
     def overridden(self, section: Mapping[str, Any]) -> CacheConfig:
-        """Return these settings with those of a pipeline's section `cache` in their place. Raises ConfigError."""
+        """Return these settings, overridden by the settings of a pipeline's section `cache`. Raises ConfigError."""
         return load_section(CacheConfig, {**self.model_dump(exclude_unset=True), **section}, "cache")

@@ -1,4 +1,4 @@
-"""A dataset as it is registered: in the system file, by the API or on the command line."""
+"""Registration of a dataset, from the system file, the API or the command line."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from modyn.config.base import Matching, Section
-from modyn.config.buckets import RECORD_LOG, RECORDS, why_misplaced, wrapper_of
+from modyn.config.system_sections.buckets import RECORD_LOG, RECORDS, why_misplaced, wrapper_of
 
 DATASET_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}$"
 DatasetName = Annotated[
-    str, Matching(DATASET_NAME, "allowed are 1 to 100 letters a to z, digits, `_`, `.`, `-`, no sign in front")
+    str, Matching(DATASET_NAME, "allowed are 1 to 100 letters a to z, digits, `_`, `.`, `-`; the first is a letter or digit")
 ]
 
 
 class DatasetConfig(Section):
-    """A dataset: where its files lie and how samples are cut from them."""
+    """A dataset: the location of its files, and how they become samples."""
 
     name: DatasetName = Field(description="identity, used as `data.dataset_id` in pipelines")
     base_path: str = Field(
         min_length=1,
         description="folder of the files, searched recursively; or s3://, gs:// or az://BUCKET/PREFIX; or records://, to which clients append "
-        "records; see docs/datasets.md",
+        "records; see docs/how-to/records.md",
     )
-    file_wrapper: str = Field(description="file format, e.g. SingleSampleFileWrapper; left out with records://")
+    file_wrapper: str = Field(description="file format, e.g. SingleSampleFileWrapper; omitted with records://")
     file_wrapper_config: dict[str, Any] = Field(default_factory=dict, description="options of the file format")
     filesystem_wrapper: Literal[
         "LocalFilesystemWrapper", "S3FilesystemWrapper", "GCSFilesystemWrapper", "AzureFilesystemWrapper"
-    ] = Field("LocalFilesystemWrapper", description="where the files lie; base_path says it, so this may be left out")
-    timestamp_source: str = Field("", description="where a sample's time stands; empty: its file's modification time")
+    ] = Field("LocalFilesystemWrapper", description="kind of the location; it follows from base_path, so it may be omitted")
+    timestamp_source: str = Field("", description="source of a sample's time; empty: the modification time of its file")
     watch: bool = Field(True, description="index new files as they appear")
 
     @property
     def holds_records(self) -> bool:
-        """Whether clients append its samples as records, which storage keeps in its own state folder."""
+        """Return whether clients append the samples of this dataset as records. Storage keeps records in its own state folder."""
         return self.base_path == RECORDS
 
     @model_validator(mode="before")

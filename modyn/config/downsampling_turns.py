@@ -1,7 +1,7 @@
-"""Several downsampling policies in turn: the keys `downsampling_list` and `downsampling_thresholds` of `selection_strategy`. Pure.
+"""Downsampling policies that take turns: the keys `downsampling_list` and `downsampling_thresholds` of `selection_strategy`. Pure functions.
 
-The trainer server acts on the policies, the supervisor on the scores that decide between them, and the evaluator computes these scores: each
-checks its part.
+The trainer server runs the policies. If turns depend on a score, the evaluator computes the score, and the supervisor chooses the policy. Each
+service checks its own part.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from modyn.config.base import Problem, Section, check_section, refuse
+from modyn.config.base import Problem, Section, check_section, refuse, section_at, sections_in
 from modyn.errors import InvalidArgumentError
 
 UNNAMED_HANDLER: Final = "Modyn EvalHandler"
-"""Name of an evaluation handler that has none."""
+"""Name of an evaluation handler without a name."""
 
 _SECTION: Final = "selection_strategy"
 _CONFIG: Final = "downsampling_config"
@@ -26,23 +26,23 @@ _LIST, _THRESHOLDS = "downsampling_list", "downsampling_thresholds"
 
 
 class ScoreThresholds(Section):
-    """Turns by the score of the newest model: the policy at the index of how many of the values the score has reached serves the trigger."""
+    """Choice of the policy by the score of the newest model. The index of the policy for a trigger is the number of `values` that the score has
+    reached.
+    """
 
-    metric: str = Field(
-        "Accuracy", min_length=1, description="the metric, by the label of its results; high values must be the good ones"
-    )
+    metric: str = Field("Accuracy", min_length=1, description="label of the metric's results; higher values must be better")
     handler: str | None = Field(
         None,
         min_length=1,
-        description="the evaluation handler whose scores count, by its name; none = the only one with `execution_time: after_training`",
+        description="name of the evaluation handler whose scores count; none: the only one with `execution_time: after_training`",
     )
     values: list[Annotated[float, Field(allow_inf_nan=False)]] = Field(
         min_length=1,
-        description="for each strategy of `downsampling_list` but the first, the score from which it serves; ascending",
+        description="for each strategy of `downsampling_list` except the first, the score from which it is used; ascending",
     )
 
     def turn(self, score: float) -> int:
-        """The position of the policy that serves at a score.
+        """Return the position of the policy for a score.
 
         >>> thresholds = ScoreThresholds(values=[0.6, 0.8])
         >>> [thresholds.turn(score) for score in (0.5, 0.6, 0.79, 1.0)]
@@ -53,27 +53,27 @@ class ScoreThresholds(Section):
 
 @dataclass(frozen=True, slots=True)
 class DownsamplingTurns:
-    """The downsampling policies of a section, and what decides which of them serves a trigger."""
+    """The downsampling policies of a section, and the rule that chooses the policy for a trigger."""
 
     sections: Mapping[str, Mapping[str, Any]]
-    """Of the policies by their paths in the file, in the order of their turns; empty: there are none."""
+    """Sections of the policies by their paths in the file, in the order of their turns; empty: there are no policies."""
     thresholds: tuple[int, ...] | ScoreThresholds = ()
-    """Numbers of the triggers at which the next one takes its turn, or scores."""
+    """Either the numbers of the triggers at which the next policy begins, or thresholds of a score."""
     path: str = f"{_SECTION}.{_THRESHOLDS}"
-    """Of the thresholds in the file."""
+    """Path of the thresholds in the file."""
     warmup_triggers: int = 0
-    """So many first triggers are served by no policy."""
+    """Number of first triggers without a policy."""
 
     def turn(self, trigger_id: int, decided: int | None = None) -> int | None:
-        """The position of the policy that serves a trigger; None: all of its samples are trained on.
+        """Return the position of the policy for a trigger; None: the training uses all samples of the trigger.
 
-        Args: decided: where the turns go by a score, what the supervisor has decided for this trigger; else None.
-        Raises: InvalidArgumentError: the turns go by a score and nothing is decided, or they do not and something is.
+        Args: decided: position that the supervisor decided, if turns depend on a score; otherwise None.
+        Raises: InvalidArgumentError: turns depend on a score and `decided` is None, or turns depend on no score and `decided` is not None.
         """
         if not isinstance(self.thresholds, ScoreThresholds):
             if decided is not None:
                 message = (
-                    f"downsampling_turn {decided} is given for trigger {trigger_id}, and no turn goes by a score: leave it out"
+                    f"downsampling_turn {decided} is given for trigger {trigger_id}, but no turn depends on a score: leave it out"
                 )
                 raise InvalidArgumentError(f"{self.path}: {message}")
             return bisect_right(self.thresholds, trigger_id) if self.sections and trigger_id >= self.warmup_triggers else None
@@ -82,8 +82,8 @@ class DownsamplingTurns:
         allowed = f"a position in {_LIST} from 0 to {len(self.sections) - 1}"
         if decided is None:
             raise InvalidArgumentError(
-                f"{self.path}: turns go by a score, and for trigger {trigger_id} none is decided: the supervisor does so for its runs; in a request "
-                f"of your own set downsampling_turn, {allowed}"
+                f"{self.path}: turns depend on a score, and trigger {trigger_id} has no downsampling_turn: the supervisor sets it for its runs; in "
+                f"a request of your own set downsampling_turn, {allowed}"
             )
         if not 0 <= decided < len(self.sections):
             raise InvalidArgumentError(
@@ -93,7 +93,7 @@ class DownsamplingTurns:
 
 
 def load_turns(selection_strategy: Mapping[str, Any]) -> DownsamplingTurns:
-    """The turns of a section `selection_strategy`, whose policies are not checked. Raises ConfigError that lists every other mistake."""
+    """Return the turns of a section `selection_strategy`. Raises ConfigError that lists all mistakes except mistakes of the policies."""
     refuse(check_turns(selection_strategy))
     holder, path = _holder(selection_strategy)
     thresholds = holder.get(_THRESHOLDS) or []
@@ -106,30 +106,31 @@ def load_turns(selection_strategy: Mapping[str, Any]) -> DownsamplingTurns:
 
 
 def turns_by_score(pipeline: Mapping[str, Any]) -> tuple[ScoreThresholds, str] | None:
-    """The thresholds of a whole pipeline and their path, if its turns go by a score; None: they do not, or `check_turns` finds a mistake."""
-    selection = pipeline.get(_SECTION)
-    if not isinstance(selection, Mapping) or check_turns(selection):
+    """Return the score thresholds of a pipeline and their path; None: turns do not depend on a score, or `check_turns` finds a mistake."""
+    selection = section_at(pipeline, _SECTION)
+    if check_turns(selection):
         return None
     turns = load_turns(selection)
     return (turns.thresholds, turns.path) if isinstance(turns.thresholds, ScoreThresholds) else None
 
 
 def scored_handlers(thresholds: ScoreThresholds, evaluation: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The entries of `evaluation.handlers` that thresholds may mean: in a pipeline without mistakes exactly one."""
-    handlers = evaluation.get("handlers")
-    entries = [entry for entry in handlers if isinstance(entry, Mapping)] if isinstance(handlers, list) else []
+    """Return the entries of `evaluation.handlers` that thresholds may refer to: in a valid pipeline exactly one."""
+    entries = list(sections_in(evaluation.get("handlers")).values())
     if thresholds.handler is None:
         return [entry for entry in entries if entry.get("execution_time") == "after_training"]
     return [entry for entry in entries if entry.get("name", UNNAMED_HANDLER) == thresholds.handler]
 
 
 def check_turns(selection: Mapping[str, Any]) -> list[Problem]:
-    """What is wrong with the list of policies and its thresholds, or with the kind of `downsampling_config`; not what is wrong in a policy."""
+    """Return the problems of the list of policies, of its thresholds and of the type of `downsampling_config`. Policies are not checked."""
     return list(_problems(selection))
 
 
 def _sections(selection: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The sections of policies with their paths. A list stands in `downsampling_config`, as in published pipelines, or beside it."""
+    """Yield the sections of policies with their paths. The list of policies is in `downsampling_config`, as in published pipelines, or next to
+    `downsampling_config`.
+    """
     holder, path = _holder(selection)
     if holder.get(_LIST) is not None:
         yield from ((f"{path}.{_LIST}.{i}", {"strategy": "No", **section}) for i, section in enumerate(holder[_LIST]))
@@ -138,7 +139,7 @@ def _sections(selection: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, 
 
 
 def _holder(selection: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-    """The mapping that may hold a list of policies, and its path."""
+    """Return the mapping that may hold a list of policies, and its path."""
     inner = selection.get(_CONFIG)
     if isinstance(inner, Mapping) and (_LIST in inner or _THRESHOLDS in inner):
         return inner, f"{_SECTION}.{_CONFIG}"
@@ -157,9 +158,9 @@ def _problems(selection: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem(f"{path}.{_THRESHOLDS}", f"needs {_LIST}, the strategies that take turns")
         return
     if holder is selection and config is not None:
-        yield Problem(f"{path}.{_LIST}", f"stands in place of {_CONFIG}; remove one of the two")
+        yield Problem(f"{path}.{_LIST}", f"replaces {_CONFIG}; remove one of the two")
     for name in holder.keys() - {_LIST, _THRESHOLDS} if holder is config else ():
-        yield Problem(f"{path}.{name}", f"there is no such key beside {_LIST}: each strategy of the list has its own options")
+        yield Problem(f"{path}.{name}", f"there is no such key next to {_LIST}: each strategy of the list has its own options")
     if not isinstance(sections, list) or not sections or not all(isinstance(section, Mapping) for section in sections):
         yield Problem(f"{path}.{_LIST}", f"{sections!r} is wrong: this is a list of mappings with the key `strategy`")
         return
@@ -177,8 +178,8 @@ def _number_problems(thresholds: Any, num_policies: int, path: str) -> Iterator[
     if len(numbers) != num_policies - 1 or any(one >= other for one, other in pairwise(numbers)):
         yield Problem(
             path,
-            f"{numbers} is wrong: {num_policies} strategies need {num_policies - 1} trigger numbers, each larger than the one before: that at which "
-            "the next strategy begins",
+            f"{numbers} is wrong: {num_policies} strategies need {num_policies - 1} trigger numbers, each larger than the one before; at each, the "
+            "next strategy begins",
         )
 
 
@@ -190,6 +191,6 @@ def _score_problems(thresholds: Any, num_policies: int, path: str) -> Iterator[P
     if len(values) != num_policies - 1 or any(one >= other for one, other in pairwise(values)):
         yield Problem(
             f"{path}.values",
-            f"{values} is wrong: {num_policies} strategies need {num_policies - 1} scores, each larger than the one before: that from which the "
-            "next strategy serves",
+            f"{values} is wrong: {num_policies} strategies need {num_policies - 1} scores, each larger than the one before; from each, the next "
+            "strategy is used",
         )

@@ -1,4 +1,4 @@
-"""Times as users write them: `3d`, `1y`, `2014-01-31`. Everything inside counts int64 seconds since 1970."""
+"""Converters of times that users write, such as `3d`, `1y` and `2014-01-31`, to int64 seconds."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pydantic import BeforeValidator, Field
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
 DURATION_PATTERN = r"^\s*\d+\s*[smhdwy]\s*$"
 TIMESTAMP_PATTERN = r"^\s*([+-]?\d+|\d{4}-?\d{2}-?\d{2}([T ].+)?)\s*$"
-"""What editors accept as text; parse_duration and parse_timestamp decide."""
+"""Pattern for editors. `parse_timestamp` decides which texts are valid."""
 _DURATION = re.compile(r"\s*(\d+)\s*([smhdwy])\s*")
 _INT64 = range(-(2**63), 2**63)
 _MOST_SECONDS = 10**11
-"""More are of the year 5138 and later, and of milliseconds of 1973 and later."""
+"""Bound of plausible seconds since 1970. A larger number is a time after the year 5138, or a time after 1973 in milliseconds."""
 _1971, _2101 = 31_536_000, 4_133_980_800
 _YEARS, _DAYS = range(1900, 2101), range(1900_00_00, 2101_00_00)
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 def parse_duration(value: object) -> int:
-    """Return the seconds of `<int><unit>`, unit one of s m h d w y (y = 365 days); an int is taken as seconds.
+    """Convert `<int><unit>`, with a unit of s m h d w y (y = 365 days), to seconds. An int is a number of seconds.
 
-    Raises: ValueError: other text or another type; pydantic makes a problem of it, with the path of the value.
+    Raises: ValueError: another text or type; pydantic converts this error to a problem with the path of the value.
 
     >>> parse_duration("2d")
     172800
@@ -39,7 +39,7 @@ def parse_duration(value: object) -> int:
 
 
 def format_duration(seconds: int) -> str:
-    """Return seconds as users write them, in the largest unit that divides them; the number itself of 0 and less.
+    """Format seconds in the largest unit that divides the number. 0 and negative values are formatted as plain numbers.
 
     >>> format_duration(172800), format_duration(90), format_duration(0)
     ('2d', '90s', '0')
@@ -51,9 +51,9 @@ def format_duration(seconds: int) -> str:
 
 
 def parse_timestamp(value: object) -> int:
-    """Return the seconds since 1970 of an int or an ISO 8601 date (UTC unless it says otherwise); may be negative.
+    """Convert an int or an ISO 8601 date, by default in UTC, to seconds since 1970, which may be negative.
 
-    Raises: ValueError: `value` is neither, or beyond 64 bits.
+    Raises: ValueError: `value` is neither an int nor such a date, or exceeds 64 bits.
 
     >>> parse_timestamp("1970-01-02")
     86400
@@ -69,14 +69,14 @@ def parse_timestamp(value: object) -> int:
         raise ValueError(f"{value!r} does not fit into 64 bits of seconds since 1970")
     if is_number and (meant := _meant(seconds)):
         seconds_too = f", or '{format_timestamp(seconds)}' for the second" if seconds in _YEARS else ""
-        raise ValueError(f"{value!r} is most likely no number of seconds since 1970; write '{meant}'{seconds_too}")
+        raise ValueError(f"{value!r} is probably not in seconds since 1970; write '{meant}'{seconds_too}")
     if is_number and seconds in _DAYS:
-        raise ValueError(f"{value!r} has the digits of a date, and is no day of the calendar; write a date such as 2014-01-31")
+        raise ValueError(f"{value!r} has the digits of a date, but is not a day of the calendar; write a date such as 2014-01-31")
     return seconds
 
 
 def format_timestamp(timestamp: int) -> str:
-    """Return seconds since 1970 as text, UTC; the number itself beyond the calendar.
+    """Format seconds since 1970 as a UTC time, or as a number if the time is outside of the calendar.
 
     >>> format_timestamp(86400), format_timestamp(2**60)
     ('1970-01-02 00:00:00', '1152921504606846976')
@@ -88,7 +88,7 @@ def format_timestamp(timestamp: int) -> str:
 
 
 def _meant(number: int) -> str:
-    """What a number most likely is if it is no time in seconds, as in data (`timestamp_format`): YYYY, YYYYMMDD or a finer unit, of 1900 to 2100."""
+    """Guess the time, from 1900 to 2100, that a number means if the number is YYYY, YYYYMMDD or in a finer unit than seconds. Empty: no guess."""
     if number in _YEARS:
         return f"{number}-01-01"
     with suppress(ValueError):
@@ -106,9 +106,9 @@ def _seconds(when: dt.datetime) -> int:
 Duration = Annotated[
     int, BeforeValidator(parse_duration, json_schema_input_type=int | Annotated[str, Field(pattern=DURATION_PATTERN)])
 ]
-"""Seconds; written as `3d`."""
+"""Type of a field in seconds, which users write in the form `3d`."""
 
 Timestamp = Annotated[
     int, BeforeValidator(parse_timestamp, json_schema_input_type=int | Annotated[str, Field(pattern=TIMESTAMP_PATTERN)])
 ]
-"""Seconds since 1970; written as an int or an ISO 8601 date."""
+"""Type of a field in seconds since 1970, which users write as an int or an ISO 8601 date."""

@@ -1,19 +1,19 @@
-"""How long after its sample a label comes, in stream time: `data.label_delay`, or the same option of a trigger policy."""
+"""Delay of labels after their samples, in stream time: `data.label_delay`, or the same option of a trigger policy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from modyn.config.base import Problem
+from modyn.config.base import Problem, section_at, sections_in
 from modyn.config.durations import format_duration, parse_duration
-from modyn.config.online import ONLINE
+from modyn.config.trigger_parts import trigger_sections
 
 LABEL_DELAY: Final = "label_delay"
 
 
 def label_delay(pipeline: Mapping[str, Any]) -> int:
-    """Return the seconds that labels come after their samples. Args: pipeline: whole, without mistakes.
+    """Return the seconds between a sample and the arrival of its label. Args: pipeline: a valid pipeline.
 
     >>> label_delay({"data": {}, "trigger": {"id": "PerformanceTrigger", "label_delay": "1d"}})
     86400
@@ -22,7 +22,7 @@ def label_delay(pipeline: Mapping[str, Any]) -> int:
 
 
 def check_label_delay(pipeline: Mapping[str, Any]) -> list[Problem]:
-    """Return a mistake for each place that contradicts another one: a label comes once. What is no duration is left to others."""
+    """Return a problem for each delay that differs from the first delay, because a label comes only once. The function ignores invalid durations."""
     first, found = None, list[Problem]()
     for path, seconds in _written(pipeline):
         first = first or (path, seconds)
@@ -30,28 +30,23 @@ def check_label_delay(pipeline: Mapping[str, Any]) -> list[Problem]:
             other = f"{first[0]} is {format_duration(first[1])}"
             found.append(
                 Problem(
-                    path, f"is {format_duration(seconds)}, and {other}: a label comes once; write it in data.{LABEL_DELAY} alone"
+                    path,
+                    f"is {format_duration(seconds)}, and {other}: a label comes once; write the delay in data.{LABEL_DELAY} alone",
                 )
             )
     return found
 
 
 def _written(pipeline: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """The delays that are written, by path; that of `data` first."""
-    data, online = pipeline.get("data"), pipeline.get(ONLINE)
-    if isinstance(data, Mapping):
-        yield from _of(data, "data")
-    yield from _of_trigger(pipeline.get("trigger"), "trigger")
-    if isinstance(online, Mapping):
-        yield from _of_trigger(online.get("trigger"), f"{ONLINE}.trigger")
+    """Yield the delays in the file, with their paths. The delay of section `data` comes first."""
+    yield from _of(section_at(pipeline, "data"), "data")
+    for path, trigger in trigger_sections(pipeline).items():
+        yield from _of_trigger(trigger, path)
 
 
-def _of_trigger(section: object, path: str) -> Iterator[tuple[str, int]]:
-    if not isinstance(section, Mapping):
-        return
+def _of_trigger(section: Mapping[str, Any], path: str) -> Iterator[tuple[str, int]]:
     yield from _of(section, path)
-    children = section.get("subtriggers")
-    for name, child in children.items() if isinstance(children, Mapping) else ():
+    for name, child in sections_in(section.get("subtriggers")).items():
         yield from _of_trigger(child, f"{path}.subtriggers.{name}")
 
 

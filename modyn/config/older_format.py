@@ -1,4 +1,4 @@
-"""The older format of the published system, in which most of its published files are: read as if written in today's."""
+"""Converter from the older pipeline format of the published system to the current format. Most published files have the older format."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _MOVED: Final[Mapping[str, str]] = {
     "trigger.detection_interval_data_points": "trigger.evaluation_interval_data_points",
     "training.grad_norm": "training.gradient_clip_norm",
 }
-"""Where a key stood and where it stands today, in the order in which they move. A section that moves onto another gives it its keys."""
+"""Old and current paths of keys, in the order in which the keys move. A section that moves to an existing section is merged into that section."""
 
 _METRICS: Final[Mapping[str, Mapping[str, str]]] = {
     "F1-score": {"name": "F1Score"},
     "WeightedF1-score": {"name": "F1Score", "average": "weighted"},
     "ROC-AUC": {"name": "RocAuc"},
 }
-"""Today's sections of metrics, by their older names."""
+"""Current sections of metrics, by the older names of the metrics."""
 _SUFFIXES: Final = {"presampling_config": "PresamplingStrategy", "downsampling_config": "DownsamplingStrategy"}
 """Endings of the older names of strategies, by section."""
 
@@ -39,17 +39,17 @@ _WHOLE_DATASETS: Final = {"type": "StaticEvalStrategy", "intervals": [["0001-01-
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A pipeline in today's format."""
+    """A pipeline in the current format."""
 
     data: dict[str, Any]
     moved: dict[str, str]
-    """Older path → today's path of each key that has moved."""
+    """Current path of each moved key, by its older path."""
     notes: list[Problem]
-    """One warning for each key that today's format writes in another way."""
+    """One warning for each key that the current format writes differently."""
 
 
 def in_todays_format(data: Mapping[str, Any]) -> Converted:
-    """Convert a pipeline as written, which is the same where it is in today's format. A key whose new place is taken stays, so that it is refused.
+    """Convert a pipeline to the current format. If the new path of a key already exists, the key stays at its old path, and a later check refuses it.
 
     >>> in_todays_format({"trigger": {"id": "TimeTrigger", "trigger_config": {"trigger_every": "1d"}}}).data
     {'trigger': {'id': 'TimeTrigger', 'every': '1d'}}
@@ -69,14 +69,14 @@ def _note(path: str, today: str) -> Problem:
 
 
 def _at(data: Any, path: str) -> Any:
-    """The value at a dotted path; None: there is none."""
+    """Return the value at a dotted path; None: there is no value."""
     for name in path.split("."):
         data = data.get(name) if isinstance(data, Mapping) else None
     return data
 
 
 def _move(data: dict[str, Any], old: str, new: str) -> bool:
-    """Move the value at `old` to `new`, or its keys into the section that is there. Return whether it could: 0 stays."""
+    """Move the value at `old` to `new`, or merge it into the section there. Returns whether the value moved; a value 0 is not moved."""
     (parent, name), (target, new_name) = _parent(data, old), _parent(data, new)
     if not isinstance(parent, dict) or not isinstance(target, dict) or parent.get(name, 0) == 0:
         return False
@@ -97,7 +97,7 @@ def _parent(data: Any, path: str) -> tuple[Any, str]:
 
 
 def _change_values(data: dict[str, Any]) -> Iterator[Problem]:
-    """Change, after all keys have moved, what is written otherwise today; yield a warning for each."""
+    """Change values that the present format writes differently, after all keys have moved. Yields a warning for each value."""
     if isinstance(selection := data.get("selection_strategy"), dict):
         if (resets := selection.pop("reset_after_trigger", None)) is not None:
             tail = selection.setdefault("tail_triggers", 0 if resets else None)
@@ -119,13 +119,13 @@ def _change_values(data: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _evaluated(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """The datasets to evaluate on; none if one is no mapping, which is refused."""
+    """Return the datasets to evaluate on. The result is empty if a dataset is not a mapping; a later check refuses such a dataset."""
     datasets = _at(data, "evaluation.datasets")
     return datasets if isinstance(datasets, list) and all(isinstance(dataset, dict) for dataset in datasets) else []
 
 
 def _change_metrics(data: dict[str, Any]) -> Iterator[Problem]:
-    """Change what is written otherwise today, and tell several F1 scores of a dataset apart; yield a warning for each."""
+    """Change metrics that the present format writes differently, and label several F1 scores of a dataset. Yields a warning for each metric."""
     for i, dataset in enumerate(_evaluated(data)):
         metrics, labels = dataset.get("metrics"), list[str]()
         for k, metric in enumerate(metrics if isinstance(metrics, list) else ()):
@@ -144,5 +144,9 @@ def _change_metrics(data: dict[str, Any]) -> Iterator[Problem]:
                 if labels:
                     by_average = f"F1Score-{metric.get('average', 'macro')}"
                     metric["label"] = by_average if by_average not in labels else f"{by_average}-{len(labels) + 1}"
-                    yield Problem(path, f"is called `{metric['label']}`: another one is called `F1Score`", Severity.WARNING)
+                    yield Problem(
+                        path,
+                        f"gets the label `{metric['label']}`, because another metric has the label `F1Score`",
+                        Severity.WARNING,
+                    )
                 labels.append(metric.get("label") or "F1Score")

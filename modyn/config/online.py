@@ -1,4 +1,4 @@
-"""The section `online`: proactive training, between the trainings that `trigger` asks for. Each service reads the part that it acts on."""
+"""Section `online`: proactive training between the trainings that `trigger` starts. Each service reads its own part of the section."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from modyn.config.base import PlacedError, Section, load_section
 ONLINE: Final = "online"
 """Name of the section."""
 TESTS_ONLY: Final[Mapping[str, Any]] = {"history_samples": 0, "update_samples": None}
-"""What holds in the section for samples that are only tested: nothing is drawn."""
+"""Values that replace values of the section for samples that are only tested: no samples are drawn from the history."""
 
 
 class LearningRateRule(Section):
-    """How the learning rates of `training.optimizers` change over the stream. Rates that adapt by themselves (Adagrad, Adam) need no rule."""
+    """Change of the learning rates of `training.optimizers` over the stream. Adaptive optimizers (Adagrad, Adam) need no rule."""
 
     rule: Literal["constant", "inverse_scaling"] = Field(
         "constant",
-        description="`inverse_scaling`: step t of the stream, counted from 1, has the rate lr / t^power; steps are counted anew after each "
-        "training that `trigger` asked for",
+        description="`inverse_scaling`: step t of the stream has the rate lr / t^power; t starts at 1 after each training of `trigger`",
     )
-    power: float = Field(0.5, gt=0, le=1, description="of `inverse_scaling`")
+    power: float = Field(0.5, gt=0, le=1, description="exponent of `inverse_scaling`")
 
     def factor(self, step: int) -> float:
-        """What the rate of a step is multiplied by. Args: step: from 1.
+        """Return the factor for the learning rate of a step. Args: step: number of the step, from 1.
 
         >>> LearningRateRule(rule="inverse_scaling").factor(4)
         0.5
@@ -35,110 +34,122 @@ class LearningRateRule(Section):
 
 
 class ConvergenceConfig(Section):
-    """When steps pause and start again. The error is the share that was classified wrongly, and the loss where labels are no classes.
+    """Rule that pauses the steps and starts the steps again. The error is the share of wrong classes, or the loss if labels are not classes.
 
-    Steps pause where the mean error of the newest `window` samples differs from that of the `window` before by at most `tolerance` of the latter.
-    While they pause, new samples are only tested, by the newest version; steps start again where a Page-Hinkley test finds that the error rises
-    (Page 1954). It takes the mean error of each row of samples that were tested together in standard deviations from the mean of the `window` before
-    the pause, so that its options need no scale.
+    Steps pause when the mean error of the newest `window` samples differs from the mean error of the previous `window` samples by at most the share
+    `tolerance`. During a pause, the newest version only tests new samples. Steps start again when a Page-Hinkley test (Page 1954) finds that the
+    error rises. The test's input is the mean error of each group of samples that were tested together, in standard deviations from the mean of the
+    last `window` samples before the pause. So the options do not depend on the scale of the error.
     """
 
-    window: int = Field(10_000, ge=2, description="new samples, that have been tested since steps began or began again")
-    tolerance: float = Field(0.05, ge=0, description="share of the error by which it may differ and still counts as flat")
-    rise: float = Field(0.5, ge=0, description="rise of the error that does not count, in standard deviations: the test's delta")
-    threshold: float = Field(10.0, gt=0, description="sum of rises beyond `rise` from which steps start again: the test's lambda")
+    window: int = Field(
+        10_000,
+        ge=2,
+        description="number of newest tested samples whose error is compared with that of the same number before; only samples since the steps last "
+        "began count",
+    )
+    tolerance: float = Field(0.05, ge=0, description="largest relative difference of the error that counts as flat")
+    rise: float = Field(0.5, ge=0, description="rise of the error that does not count, in standard deviations (the test's delta)")
+    threshold: float = Field(10.0, gt=0, description="sum of rises beyond `rise` at which steps start again (the test's lambda)")
 
 
 class RollbackConfig(Section):
-    """Snapshots of weights, optimizers and statistics within a stretch of steps, and when it goes back to one.
+    """Snapshots of weights, optimizers and statistics within a batch of steps, and the rule for a rollback to a snapshot.
 
-    After each `every` steps, before and behind a risky one, and at the end, the steps since the snapshot are checked: the error jumps if their mean
-    loss, or that of the newest one under the new weights, is above `factor` times the faded mean of the steps before, or no number. Then the
-    snapshot, with its own statistics of preprocessing, is asked about the newest samples, without outliers (at most a quarter of them, on which
-    its loss is above 100 times the faded mean): where it errs as much, or its loss is at least half-way from the faded mean to theirs, the jump is
-    one of the data, and the steps count as good. Otherwise the stretch goes on from the snapshot, behind the samples that were stepped on; at the
-    second time it is left out: the rest of its samples is only tested, by the version before, with which the run goes on. A step is risky if one
-    of its numbers lies outside of the range before by more than its width: of a column, where an InputGuard stands in front of `preprocessing`; of
-    an input without that section, once the stretches since the last retraining had 1,000 samples (on a GPU each step then waits for the one before).
+    The steps since the snapshot are checked after `every` steps, before and after a risky step, and at the end. The error jumps if the mean loss of
+    these steps, or the loss of the newest step under the new weights, is not finite or exceeds `factor` times the exponential mean of earlier steps.
+    After a jump, the snapshot (with its own statistics of preprocessing) and the present model are tested on the newest samples. Outliers, which are
+    at most a quarter of these samples with a loss above 100 times the mean, are left out. If the snapshot's loss is at least that of the present
+    model, or at least half-way from the mean to this loss, the data has changed, and the steps are kept. Otherwise training continues from the
+    snapshot with the next samples. After the second rollback, the previous version only tests the remaining samples, and the run continues with this
+    version.
+
+    A step is risky if a number in its samples is outside of the earlier range by more than the width of the range. Columns have ranges if
+    `preprocessing` has an InputGuard; inputs have ranges if there is no section `preprocessing`. Ranges are used after 1,000 samples of steps since
+    the last retraining (on a GPU, each step then waits for the previous step).
     """
 
-    every: int = Field(32, ge=1, description="steps between two snapshots; each is a copy in the memory of the device")
-    factor: float = Field(2.0, gt=1, description="times the faded mean loss of the steps before, from which a loss is a jump")
-    window: int = Field(1000, ge=1, description="samples after which one counts 1/e in the faded mean")
+    every: int = Field(32, ge=1, description="number of steps between two snapshots; each is a copy in the memory of the device")
+    factor: float = Field(
+        2.0, gt=1, description="a loss above this factor times the exponential mean of the earlier steps is a jump"
+    )
+    window: int = Field(1000, ge=1, description="number of samples after which a sample's weight in the exponential mean is 1/e")
 
 
 class OnlineConfig(Section):
-    """Proactive training (Continuous Training of Machine Learning Pipelines, section 4): once there is a model, it takes single steps on new samples
-    mixed with some of the history, in place of whole retrainings.
+    """Proactive training (Continuous Training of Machine Learning Pipelines, section 4): the present model takes single steps on new samples, mixed
+    with earlier samples, instead of whole retrainings.
 
-    Each time that `online.trigger` fires, the steps over the samples since the last trigger are made, and end in a model version: what is
-    journalled, and gone on from after a crash. What `trigger` fires for is trained as without this section.
+    When `online.trigger` fires, steps are taken on the samples since the last trigger. The steps end in a model version. After a crash, the run
+    resumes from this version. `trigger` retrains as without this section.
     """
 
     trigger: dict[str, Any] = Field(
-        description="when to take the steps that are due; a policy as in `trigger`, which looks at the newest model",
+        description="when to take the steps that are due: a policy like those of `trigger`, which uses the newest model",
         examples=[{"id": "DataAmountTrigger", "num_samples": 5120}],
     )
     max_share: float = Field(
         1.0,
         gt=0,
         le=1,
-        description="share of the time that steps take at most, whatever the policy says: after a stretch of T seconds, selection and storing "
-        "included, T * (1 / max_share - 1) seconds pass before the next one; in an experiment of the stream's time. 1: no bound",
+        description="largest share of the time that steps take, for any policy: after steps of T seconds, including selection and storing, T * "
+        "(1 / max_share - 1) seconds must pass before the next steps; in an experiment, seconds of the stream's time. 1: no bound",
         examples=[0.25],
     )
     max_samples: int | None = Field(
         None,
         ge=1,
-        description="new samples of a stretch; further ones wait until the policy fires again, so that it is asked again before them; none: all that "
-        "wait are taken",
+        description="largest number of new samples for one firing of the policy; further samples wait until it fires again; none: all waiting "
+        "samples are used",
         examples=[10240],
     )
     step_samples: int = Field(
         ge=1,
         le=1_000_000,
-        description="new samples in a step (the paper's max_buffer_size), or with `update_samples` between two steps; the last step before a "
-        "version may have fewer",
+        description="number of new samples in a step (the paper's max_buffer_size), or with `update_samples`, between two steps; the last step "
+        "before a version may have fewer",
     )
     update_samples: int | None = Field(
         None,
         ge=1,
-        description="new samples in an online update: each is learned from at once, in batches of so many, and steps learn from drawn samples "
-        "alone, the newest among them; none = steps learn from new and drawn samples together",
+        description="number of new samples in an online update: the model learns from new samples immediately, in batches of this size, and "
+        "steps use only drawn samples, which include the newest; none = steps use new and drawn samples together",
         examples=[16],
     )
     history_samples: int = Field(
         0,
         ge=0,
         le=1_000_000,
-        description="samples of the stream before a step's new ones that are drawn into it, or with `update_samples` before the step; 0: online "
-        "updates alone",
+        description="number of earlier samples that are drawn for a step; with `update_samples`, they are drawn from all samples before the step; "
+        "0: online updates only",
     )
     history: dict[str, Any] = Field(
         default_factory=lambda: {"strategy": "Uniform"},
-        description="how they are drawn; chosen by `strategy`",
+        description="how earlier samples are drawn; `strategy` names the policy",
         examples=[{"strategy": "TimeWeighted", "half_life": "30d"}],
     )
     statistics: bool = Field(
         True,
-        description="whether the new samples of a step update the statistics of `preprocessing` before the step is transformed; false: steps are "
-        "transformed by those of the last training that `trigger` asked for",
+        description="whether the new samples of a step update the statistics of `preprocessing` before the step; if false, steps use the "
+        "statistics of the last training of `trigger`",
     )
     learning_rate: LearningRateRule = Field(
-        default_factory=LearningRateRule, description="how learning rates change over the stream"
+        default_factory=LearningRateRule, description="change of the learning rates over the stream"
     )
 
     convergence: ConvergenceConfig | None = Field(
-        None, description="pause the steps while the prequential error is flat; none: they never pause", examples=[{}]
+        None, description="pause steps while the prequential error is flat; none: steps never pause", examples=[{}]
     )
     rollback: RollbackConfig | None = Field(
-        None, description="go back to a snapshot when the error jumps; none: never", examples=[{}]
+        None, description="return to a snapshot when the error jumps; none: never", examples=[{}]
     )
 
     @model_validator(mode="after")
     def _whole_steps(self) -> Self:
         if self.max_samples is not None and self.max_samples < self.step_samples:
-            raise PlacedError("max_samples", f"is less than a step has: write at least step_samples, {self.step_samples}")
+            raise PlacedError(
+                "max_samples", f"is less than the samples of one step: write at least step_samples, {self.step_samples}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -146,19 +157,19 @@ class OnlineConfig(Section):
         if self.update_samples is None:
             return self
         if not self.history_samples:
-            why = "stands beside steps that draw, and history_samples is 0: leave it out, and write its value as step_samples"
+            why = "is given for steps that draw samples, but history_samples is 0: leave it out, and write its value as step_samples"
             raise PlacedError("update_samples", why)
         if self.update_samples > self.step_samples:
-            why = f"an update is made before the step, which comes after step_samples: write at most {self.step_samples}"
+            why = f"an update is made before each step, and a step is made every step_samples: write at most {self.step_samples}"
             raise PlacedError("update_samples", why)
         return self
 
     @property
     def batch_size(self) -> int:
-        """Samples of a whole step, with those of the online updates before it."""
+        """Return the number of samples of a whole step, including the samples of its online updates."""
         return self.step_samples + self.history_samples
 
 
 def load_online(section: Mapping[str, Any] | None) -> OnlineConfig | None:
-    """The section of a pipeline; None: it has none. Raises ConfigError."""
+    """Return the section `online` of a pipeline; None: the pipeline has no such section. Raises ConfigError."""
     return load_section(OnlineConfig, section, ONLINE) if section else None

@@ -1,4 +1,4 @@
-"""The text of a pipeline: of a file, of a dictionary, and with values that are set for one run: `training.batch_size=64`."""
+"""Read the text of a pipeline from a file or a dictionary, and set values for one run, such as `training.batch_size=64`."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
 
 
 def override(text: str, file_name: str, settings: Sequence[str]) -> str:
-    """Return the text of a pipeline file with `settings`, each `PATH=VALUE` with a dotted path and YAML as value; comments are kept.
+    """Set values in the text of a pipeline file, and keep the comments of the file. Args: settings: `PATH=VALUE` with a dotted path and a YAML value.
 
-    Sections on the way are made where they are missing; whether the result is valid is found when it is checked.
+    Missing sections are created. The result is not checked.
 
     >>> override("training: {batch_size: 4}", "p.yaml", ["training.batch_size=64", "training.optimizers=[]"])
     'training: {batch_size: 64, optimizers: []}\\n'
 
-    Raises: InvalidArgumentError: a setting is none, or its path leads through a value. ConfigError: `text` or a value is not YAML.
+    Raises: InvalidArgumentError: a setting is not PATH=VALUE, or its path goes through a value without fields. ConfigError: `text` or a value is not
+    YAML.
     """
     if not settings:
         return text
-    load_yaml(text, file_name)  # Refuses what is not plain data.
+    load_yaml(text, file_name)  # refuses YAML tags, because tags could run code
     yaml = YAML(typ="rt", pure=True)
     yaml.width = 10_000
     data = yaml.load(text)
@@ -43,7 +44,7 @@ def _set(data: Any, path: Sequence[str], value: object, setting: str) -> None:
     name = _key(data, path)
     below = path[name.count(".") + 1 :]
     if not isinstance(data, dict | list):
-        raise InvalidArgumentError(f"'{setting}' leads through a value that has no fields; correct the path")
+        raise InvalidArgumentError(f"'{setting}' goes through a value that has no fields; correct the path")
     key: Any = _index(data, name, setting) if isinstance(data, list) else name
     if not below:
         data[key] = value
@@ -52,7 +53,9 @@ def _set(data: Any, path: Sequence[str], value: object, setting: str) -> None:
 
 
 def _key(data: object, path: Sequence[str]) -> str:
-    """Return the longest beginning of a path that is a key of the data, such as `static-0.8`; its first part where none is."""
+    """Return the longest prefix of a path that is a key of the data, such as `static-0.8`. If there is no such key, return the first part of the
+    path.
+    """
     beginnings = (".".join(path[:length]) for length in range(len(path), 1, -1))
     return next((name for name in beginnings if isinstance(data, dict) and name in data), path[0])
 
@@ -60,20 +63,20 @@ def _key(data: object, path: Sequence[str]) -> str:
 def _index(data: Sequence[object], name: str, setting: str) -> int:
     if not name.isdecimal() or int(name) >= len(data):
         raise InvalidArgumentError(
-            f"'{setting}': '{name}' is not the number of an item; the list has {len(data)}, counted from 0"
+            f"'{setting}': '{name}' is not the number of an item: items are counted from 0, and the list has {len(data)}"
         )
     return int(name)
 
 
 def read_pipeline(path: Path | str, kind: str = "pipeline") -> str:
-    """Read the text of a pipeline file. Raises NotFoundError or ConfigError that name it, InvalidArgumentError if it is no path.
+    """Read the text of a pipeline file. Args: kind: kind of the file, for messages.
 
-    Args: kind: what the file holds, for messages.
+    Raises: NotFoundError, ConfigError: the file cannot be read. InvalidArgumentError: `path` is not a path.
     """
     try:
         return Path(path).read_text(encoding="utf-8")
     except TypeError:
-        raise InvalidArgumentError(f"{path!r} is no {kind}: give the path of its file, or a dictionary") from None
+        raise InvalidArgumentError(f"{path!r} is not a {kind} file: give its path, or a dictionary") from None
     except FileNotFoundError:
         raise NotFoundError(f"there is no {kind} file {path}; give the path of a YAML file") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -81,7 +84,7 @@ def read_pipeline(path: Path | str, kind: str = "pipeline") -> str:
 
 
 def pipeline_yaml(pipeline: Mapping[str, Any]) -> str:
-    """Return a pipeline that is given as a dictionary as the text of a file. Raises: InvalidArgumentError: it holds what YAML cannot."""
+    """Convert a pipeline from a dictionary to the text of a file. Raises InvalidArgumentError: YAML cannot express a value."""
     import yaml
 
     try:

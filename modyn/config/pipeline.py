@@ -1,6 +1,6 @@
-"""The frame of a pipeline file: its sections, and the values that the supervisor itself uses.
+"""Frame of a pipeline file: the sections, and the values that the supervisor itself uses.
 
-Each other section is checked by the service that acts on it, so that a plug-in is installed only where it runs.
+The service that acts on another section checks this section, so that a plug-in is installed only where it runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from modyn.config.base import Problem, Section, check_section
+from modyn.config.base import Problem, Section, check_section, section_at, sections_in
+from modyn.config.downsampling_turns import DownsamplingTurns, load_turns
 from modyn.config.label_delay import check_label_delay, label_delay
 from modyn.config.online import OnlineConfig
 from modyn.config.preprocessing import with_columns, written_columns
@@ -23,7 +24,7 @@ from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
 from modyn.errors import ConfigError
 
 NOT_YET: Final = ("lineage", "publish", "tracking")
-"""Sections of the format that are still to come."""
+"""Sections of the pipeline format that are not available yet."""
 
 
 def _number_as_text(value: object) -> object:
@@ -36,12 +37,12 @@ class Identity(Section):
     name: str = Field(
         min_length=1, max_length=200, description="name of the pipeline; runs are named after it", examples=["digits"]
     )
-    description: str | None = Field(None, description="what it is for")
+    description: str | None = Field(None, description="what the pipeline is for")
     version: Annotated[str | None, BeforeValidator(_number_as_text)] = Field(None, description="your version", examples=["1.0.0"])
 
 
 class ModelReference(Section):
-    """Which model is trained."""
+    """The model that is trained, and the arguments of its constructor."""
 
     id: str = Field(min_length=1, description="registered name of the model, see `modyn plugins`", examples=["ResNet18"])
     config: dict[str, Any] = Field(
@@ -50,43 +51,59 @@ class ModelReference(Section):
 
 
 class _View(Section):
-    """The part of another service's section that the supervisor reads; the owner refuses unknown keys."""
+    """The part of another service's section that the supervisor reads. The other service refuses unknown keys."""
 
     model_config = ConfigDict(extra="ignore")
 
 
+class ValidationView(_View):
+    """Fields of `training.validation` that the supervisor reads."""
+
+    ratio: int
+    """Percentage of each partition of a trigger set that is held out."""
+
+
 class TrainingView(_View):
-    """What the supervisor reads of `training`."""
+    """Fields of `training` that the supervisor reads."""
 
     use_previous_model: bool
-    """Whether each training starts from the model of the trigger before."""
+    """Whether each training starts from the model of the previous trigger."""
     initial_model: Literal["random", "pretrained"] = "random"
     initial_model_id: int | None = Field(None, ge=0)
     """The stored model that the first training starts from; None: random or pretrained weights."""
     num_samples_to_pass: list[Annotated[int, Field(ge=1)]] | None = None
     seed: int | None = Field(None, ge=0)
-    """The seed of all random generators; None: not repeatable."""
+    """The seed of all random generators; None: runs are not repeatable."""
+    device: str = "cpu"
+    validation: ValidationView | None = None
+
+    @property
+    def percent_held_out(self) -> int:
+        """Percentage of each partition of a trigger set that no training sees; 0: all samples are trained on."""
+        return 0 if self.validation is None else self.validation.ratio
 
 
 class DatasetView(_View):
-    """What the supervisor reads of `data`, and of an entry of `evaluation.datasets`."""
+    """Fields of `data`, and of an entry of `evaluation.datasets`, that the supervisor reads."""
 
     dataset_id: str = Field(min_length=1)
 
 
 class EvaluationFrame(Section):
-    """How models are evaluated."""
+    """Evaluation of models."""
 
     device: str = Field("cpu", description="where models are evaluated: `cpu` or `cuda:N`", examples=["cuda:0"])
     datasets: list[DatasetView] = Field(
         min_length=1,
-        description="datasets to evaluate on: a `data` section each, with `batch_size`, `dataloader_workers`, `metrics`",
+        description="datasets to evaluate on; each is a `data` section with `batch_size`, `dataloader_workers`, `metrics`",
     )
     handlers: list[dict[str, Any]] = Field(
         min_length=1, description="when to evaluate which models on which datasets and intervals; at least one"
     )
-    after_training_evaluation_workers: int = Field(5, ge=1, le=1000, description="evaluations at once while the run goes on")
-    after_pipeline_evaluation_workers: int = Field(5, ge=1, le=1000, description="evaluations at once after the run")
+    after_training_evaluation_workers: int = Field(
+        5, ge=1, le=1000, description="most concurrent evaluations while the run continues"
+    )
+    after_pipeline_evaluation_workers: int = Field(5, ge=1, le=1000, description="most concurrent evaluations after the run")
 
 
 class PipelineFrame(Section):
@@ -99,21 +116,26 @@ class PipelineFrame(Section):
     data: DatasetView = Field(description="which dataset is trained on, and how its bytes become tensors")
     preprocessing: dict[str, Any] | None = Field(
         None,
-        description="columns of a sample and what features are made of them; takes the place of parser and transformations in `data`",
+        description="columns of a sample, and the features made of them; replaces parser and transformations in `data`",
     )
     cache: dict[str, Any] = Field(default_factory=dict, description="memory that keeps prepared samples for trainings")
-    trigger: dict[str, Any] = Field(description="when to train; chosen by `id`")
-    selection_strategy: dict[str, Any] = Field(description="which samples to train on; chosen by `name`")
-    online: OnlineConfig | None = Field(None, description="proactive training between two triggers; none = there is none")
-    serving: ServedRun | None = Field(None, description="what `modyn serve` serves of a run; its options go before this section")
-    evaluation: EvaluationFrame | None = Field(None, description="how models are evaluated; none = not at all")
+    trigger: dict[str, Any] = Field(description="when to train; `id` names the policy")
+    selection_strategy: dict[str, Any] = Field(description="which samples to train on; `name` names the policy")
+    online: OnlineConfig | None = Field(None, description="proactive training between two triggers; none: no such training")
+    serving: ServedRun | None = Field(
+        None, description="how `modyn serve` serves a run; options of the command override this section"
+    )
+    evaluation: EvaluationFrame | None = Field(None, description="how models are evaluated; none: they are not evaluated")
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A pipeline file whose frame is valid. Other services check their own sections."""
+    """A pipeline file with a valid frame. The supervisor's sections are parsed. Other sections are plain data, which the supervisor passes to other
+    services.
+    """
 
     frame: PipelineFrame
+    """The parsed sections. Each `data` section has the columns of `preprocessing`."""
     source: YamlSource
 
     @property
@@ -123,7 +145,7 @@ class Pipeline:
 
     @property
     def dataset_id(self) -> str:
-        """The dataset whose samples stream in."""
+        """The dataset whose samples are the stream of a run."""
         return self.frame.data.dataset_id
 
     @property
@@ -131,37 +153,47 @@ class Pipeline:
         """The training options that the supervisor itself needs."""
         return self.frame.training
 
+    @property
+    def online(self) -> OnlineConfig | None:
+        """The section `online`; None: no steps are made between two triggers."""
+        return self.frame.online
+
+    @cached_property
+    def turns(self) -> DownsamplingTurns:
+        """The downsampling policies, and the rule that chooses between them. Raises: ConfigError."""
+        return load_turns(self.frame.selection_strategy)
+
     def num_samples_to_pass(self, trigger_id: int) -> int | None:
-        """Return how many samples the training of a trigger sees; None: as many as its epochs give."""
+        """Return the number of samples that the training of a trigger sees; None: the number of epochs determines it."""
         bounds = self.training.num_samples_to_pass or []
         return bounds[trigger_id] if trigger_id < len(bounds) else None
 
-    @property
+    @cached_property
     def label_delay(self) -> int:
-        """Seconds of stream time that labels come after their samples."""
+        """Seconds of stream time between a sample and the arrival of its label."""
         return label_delay(self._data)
 
     @property
     def trigger(self) -> dict[str, Any]:
-        """The `trigger` section as written."""
-        return self.section("trigger")
+        """The section `trigger` as the user wrote it."""
+        return copy.deepcopy(self.frame.trigger)
 
     @property
     def selection_strategy(self) -> dict[str, Any]:
-        """The `selection_strategy` section as written."""
-        return self.section("selection_strategy")
+        """The section `selection_strategy` as the user wrote it."""
+        return copy.deepcopy(self.frame.selection_strategy)
 
     @property
     def evaluation(self) -> dict[str, Any] | None:
-        """The section as written, or none when nothing is to be evaluated."""
+        """The section `evaluation` as the user wrote it; None: models are not evaluated."""
         return self.section("evaluation") or None
 
     def section(self, name: str) -> dict[str, Any]:
-        """Return a section as the user wrote it, sections of data with the columns of `preprocessing`; empty if it is absent."""
+        """Return a section as the user wrote it; empty: the section is absent. `data` sections also have the columns of `preprocessing`."""
         return copy.deepcopy(dict(self._data.get(name, {})))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the whole file as plain data, as it is sent to services: sections of data with the columns of `preprocessing`."""
+        """Return the whole file as plain data for services. The `data` sections also have the columns of `preprocessing`."""
         return copy.deepcopy(self._data)
 
     @cached_property
@@ -170,7 +202,7 @@ class Pipeline:
 
 
 def check_frame(data: Mapping[str, Any]) -> list[Problem]:
-    """Return every problem in the frame of a pipeline: missing or unknown sections, and the values that are read here."""
+    """Return every problem in the frame of a pipeline: missing or unknown sections, and wrong values in the fields of `PipelineFrame`."""
     coming = [Problem(name, "this section is not available yet; remove it") for name in NOT_YET if data.get(name) is not None]
     known = {name: value for name, value in _present(data).items() if name not in NOT_YET}
     return (
@@ -187,20 +219,19 @@ def load_pipeline(text: str, file_name: str) -> Pipeline:
     source = pipeline_source(load_yaml(text, file_name))
     if found := check_frame(source.data):
         raise ConfigError("\n".join(with_lines(found, source)))
-    return Pipeline(PipelineFrame.model_validate(_present(source.data)), source)
+    return Pipeline(PipelineFrame.model_validate(with_columns(_present(source.data))), source)
 
 
 def _present(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop sections that are left empty: `evaluation:` with nothing after it is no section."""
+    """Remove empty sections: `evaluation:` without a value counts as missing."""
     return {name: value for name, value in data.items() if value is not None}
 
 
 def _cross_checks(data: Mapping[str, Any]) -> list[Problem]:
-    evaluation = data.get("evaluation")
-    datasets = evaluation.get("datasets") if isinstance(evaluation, Mapping) else None
-    names = [d.get("dataset_id") for d in datasets if isinstance(d, Mapping)] if isinstance(datasets, list) else []
+    entries = sections_in(section_at(data, "evaluation").get("datasets"))
+    names = {index: entry.get("dataset_id") for index, entry in entries.items()}
     return [
         Problem(f"evaluation.datasets.{index}.dataset_id", f"'{name}' is listed twice; list each dataset once")
-        for index, name in enumerate(names)
-        if name is not None and name in names[:index]
+        for position, (index, name) in enumerate(names.items())
+        if name is not None and name in [*names.values()][:position]
     ]

@@ -1,6 +1,6 @@
 """Check and load sections of a pipeline file that name a policy of a registry and hold its options.
 
-The policy has a class `Config`. Its options are the keys beside the one that names it, and that key too if `Config` has a field for it.
+The policy has a class `Config` for its options. Options are all keys except the key that names the policy, unless `Config` has a field for this key.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from modyn.registry import Registry
 P = TypeVar("P")
 
 Check = Callable[[P, Mapping[str, Any], str], list[Problem]]
-"""Returns the problems in the options of a policy, with paths below the given one."""
+"""Function that returns the problems in the options of a policy, with paths below the given path."""
 
 
 def _check_config(policy: Any, options: Mapping[str, Any], path: str) -> list[Problem]:
@@ -24,9 +24,9 @@ def _check_config(policy: Any, options: Mapping[str, Any], path: str) -> list[Pr
 def check_policy(
     registry: Registry[P], section: Mapping[str, Any], key: str, path: str, check: Check[P] = _check_config
 ) -> list[Problem]:
-    """Return every problem of a section whose `key` names the policy, with paths below `path`.
+    """Return every problem of a section, with paths below `path`. The value of `key` names the policy.
 
-    Args: check: for policies whose options need more checks than those of their `Config`.
+    Args: check: function that checks the options; by default, `Config` checks them.
     """
     id_ = section.get(key)
     if not isinstance(id_, str):
@@ -41,9 +41,9 @@ def check_policy(
 def load_policy(
     registry: Registry[P], section: Mapping[str, Any], key: str, path: str, check: Check[P] = _check_config
 ) -> tuple[P, Any]:
-    """Load the policy that the section names and its `Config`. Raises ConfigError that lists every problem.
+    """Load the policy that a section names, and its options as the policy's `Config`. Raises ConfigError that lists every problem.
 
-    Args: key: name under which the id of the policy stands. path: where the section stands in the file, for messages.
+    Args: key: key of the policy's id. path: path of the section in the file, for messages.
     """
     refuse(check_policy(registry, section, key, path, check))
     policy: Any = registry.get(section[key])

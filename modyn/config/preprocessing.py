@@ -1,4 +1,4 @@
-"""The section `preprocessing` as other sections see it: it says what the columns of a payload are, wherever samples are decoded."""
+"""Columns of the section `preprocessing`, which other sections need to decode samples."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from modyn.config.online import ONLINE
 PREPROCESSING: Final = "preprocessing"
 """Name of the section, and of the field of `data` sections that `with_columns` sets."""
 _SCHEMA: Final = ("columns", "format", "names", "separator", "na_values")
-"""Keys of the section that say how a payload becomes columns."""
+"""Keys of the section that describe how a payload becomes columns."""
 
 
 def with_columns(pipeline: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a pipeline in which each `data` section says by itself what the columns of its payloads are: `data`, those of
-    `evaluation.datasets`, and those that triggers evaluate on. Without a section `preprocessing`, and done twice, it changes nothing.
+    """Copy the columns of `preprocessing` into each `data` section of a pipeline: `data`, the entries of `evaluation.datasets`, and the datasets that
+    triggers evaluate on. A repetition changes nothing. Without a section `preprocessing`, the copy has the same values.
 
     >>> with_columns({"preprocessing": {"columns": {"a": "number"}, "components": []}, "data": {"dataset_id": "d"}})["data"]
     {'dataset_id': 'd', 'preprocessing': {'columns': {'a': 'number'}}}
@@ -29,9 +29,11 @@ def with_columns(pipeline: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def written_columns(pipeline: Mapping[str, Any]) -> list[Problem]:
-    """Return a problem for each `data` section into which a user writes what is made of the section `preprocessing`. Args: pipeline: as written."""
+    """Return a problem for each `data` section in which the user wrote the key that `with_columns` sets."""
     found = list[Problem]()
-    message = "preprocessing is a section of its own, beside `data`: move it there, so that models, evaluations and serving have it alike"
+    message = (
+        "preprocessing is a section of its own, next to `data`: move it there, so that training, evaluation and serving share it"
+    )
 
     def check(path: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
         if PREPROCESSING in data:
@@ -43,7 +45,7 @@ def written_columns(pipeline: Mapping[str, Any]) -> list[Problem]:
 
 
 def decoding_sections(pipeline: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return each section of a pipeline that says how the payloads of a dataset are decoded, as `with_columns` makes them."""
+    """Return each section of a pipeline that describes how payloads are decoded, with the columns that `with_columns` sets."""
     found = list[Mapping[str, Any]]()
 
     def keep(_: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -55,7 +57,7 @@ def decoding_sections(pipeline: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _with_decoding(pipeline: Mapping[str, Any], change: Callable[[str, Mapping[str, Any]], Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a pipeline with each section that says how payloads are decoded as `change` returns it, which is called with its path and itself."""
+    """Replace each section of a pipeline that describes how payloads are decoded. Args: change: called with the path and the section."""
     found = dict(pipeline)
 
     def decoded(path: str, data: Any) -> Any:

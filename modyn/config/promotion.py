@@ -1,4 +1,4 @@
-"""Conditions that a version must meet to be promoted, as users write them."""
+"""Conditions that a version must meet to be promoted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OPERATORS: Final[dict[str, Callable[[float, float], bool]]] = {
     "<": lambda value, number: exceeds(number, value, unit=0),
 }
 _BATCH: Final = 256
-"""Samples in a forward pass on a dataset about which the pipeline says nothing."""
+"""Batch size of an evaluation if the pipeline has no batch size."""
 NOT_WORSE: Final = "not worse than promoted"
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _FORM: Final = re.compile(
@@ -29,7 +29,7 @@ _FORM: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class PromotionCondition:
-    """A metric of a version on a dataset, compared with a number, or with that of the version that is promoted."""
+    """Compares the metric of a version on a dataset with a number, or with the metric of the promoted version."""
 
     metric: str
     """Label or name of a metric."""
@@ -37,19 +37,19 @@ class PromotionCondition:
     sign: str = ""
     """`>=`, `<=`, `>` or `<`; empty: not worse than the promoted version."""
     number: float = 0.0
-    """To compare with; of `not worse`: how much worse it may be, at least 0."""
+    """Number to compare with; for `not worse`: allowed difference, at least 0."""
     window: str = ""
-    """Duration up to the newest sample of the dataset that does not lie in the future, in which samples count; empty: all do."""
+    """Duration such as `1d`: samples within this time before the newest sample (ignoring samples in the future) count; empty: all samples."""
 
     @property
     def compares(self) -> bool:
-        """Whether the promoted version is measured as well."""
+        """Return whether the promoted version is evaluated too."""
         return not self.sign
 
     def holds(self, value: float, promoted: float | None, *, low_is_good: bool) -> bool:
-        """Whether a value meets it: equal up to rounding is equal, and NaN meets nothing.
+        """Return whether a value meets the condition. Values that are equal up to rounding count as equal, and NaN meets no condition.
 
-        Args: promoted: the value of the promoted version; None: there is none, and nothing is worse.
+        Args: promoted: value of the promoted version; None: no version is promoted, so that no value is worse.
 
         >>> parse_condition("Loss on test not worse than promoted by 0.1").holds(1.05, 1.0, low_is_good=True)
         True
@@ -64,7 +64,7 @@ class PromotionCondition:
         return not exceeds(worse_by, self.number, unit=max(abs(value), abs(promoted)))
 
     def __str__(self) -> str:
-        """As it is written."""
+        """Return the condition as users write it."""
         what = f"{self.metric} on {self.dataset}" + (f" over {self.window}" if self.window else "")
         if self.sign:
             return f"{what} {self.sign} {self.number:g}"
@@ -72,8 +72,8 @@ class PromotionCondition:
 
 
 def parse_condition(text: str) -> PromotionCondition:
-    """Read `METRIC on DATASET >= NUMBER` (or <=, >, <), or `METRIC on DATASET not worse than promoted`, with `by NUMBER` for what it may be worse.
-    Behind the dataset may stand `over 1d`: the samples of the newest day alone.
+    """Parse `METRIC on DATASET >= NUMBER` (or <=, >, <), or `METRIC on DATASET not worse than promoted [by NUMBER]`. After the dataset, `over 1d`
+    limits the samples to the newest day.
 
     >>> parse_condition("Accuracy on test >= 0.9")
     PromotionCondition(metric='Accuracy', dataset='test', sign='>=', number=0.9, window='')
@@ -84,14 +84,14 @@ def parse_condition(text: str) -> PromotionCondition:
     number = 0.0 if found is None else float(found["number"] or found["margin"] or 0)
     if found is None or not math.isfinite(number) or (not found["sign"] and number < 0):
         raise InvalidArgumentError(
-            f"'{text}' is no condition of a promotion; write, for example, 'Accuracy on test >= 0.9' or 'Accuracy on test {NOT_WORSE}', the "
-            "latter also with 'by 0.01' for how much worse it may be, both with 'on test over 1d' for the newest day alone"
+            f"'{text}' is not a condition of a promotion; write, for example, 'Accuracy on test >= 0.9', 'Accuracy on test {NOT_WORSE}', or with "
+            f"an allowed difference, 'Accuracy on test {NOT_WORSE} by 0.01'; for the newest day alone, write 'on test over 1d'"
         )
     return PromotionCondition(found["metric"], found["dataset"], found["sign"] or "", number, found["window"] or "")
 
 
 def evaluated_entries(pipeline: Mapping[str, Any], conditions: Iterable[PromotionCondition]) -> dict[str, dict[str, Any]]:
-    """Return by name the datasets that conditions name, as entries of `evaluation.datasets` with the metrics that they name, each by its label.
+    """Return the datasets of conditions by name, as entries of `evaluation.datasets` with the metrics of the conditions.
 
     >>> pipeline = {"evaluation": {"datasets": [{"dataset_id": "test", "batch_size": 8, "metrics": [{"name": "F1Score", "num_classes": 3}]}]}}
     >>> evaluated_entries(pipeline, [PromotionCondition("F1Score", "test", ">=", 0.5)])["test"]["metrics"]
@@ -111,7 +111,7 @@ def evaluated_entries(pipeline: Mapping[str, Any], conditions: Iterable[Promotio
 
 
 def _metric(known: Sequence[Mapping[str, Any]], wanted: str) -> dict[str, Any]:
-    """The entry of `metrics` with this label, or name; else the metric of this name with its defaults."""
+    """Return the entry of `metrics` that has this label or name. Without such an entry, return an entry with this name and default options."""
     for key in ("label", "name"):
         for metric in known:
             if metric.get(key) == wanted:

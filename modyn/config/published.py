@@ -1,7 +1,7 @@
-"""Spellings of the published system, by hand or by its tools, so that its files run as they are.
+"""Convert pipeline files of the published system and its tools, so that these files run unchanged.
 
-Empty text for a function means none. Keys that mean nothing here are left out, with a warning for each. Files in the older format are read as if
-written in today's (`older_format`).
+An empty text in place of a function means no function. Keys without meaning in Modyn are left out, with a warning for each. Files in
+the older format are converted (`older_format`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _FUNCTIONS: Final = (
     "evaluation_transformer_function",
     "tokenizer",
 )
-"""Fields of user code, which a tool that writes all fields gives as empty text where there is none."""
+"""Fields for user code. A tool that writes all fields writes an empty text if there is no function."""
 
 _VALUES: Final[Mapping[tuple[str, str], str | None]] = {("device", "gpu"): "cuda", **{(name, ""): None for name in _FUNCTIONS}}
-"""(key, published text) → the value that means the same here."""
+"""Modyn's values, by key and by the value of the published system with the same meaning."""
 
 _TRIGGERS: Final = ("trigger", "online", "policies")
 _TRAINED: Final = ("training", "selection_strategy")
@@ -32,7 +32,7 @@ _TRAINED: Final = ("training", "selection_strategy")
 
 @dataclass(frozen=True, slots=True)
 class _Leftover:
-    """A published key that is accepted, and has no effect here."""
+    """A published key that is accepted and has no effect in Modyn."""
 
     sections: tuple[str, ...]
     """Sections in which the key is accepted."""
@@ -46,7 +46,7 @@ class _Leftover:
 _WITHOUT_MEANING: Final[Mapping[str, _Leftover]] = {
     "processor_type": _Leftover(("selection_strategy",), "labels and times of samples are known without a processor"),
     "needs_calibration": _Leftover(_TRIGGERS, "the criterion itself says whether it calibrates"),
-    "x_ref_preprocessed": _Leftover(_TRIGGERS, "reference windows are prepared as all others", "AlibiDetect"),
+    "x_ref_preprocessed": _Leftover(_TRIGGERS, "reference windows are prepared like all other windows", "AlibiDetect"),
     "threshold": _Leftover(_TRIGGERS, "the metric's `decision_criterion` decides", "Evidently"),
     "quantile_probability": _Leftover(
         _TRIGGERS, "the metric's `decision_criterion` decides", "EvidentlySimpleDistanceDriftMetric"
@@ -54,11 +54,11 @@ _WITHOUT_MEANING: Final[Mapping[str, _Leftover]] = {
     "result_writers": _Leftover(("evaluation",), "results are kept in the evaluator's database, and `modyn show` reads them"),
     "amp": _Leftover(("evaluation",), "models are evaluated in full precision", only_off=True),
     "initial_pass": _Leftover(
-        ("training",), "what the first trigger starts from is `initial_model` with `initial_model_id`", only_off=True
+        ("training",), "`initial_model` and `initial_model_id` decide where the first trigger starts from", only_off=True
     ),
     "grad_norm": _Leftover(_TRAINED, "`gradient_clip_norm` bounds gradients", only_off=True),
     "preprocessor": _Leftover(_TRIGGERS, "embeddings by the newest model are compared", "AlibiDetect", only_off=True),
-    "evaluation_interval_data_points": _Leftover(_TRIGGERS, "each of its triggers has its own", "EnsembleTrigger"),
+    "evaluation_interval_data_points": _Leftover(_TRIGGERS, "each trigger of the ensemble has its own", "EnsembleTrigger"),
     "num_classes": _Leftover(("evaluation",), "any number of classes is counted", "Accuracy"),
     "generative": _Leftover((*_TRIGGERS, *_TRAINED, "evaluation"), "models are trained on labels", only_off=True),
     **{
@@ -72,14 +72,14 @@ _SECTIONS: Final = ("training", "data", "trigger", "online", "selection_strategy
 
 @dataclass(frozen=True)
 class PipelineSource(YamlSource):
-    """A pipeline file in today's format, without spellings of the published system that mean nothing. Lines are those of the file."""
+    """A pipeline file in the current format, without keys that have no meaning in Modyn. Line numbers refer to the original file."""
 
     notes: tuple[Problem, ...] = ()
-    """A warning for each key that is left out or written otherwise today, an error for each that asks for what there is not."""
+    """One warning for each key that is left out or converted, and one error for each key that requests an unavailable feature."""
 
 
 def pipeline_source(source: YamlSource) -> PipelineSource:
-    """Return a pipeline as it is meant. Args: source: the file as written, or what this returned."""
+    """Convert a pipeline file of the published system. Args: source: the file, or a result of this function."""
     if isinstance(source, PipelineSource):
         return source
     converted = in_todays_format(source.data)
@@ -91,7 +91,7 @@ def pipeline_source(source: YamlSource) -> PipelineSource:
 
 
 def as_meant(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy, of a pipeline in today's format or a file of policies, without spellings of the published system that mean nothing.
+    """Copy a pipeline in the current format, or a file of policies, without keys and values that have no meaning in Modyn.
 
     >>> as_meant({"data": {"label_transformer_function": ""}, "selection_strategy": {"processor_type": None, "limit": -1}})
     {'data': {'label_transformer_function': None}, 'selection_strategy': {'limit': -1}}
@@ -126,12 +126,12 @@ def _ignored(value: Any, section: str, path: str) -> Iterator[Problem]:
             yield from _ignored(item, section, here)
 
 
-def _leftover(key: object, beside: Any, section: str) -> _Leftover | None:
-    """What a key of a mapping is that means nothing; None: it has a meaning. The name that a user gave to a section has one."""
+def _leftover(key: object, siblings: Any, section: str) -> _Leftover | None:
+    """Return the entry of a key that has no meaning in Modyn; None: the key has a meaning, for example as a name that a user gave to a section."""
     found = _WITHOUT_MEANING.get(key) if isinstance(key, str) else None
-    if found is None or section not in found.sections or (isinstance(beside[key], Mapping) and not found.only_off):
+    if found is None or section not in found.sections or (isinstance(siblings[key], Mapping) and not found.only_off):
         return None
-    return found if str(beside.get("id", beside.get("name", ""))).startswith(found.ids) else None
+    return found if str(siblings.get("id", siblings.get("name", ""))).startswith(found.ids) else None
 
 
 def _is_off(value: object) -> bool:

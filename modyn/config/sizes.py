@@ -1,4 +1,4 @@
-"""Sizes as users write them: `2GB`, `512MiB`. Everything inside counts bytes."""
+"""Converter of sizes that users write, such as `2GB` and `512MiB`, to bytes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ UNITS: Final = {
 }  # fmt: skip
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
 SIZE_PATTERN: Final = r"^\s*\d+(\.\d+)?\s*([kKmMgGtT][iI]?)?[bB]\s*$"
-"""What editors accept as text; parse_size decides."""
+"""Pattern for editors. `parse_size` decides which texts are valid."""
 
 
 def parse_size(value: object) -> int:
-    """Return the bytes of `<number><unit>`, unit one of B KB MB GB TB (powers of 1,000) and KiB MiB GiB TiB (powers of 1,024), in any case;
-    an int is taken as bytes.
+    """Convert `<number><unit>` to bytes, with a unit of B KB MB GB TB (powers of 1,000) or KiB MiB GiB TiB (powers of 1,024), in any case. An int is
+    a number of bytes.
 
-    Raises: ValueError: other text or another type; pydantic makes a problem of it, with the path of the value.
+    Raises: ValueError: another text or type; pydantic converts this error to a problem with the path of the value.
 
     >>> parse_size("2GB"), parse_size("1.5 KiB")
     (2000000000, 1536)
@@ -34,4 +34,4 @@ def parse_size(value: object) -> int:
 
 
 Size = Annotated[int, BeforeValidator(parse_size, json_schema_input_type=int | Annotated[str, Field(pattern=SIZE_PATTERN)])]
-"""Bytes; written as `2GB`."""
+"""Type of a field in bytes, which users write in the form `2GB`."""

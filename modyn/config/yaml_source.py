@@ -1,6 +1,6 @@
 """Read a YAML file into plain data with the line of each value.
 
-Nothing is executed; size, depth and the expansion of aliases are bounded.
+Tags never run code. Size, depth and the expansion of aliases are bounded.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from modyn.errors import ConfigError, InvalidArgumentError
 MAX_CHARACTERS = 2**20
 MAX_DEPTH = 50
 MAX_VALUES = 100_000
-"""Counted after aliases are expanded: a few lines of nested aliases can stand for billions of values."""
+"""Largest number of values after aliases are expanded. Without a bound, a few lines of nested aliases can expand to billions of values."""
 EXACT_INTEGERS = 2**53
-"""Sections travel between services as protobuf Struct, whose numbers are doubles."""
+"""Largest allowed integer. Sections are sent between services as protobuf Struct, whose numbers are doubles."""
 
 _TAG = "tag:yaml.org,2002:"
 _TEXT_TAGS = {_TAG + "str", _TAG + "timestamp"}
-"""Dates stay text: fields that are timestamps parse them, and a description may look like a date."""
+"""Tags of scalars that stay text. Dates stay text because timestamp fields parse them, and because a description may look like a date."""
 _SCALAR_TAGS = _TEXT_TAGS | {_TAG + name for name in ("int", "float", "bool", "null")}
 
 
@@ -39,10 +39,10 @@ class YamlSource:
     data: Mapping[str, Any]
     """Plain data that JSON can express: dict, list, str, int, float, bool, None."""
     lines: Mapping[str, int] = field(repr=False)
-    """Line, from 1, of each dotted path: of the key where there is one, of the item in a list."""
+    """Line, from 1, of the key or list item at each dotted path."""
 
     def locate(self, path: str) -> int:
-        """Return the line, from 1, of the dotted `path` or of its nearest parent in the file; 1 if there is neither."""
+        """Return the line, from 1, of the dotted `path` or of its nearest parent in the file; 1 if the file has no such path and no such parent."""
         while path and path not in self.lines:
             path = path.rpartition(".")[0]
         return self.lines.get(path, 1)
@@ -51,7 +51,7 @@ class YamlSource:
 def load_yaml(text: str, file_name: str, empty: Mapping[str, Any] | None = None) -> YamlSource:
     """Parse the mapping in `text`. Raises ConfigError that lists every problem as `file:line: path: what`.
 
-    Args: file_name: only for messages; nothing is read from it. empty: the data of a file without any; None: that is a problem.
+    Args: file_name: name for messages; the file is not read. empty: data to return for an empty file; None: an empty file is a problem.
 
     >>> source = load_yaml("training:\\n  batch_size: 64", "pipeline.yaml")
     >>> source.data["training"]["batch_size"], source.locate("training.batch_size")
@@ -75,9 +75,9 @@ def load_yaml(text: str, file_name: str, empty: Mapping[str, Any] | None = None)
 
 
 def plain_source(data: Mapping[str, Any], name: str) -> YamlSource:
-    """What `load_yaml` gives of a file with this content, but without lines: for what a program hands over as dictionaries.
+    """Convert a program's dictionary to the result of `load_yaml` for a file with this content, but without lines.
 
-    Raises: InvalidArgumentError: it holds what YAML cannot. ConfigError: as `load_yaml`.
+    Raises: InvalidArgumentError: YAML cannot express a value. ConfigError: see `load_yaml`.
 
     >>> plain_source({"training": {"epochs": (1, 2)}}, "pipeline").data
     {'training': {'epochs': [1, 2]}}
@@ -111,7 +111,7 @@ def _compose(text: str, file_name: str) -> Node | None:
 
 
 class _Reader:
-    """Turns nodes into data, collecting lines and mistakes."""
+    """Converts nodes to data, and collects lines and problems."""
 
     def __init__(self) -> None:
         self.lines: dict[str, int] = {}
@@ -126,7 +126,7 @@ class _Reader:
             return self._problem(path, f"is nested too deeply; at most {MAX_DEPTH} levels are read")
         if self._num_values > MAX_VALUES:
             if self._num_values == MAX_VALUES + 1:
-                self._problem(path, f"the file has more than {MAX_VALUES} values with its aliases expanded")
+                self._problem(path, f"the file has more than {MAX_VALUES} values after its aliases are expanded")
             return None
         if isinstance(node, MappingNode) and node.tag == _TAG + "map":
             return self._mapping(node, path, depth)
@@ -134,14 +134,16 @@ class _Reader:
             return [self.value(item, _join(path, str(index)), depth + 1) for index, item in enumerate(node.value)]
         if isinstance(node, ScalarNode) and node.tag in _SCALAR_TAGS:
             return self._scalar(node, path)
-        return self._problem(path, f"the tag '{node.tag}' is not allowed; write plain values, nothing is built or run from YAML")
+        return self._problem(
+            path, f"the tag '{node.tag}' is not allowed; write plain values, because YAML here builds no objects and runs no code"
+        )
 
     def _mapping(self, node: MappingNode, path: str, depth: int) -> dict[str, Any]:
         merged: dict[str, Any] = {}
         own: dict[str, Any] = {}
         for key_node, value_node in node.value:
             if key_node.tag == _TAG + "merge":
-                # `<<: *anchor`: keys of the mapping itself win over merged ones, earlier merged ones over later.
+                # `<<: *anchor`: own keys of the mapping override merged keys, and earlier merged mappings override later ones.
                 for source in value_node.value if isinstance(value_node, SequenceNode) else [value_node]:
                     inner = self.value(source, path, depth + 1)
                     merged = {**inner, **merged} if isinstance(inner, dict) else merged
@@ -172,14 +174,14 @@ class _Reader:
 
 
 def _wrong_number(value: object) -> str:
-    """What keeps a number from being read; empty: nothing."""
+    """Return a text that says why a number cannot be read. Empty: the number can be read."""
     if isinstance(value, float) and not math.isfinite(value):
         return "is not a finite number"
     return "is too large to be kept exactly; at most ±2^53" if isinstance(value, int) and abs(value) > EXACT_INTEGERS else ""
 
 
 def _plain(value: Any, path: str, depth: int, problems: list[Problem]) -> Any:
-    """A copy of the value as plain data; what is wrong in it is added to `problems`."""
+    """Copy a value as plain data, and add the mistakes in the value to `problems`."""
     if value is None or isinstance(value, bool | int | float):
         if message := _wrong_number(value):
             problems.append(Problem(path, f"{value} {message}"))

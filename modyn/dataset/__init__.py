@@ -1,6 +1,6 @@
-"""From (run, trigger) to batches of tensors: keys from the selector, payloads from storage, the user's functions in between.
+"""Load a trigger set as batches of tensors: the selector gives the keys, storage gives the payloads, and the user's functions decode them.
 
-Importing this package is cheap; its names are imported, with torch, when they are first used.
+Importing this package is cheap. The first use of a name of the package imports this name, and torch.
 """
 
 from __future__ import annotations

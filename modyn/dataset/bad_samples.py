@@ -1,4 +1,6 @@
-"""Samples that cannot be decoded, or whose label fits neither model nor float32: they end the reading, or are left out and listed, up to a bound."""
+"""Handles samples that cannot be decoded, or whose label fits neither the model nor float32. Such samples are an error, or are left out and listed up
+to a bound, as `data.on_bad_sample` says.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,18 @@ from modyn.rpc.logs import get_logger
 from modyn.storage.payloads import PayloadClient
 
 _NAMED = 10
-"""Samples that the error of too many names."""
+"""Number of samples that the error about too many bad samples names."""
 _LONGEST = 1000
-"""Characters that are kept of a place or a reason."""
+"""Largest number of characters of a stored place or reason."""
 
 
 def _shown(text: str) -> str:
-    """The text as it can be kept anywhere: not too long, without what a database refuses."""
+    """Shorten a text, and remove the characters that a database refuses."""
     return text.encode(errors="backslashreplace").decode().replace("\0", "\\0")[:_LONGEST]
 
 
 class BadSampleList:
-    """The bad samples of one reading, each once, in the order in which they were met: of one process, or of all that make its batches."""
+    """The bad samples that one process, or all processes of a training, found: each sample once, in the order in which it was found."""
 
     def __init__(self, config: DataConfig) -> None:
         self._config = config
@@ -34,11 +36,11 @@ class BadSampleList:
         return iter(self._found.values())
 
     def get(self, key: int) -> BadSample | None:
-        """The sample with this key, if it is bad."""
+        """Return the bad sample with this key, or None."""
         return self._found.get(key)
 
     def add(self, samples: Iterable[BadSample]) -> None:
-        """Add samples; one that is met again counts once. Raises DataError: they are more than `data.max_bad_samples`."""
+        """Add samples. A sample that is added twice counts once. Raises DataError if there are more than `data.max_bad_samples`."""
         for sample in samples:
             self._found.setdefault(sample.key, sample)
         if len(self._found) > self._config.max_bad_samples:
@@ -52,28 +54,34 @@ class BadSampleList:
 
 
 class BadSamples:
-    """The samples that one process could not decode, as `data.on_bad_sample` says. May be used by several threads."""
+    """The samples that one process could not decode, handled as `data.on_bad_sample` says. Thread-safe."""
 
     def __init__(self, config: DataConfig, payloads: PayloadReader) -> None:
-        """Args: payloads: names the file of a sample."""
+        """Args: payloads: finds the name of a sample's file, for messages."""
         self._config, self._payloads = config, payloads
         self._lock = threading.Lock()
         """Guards the list: readers decode batches on several threads."""
         self._found = BadSampleList(config)
 
     def leave_out(self, error: DataError | UserCodeError) -> BadSample:
-        """Note the sample of an error and return it.
+        """Add the sample of an error to the list, and return the sample.
 
-        Raises: DataError, UserCodeError: the sample is not to be left out, or there are too many; names its file.
+        Raises: DataError, UserCodeError: `data.on_bad_sample` is `fail`, or there are too many bad samples. The message names the file.
         """
         key, dataset = error.sample_key, self._config.dataset_id
+        # An error without a sample cannot be limited to one.
         if key is None:
             raise error
         with self._lock:
+            # The same sample fails in each epoch. It counts and is logged once.
             known = self._found.get(key)
             sample = known or BadSample(key, _shown(self._place(key)), _shown(error.message))
             if self._config.on_bad_sample == "fail":
-                advice = f"correct it, `modyn data delete {dataset} --key {key}`, or set data.on_bad_sample: skip"
+                # An indexed file that was changed is refused until it is indexed again.
+                advice = (
+                    f"correct the file and index it again with `modyn data reindex {dataset} FILE`, delete the sample with "
+                    f"`modyn data delete {dataset} --key {key}`, or set data.on_bad_sample: skip"
+                )
                 raise type(error)(f"{error.message}; the sample is {sample.place}: {advice}", key) from error
             self._found.add([sample])
         if known is None:

@@ -1,4 +1,4 @@
-"""Batches of tensors, and what is made of a stream of them: cut to a bound, joined where one holds a single sample, copied to a device."""
+"""Batches of tensors, and operations on streams of batches: cut to a bound, join a batch of one sample, copy to a device."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import torch
 
+from modyn.cache.sample_numbers import NO_SAMPLES
 from modyn.dataset.preparation_clock import NO_TIMES, PreparationTimes
 from modyn.models.calls import Data
 from modyn.preprocessing.columns import ReadColumns
@@ -16,7 +18,7 @@ from modyn.records import Int64Array
 
 
 def map_tensors(data: Data, function: Callable[[torch.Tensor], Any]) -> Any:
-    """`function` applied to each tensor of `data`; tuples and dictionaries keep their form."""
+    """Apply `function` to each tensor of `data`. Tuples and dictionaries keep their form."""
     if isinstance(data, torch.Tensor):
         return function(data)
     if isinstance(data, tuple):
@@ -25,7 +27,7 @@ def map_tensors(data: Data, function: Callable[[torch.Tensor], Any]) -> Any:
 
 
 class CachedCounts(NamedTuple):
-    """How many samples came from each tier of a cache."""
+    """Number of samples from each tier of a cache."""
 
     encoded: int = 0
     decoded: int = 0
@@ -36,19 +38,19 @@ NONE_CACHED: Final = CachedCounts()
 
 
 class CacheWork(NamedTuple):
-    """What was done for a cache only, beside the samples of a batch."""
+    """Work that only the cache needs, in addition to the samples of a batch."""
 
     read: int = 0
     """Samples that were read from storage."""
     decoded: int = 0
     augmented: int = 0
     evicted: int = 0
-    """Values that the sampler had dropped from its tier."""
+    """Values that the sampler removed from its tier."""
     not_asked: int = 0
-    """Samples that were not looked up, since the store was slow or away just before."""
+    """Samples that were not looked up, because the store had just been slow or unavailable."""
 
     def plus(self, other: CacheWork) -> CacheWork:
-        """Both together."""
+        """Return the sum of both."""
         return CacheWork._make(a + b for a, b in zip(self, other, strict=True))
 
 
@@ -56,17 +58,21 @@ NO_WORK: Final = CacheWork()
 
 
 class TierReport(NamedTuple):
-    """What became of a batch in the tier that a sampler manages."""
+    """Changes that a batch, and samples prepared in the background, made to the tier of a sampler."""
 
-    kept: Int64Array
-    """Keys of samples whose values were put there."""
-    lost: Int64Array
-    """Keys of samples that the sampler took for cached, and the tier did not have."""
+    kept: Int64Array = NO_SAMPLES
+    """Keys of samples whose values were put into the tier."""
+    lost: Int64Array = NO_SAMPLES
+    """Keys of samples that the tier does not have, because the tier lost a value that the sampler expected, or refused a new value."""
+
+    def plus(self, other: TierReport) -> TierReport:
+        """Return one report with the keys of both."""
+        return TierReport(np.concatenate([self.kept, other.kept]), np.concatenate([self.lost, other.lost]))
 
 
 @dataclass(frozen=True, slots=True)
 class BadSample:
-    """A sample that could not be decoded: where it lies, or how to find that out, and why."""
+    """A sample that could not be decoded: its place, or how to find the sample, and the reason."""
 
     key: int
     place: str
@@ -77,12 +83,12 @@ class BadSample:
 class Batch:
     """n samples. keys: int64 (n,). data: n rows. labels: n rows. weights: float32 (n,).
 
-    epoch and index (from 0, within the epoch) say which batch of the plan it is. n is the batch size, except for the last batch of an
-    epoch and where samples were left out; num_skipped: how many, deleted after they had been selected or bad (`on_bad_sample`); bad: of
-    these the bad ones. cached: how many samples came from a cache. times: what preparing them took. report: of a batch that a sampler of the
-    cache has decided. work: what was done for the cache only. columns: n rows of the section `preprocessing`, which become `data` where the
-    statistics of the model are (`modyn.dataset.features`), and stay on the CPU; `data` holds no values until then. read: what was read of them when
-    the batch was made, so that the loop need not; to be used while `columns` are still its source.
+    epoch and index (from 0, within the epoch) say which batch of the plan it is. n is the batch size, or less in the last batch of an epoch and in a
+    batch with samples left out. num_skipped: number of samples that were left out, because they were deleted after selection or are bad
+    (`on_bad_sample`). bad: the bad samples. cached: number of samples from each tier of a cache. times: times of preparing the samples. report:
+    changes in the tier of a sampler. work: work for the cache only. columns: n rows of the section `preprocessing`, on the CPU;
+    `modyn.dataset.batch_preprocessing` turns them into `data`, which is empty before. read: the columns, converted when the batch was made; valid
+    while `columns` is their source.
     """
 
     keys: torch.Tensor
@@ -104,25 +110,25 @@ class Batch:
         return len(self.keys)
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> Batch:
-        """The same batch with data, labels and weights on `device`; keys stay where they are.
+        """Return the batch with data, labels and weights on `device`. Keys are not moved.
 
-        Args: non_blocking: copies from page-locked memory to a GPU are not waited for.
+        Args: non_blocking: return before copies from page-locked memory to a GPU are done.
         """
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
-        """The same batch in page-locked memory, from which copies to a GPU need not be waited for."""
+        """Return the batch in page-locked memory, from which copies to a GPU are asynchronous."""
         return self._map(torch.Tensor.pin_memory)
 
     def take(self, positions: torch.Tensor, weights: torch.Tensor) -> Batch:
-        """The samples at these positions, int64 (k,) on the CPU, with these weights, float32 (k,)."""
+        """Return the samples at these positions, int64 (k,) on the CPU, with new weights, float32 (k,)."""
         rows = positions.to(self.labels.device)
         data = map_tensors(self.data, lambda tensor: tensor[rows])
         columns = None if self.columns is None else self.columns.take(pa.array(positions.numpy()))
         return replace(self, keys=self.keys[positions], data=data, labels=self.labels[rows], weights=weights, columns=columns)
 
     def slices(self, size: int) -> Iterator[Batch]:
-        """The batch in pieces of at most `size` samples, without copying."""
+        """Split the batch into slices of at most `size` samples, without copying."""
         for first in range(0, len(self), size):
             rows = slice(first, first + size)
             data = map_tensors(self.data, lambda tensor, rows=rows: tensor[rows])  # type: ignore[misc]
@@ -136,7 +142,7 @@ class Batch:
 
 
 def bounded(batches: Iterator[Batch], num_samples: int) -> Iterator[Batch]:
-    """The batches, the last of them cut so that they hold `num_samples` samples in all."""
+    """Yield batches until they hold `num_samples` samples. The last batch is cut."""
     left = num_samples
     while left > 0 and (batch := next(batches, None)) is not None:
         yield batch if len(batch) <= left else next(batch.slices(left))
@@ -144,13 +150,14 @@ def bounded(batches: Iterator[Batch], num_samples: int) -> Iterator[Batch]:
 
 
 def joined(batches: Iterator[Batch], batches_in: Callable[[int], int], leave_out: Callable[[Batch], object]) -> Iterator[Batch]:
-    """The batches; one with a single sample, because an epoch or deletions left no more, is part of the batch before it in its epoch,
-    else of the one behind it, and left out where it is the only one of its epoch: BatchNorm cannot use it alone. Looks one batch ahead.
+    """Join each batch of a single sample to the batch before it in its epoch, or, if it is the first, to the batch after it, because BatchNorm cannot
+    use a single sample. The only batch of an epoch is left out if it has one sample. Reads one batch ahead.
 
-    Args: batches_in: returns how many batches an epoch has. leave_out: is given each batch that is left out.
+    Args: batches_in: returns the number of batches of an epoch. leave_out: called with each batch that is left out.
     """
 
     def usable(batch: Batch | None) -> Iterator[Batch]:
+        # A single sample that has no neighbour in its epoch is left out.
         if batch is not None and len(batch) == 1:
             leave_out(batch)
         elif batch is not None:
@@ -159,7 +166,7 @@ def joined(batches: Iterator[Batch], batches_in: Callable[[int], int], leave_out
     held: Batch | None = None
     for batch in batches:
         if held is not None and batch.epoch == held.epoch and 1 in (len(batch), len(held)):
-            # The index says where a resumed training goes on, so never before these samples; the plan has none for a last batch of one.
+            # A training resumes after this index, so the index must cover these samples. The plan has no index for a last batch of one sample.
             held = _concatenated(held, batch, min(batch.index, batches_in(batch.epoch) - 1))
             continue
         yield from usable(held)
@@ -168,15 +175,15 @@ def joined(batches: Iterator[Batch], batches_in: Callable[[int], int], leave_out
 
 
 def on_device(batches: Iterator[Batch], device: torch.device | str) -> Iterator[Batch]:
-    """The same batches with data, labels and weights on `device`; keys stay where they are.
+    """Yield the batches with data, labels and weights on `device`. Keys are not moved.
 
-    For a CUDA device each batch is copied by a stream of its own, one ahead of the batch in use, and only the computing stream waits for the
-    copy: from page-locked memory (`Batch.pin_memory`), copies run beside the computation.
+    For a CUDA device, a separate stream copies each batch while the batch before it is in use. Only the computing stream waits for the copy. Copies
+    from page-locked memory (`Batch.pin_memory`) run in parallel with the computation.
     """
     device = torch.device(device)
     if device.type == "cuda":
         return _copy_ahead(batches, device)
-    # As they are made, they are on the CPU: to copy nothing would take longer than a step's own bookkeeping.
+    # Batches are made on the CPU. Even a copy that does nothing would take longer than the bookkeeping of a step.
     return batches if device.type == "cpu" else (batch.to(device) for batch in batches)
 
 
@@ -184,6 +191,7 @@ def _copy_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batc
     copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     copied: tuple[Batch, torch.cuda.Event] | None = None
     for batch in batches:
+        # The copy of this batch starts before the previous batch is used, so that it runs during that step.
         before, copied = copied, _start_copy(batch, device, copies)
         if before is not None:
             yield _use_copy(*before)
@@ -192,20 +200,22 @@ def _copy_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batc
 
 
 def _start_copy(batch: Batch, device: torch.device, copies: torch.cuda.Stream) -> tuple[Batch, torch.cuda.Event]:
-    # Page-locked memory is not used anew before the copies out of it are done: PyTorch's allocator sees to that.
+    # PyTorch's allocator reuses page-locked memory only after the copies from it are done.
     with torch.cuda.stream(copies):
         moved = batch.to(device, non_blocking=True)
+        # The event marks the end of the copy in its stream. The stream of the training waits for it.
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record(copies)
     return moved, done
 
 
 def _use_copy(batch: Batch, done: torch.cuda.Event) -> Batch:
-    """The batch, for use by the current stream: it waits for the copy, and the memory is not used anew before it is done with it."""
+    """Make the current stream wait for the copy. The memory of the batch is reused only after this stream has read the batch."""
     using = torch.cuda.current_stream(batch.labels.device)
     using.wait_event(done)
 
     def record(tensor: torch.Tensor) -> torch.Tensor:
+        # Without this, the allocator could give the memory to another copy while the training still reads it.
         tensor.record_stream(using)
         return tensor
 

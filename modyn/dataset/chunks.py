@@ -1,5 +1,5 @@
-"""What both flows share: the keys of a partition, chunks of samples on their way into a batch, their payloads put together and taken apart, and the
-options of reading."""
+"""Code that local reads and reads over Flight share: keys of a partition, chunks of samples for a batch, functions that join and split payloads, and
+read options."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ S = TypeVar("S")
 Array = TypeVar("Array", Int64Array, Float32Array)
 
 _MAX_PROGRESSIONS = 64
-"""Keys in more progressions than these are kept as an array: the search for the right one would take longer than a memory access."""
+"""Largest number of arithmetic progressions in which keys are stored. With more progressions, to find the progression of a key would take longer than
+a memory access, so keys are stored as an array."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLimits:
-    """Bounds of what is asked for at once over Flight.
+    """Bounds of one Flight request.
 
-    fetch_samples: samples of a partition in one fetch. fetch_bytes: their bytes, estimated from the samples before; one sample
-    may be larger. first_fetch: samples of the first fetch, whose size is unknown (a sample may be a film); never more than a batch.
+    fetch_samples: largest number of samples in one fetch. fetch_bytes: largest number of bytes in one fetch, estimated from earlier samples; a single
+    sample may be larger. first_fetch: number of samples of the first fetch, at most a batch. The first fetch is small, because the size of its
+    samples is unknown (a sample may be a film).
     """
 
     fetch_samples: int = 262_144
@@ -41,13 +43,13 @@ class ReadLimits:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How a stream of partition reads becomes batches.
+    """Options for turning a stream of partition reads into batches.
 
-    training: whether `random_transformations` are applied. shuffled: the rows of a read are in random order. ahead: reads whose keys, and
-    (over Flight) fetch slices whose payloads, are prefetched beyond the one in use. requests: key requests at once. on_missing: "skip" leaves
-    deleted samples out of their batch, "raise" makes them a NotFoundError. identity: of the dataset that the keys are of; empty: any.
-    seed_of(epoch, index): seed of the random generators while that batch is decoded; None leaves them alone. pin_memory: batches are in
-    page-locked memory. classes: that labels are; another label is a bad sample; None: labels are not looked at.
+    training: whether `random_transformations` are applied. shuffled: whether the rows of a read are in random order. ahead: number of reads, beyond
+    the one in use, whose keys are prefetched; over Flight also the number of fetch slices whose payloads are prefetched. requests: number of parallel
+    key requests. on_missing: "skip" leaves deleted samples out of their batch, "raise" makes them a NotFoundError. identity: identity of the dataset
+    of the keys; empty: any. seed_of(epoch, index): seed of the random generators for decoding this batch; None: the generators are not seeded.
+    pin_memory: whether batches are in page-locked memory. classes: allowed classes; a sample with another label is bad; None: labels are not checked.
     """
 
     training: bool
@@ -63,14 +65,14 @@ class ReadOptions:
 
 
 class PartitionKeys:
-    """Keys and weights of a partition by row. Consecutive keys, as those of all new samples, and equal weights are computed: they take no
-    memory. May be used by any thread."""
+    """Keys and weights of a partition by row. Consecutive keys and equal weights are computed, so that they take no memory. Thread-safe."""
 
     def __init__(self, partition: KeysAndWeights) -> None:
         keys, weights = np.ascontiguousarray(partition.keys), np.ascontiguousarray(partition.weights)
         self._keys: Column | Int64Array = keys
         self._weights: np.float32 | Float32Array = weights
         if len(keys):
+            # A few progressions are looked up faster than an array, and take no memory. More of them do not pay.
             progressions = find_runs(keys, _MAX_PROGRESSIONS)
             if progressions is not None:
                 self._keys = Column(np.concatenate(progressions).view(np.uint8), "runs", 8, len(keys))
@@ -78,7 +80,7 @@ class PartitionKeys:
                 self._weights = weights[0]
 
     def look_up(self, rows: Int64Array) -> KeysAndWeights:
-        """The keys and weights of `rows`, int64 (n,), in that order."""
+        """Return the keys and weights of `rows`, int64 (n,), in this order."""
         keys = self._keys.take(rows) if isinstance(self._keys, Column) else pick(self._keys, rows)
         if isinstance(self._weights, np.ndarray):
             return KeysAndWeights(keys, pick(self._weights, rows))
@@ -86,15 +88,15 @@ class PartitionKeys:
 
 
 KeyStream = Prefetcher[PartitionRead, PartitionKeys]
-"""Partition reads, each with its keys as the only result."""
+"""Stream of partition reads. The only result of each read are its keys."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk(Generic[S]):
-    """Samples of one batch that come from one source, in the order of the batch.
+    """Samples of one batch from one source, in the order of the batch.
 
-    epoch, index: the batch. last: the batch is complete with this chunk. source: what the rows are rows of: `PartitionKeys` where payloads
-    are read locally, `Payloads` over Flight. rows: int64 (n,) or a slice. weights: float32 (n,); None where they are looked up with the keys.
+    epoch, index: the batch. last: whether this chunk completes the batch. source: object to which `rows` refer: `PartitionKeys` for local reads,
+    `Payloads` over Flight. rows: int64 (n,) or a slice. weights: float32 (n,); None: the weights are looked up with the keys.
     """
 
     epoch: int
@@ -109,39 +111,39 @@ class Chunk(Generic[S]):
 
 
 class PreparedValues(NamedTuple):
-    """Values of n samples that a cache holds, in two forms; None in place of each that it does not hold."""
+    """Cached values of n samples in two forms. A value that the cache does not hold is None."""
 
     augmented: Sequence[Any]
     decoded: Sequence[Any]
-    """Of those only that are not there augmented."""
+    """Decoded values, only of samples without an augmented value."""
 
     @property
     def missing(self) -> BoolArray:
-        """bool (n,), which are there in neither form."""
+        """Which samples have a value in neither form: bool (n,)."""
         return self.not_augmented & np.array([value is None for value in self.decoded], np.bool_)
 
     @property
     def not_augmented(self) -> BoolArray:
-        """bool (n,)."""
+        """Which samples have no augmented value: bool (n,)."""
         return np.array([value is None for value in self.augmented], np.bool_)
 
     def take(self, rows: Sequence[int]) -> PreparedValues:
-        """Those of the samples at `rows`."""
+        """Return the values of the samples at `rows`."""
         return PreparedValues([self.augmented[row] for row in rows], [self.decoded[row] for row in rows])
 
     def counts(self, num_encoded: int) -> CachedCounts:
-        """How many samples were found. Args: num_encoded: as they are stored."""
+        """Return the number of samples that were found. Args: num_encoded: number of samples whose payload was found."""
         found = [sum(value is not None for value in values) for values in (self.decoded, self.augmented)]
         return CachedCounts(num_encoded, *found)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatheredSamples:
-    """The n samples of a batch, on their way to be decoded.
+    """The n samples of a batch before decoding.
 
-    payloads: in one buffer, offsets from 0; of samples in `prepared` without bytes. weights: float32 (n,). prepared: values from a cache; None:
-    of no sample. cached: how many samples came from where in the cache. times: what reading
-    them took. is_held: bool (n,), whose payloads the tier of encoded samples has given; None: there is no cache.
+    payloads: one buffer, with offsets from 0; samples in `prepared` have no bytes there. weights: float32 (n,). prepared: values from a cache; None:
+    no sample has one. cached: number of samples from each tier. times: times of reading. is_held: bool (n,), whether the payload came from the tier
+    of encoded samples; None: there is no cache.
     """
 
     payloads: Payloads
@@ -152,7 +154,7 @@ class GatheredSamples:
     is_held: BoolArray | None = None
 
     def take(self, rows: Int64Array) -> GatheredSamples:
-        """The samples at `rows`, int64 (m,)."""
+        """Return the samples at `rows`, int64 (m,)."""
         prepared = None if self.prepared is None else self.prepared.take(rows.tolist())
         is_held = None if self.is_held is None else self.is_held[rows]
         payloads = select_payloads(self.payloads, rows)
@@ -160,24 +162,27 @@ class GatheredSamples:
 
 
 def no_payloads() -> Payloads:
-    """Payloads of no sample, with int64 labels."""
+    """Return payloads of zero samples, with int64 labels."""
     nothing = np.empty(0, np.int64)
     return Payloads(nothing, nothing, np.empty(0, np.uint8), np.zeros(1, np.int64))
 
 
 def join(columns: Sequence[Array]) -> Array:
-    """The arrays one behind the other; a single one is not copied."""
+    """Concatenate the arrays. A single array is not copied."""
     return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
 
 def select_payloads(payloads: Payloads, rows: Int64Array | slice) -> Payloads:
-    """Samples `rows`: a slice (start, stop) as views, int64 (n,) as copies, in that order, duplicates allowed. Offsets begin with 0."""
+    """Select samples. For a slice (start, stop), the result has views. For positions, int64 (n,), the result has copies in this order; duplicates are
+    allowed. Offsets begin with 0.
+    """
     if isinstance(rows, slice):
         bounds = payloads.offsets[rows.start : rows.stop + 1]
         data, offsets = payloads.data[bounds[0] : bounds[-1]], bounds - bounds[0] if bounds[0] else bounds
         return Payloads(payloads.keys[rows], payloads.labels[rows], data, offsets, payloads.record_size)
     size = payloads.common_size
     if size:
+        # Samples of one size are copied by row, without offsets.
         data, offsets = take(payloads.data[payloads.offsets[0] : payloads.offsets[-1]], size, rows)
     else:
         data, offsets = take(payloads.data, payloads.offsets, rows)
@@ -185,7 +190,7 @@ def select_payloads(payloads: Payloads, rows: Int64Array | slice) -> Payloads:
 
 
 def concatenate_payloads(answers: Sequence[Payloads]) -> Payloads:
-    """The samples of all answers, in order, in one buffer; a single one is not copied."""
+    """Concatenate the samples of all answers, in order, in one buffer. A single answer is not copied."""
     if len(answers) == 1:
         return answers[0]
     buffer = PayloadBuffer(sum(map(len, answers)), room=sum(int(answer.offsets[-1] - answer.offsets[0]) for answer in answers))
@@ -195,9 +200,9 @@ def concatenate_payloads(answers: Sequence[Payloads]) -> Payloads:
 
 
 def spread(read: Payloads, rows: Int64Array, keys: Int64Array, labels: LabelArray) -> Payloads:
-    """The samples of `keys`, of which those at `rows` have the bytes of `read`, without copying these, and others none.
+    """Return the samples of `keys`. The samples at `rows` have the bytes of `read`, which are not copied. Other samples have no bytes.
 
-    Args: read: of m samples. rows: int64 (m,), ascending. keys, labels: (n,).
+    Args: read: payloads of m samples. rows: int64 (m,), ascending. keys, labels: (n,).
     """
     if len(rows) == len(keys):
         return read
@@ -207,7 +212,7 @@ def spread(read: Payloads, rows: Int64Array, keys: Int64Array, labels: LabelArra
 
 
 def fill_in(payloads: Payloads, parts: Mapping[int, UInt8Array]) -> Payloads:
-    """The same samples, of which those at the rows of `parts`, which have no bytes, get these."""
+    """Return the samples, with the bytes of `parts` at the rows of `parts`. These rows had no bytes before."""
     if not parts:
         return payloads
     sizes = np.diff(payloads.offsets)
@@ -223,9 +228,10 @@ def _offsets(sizes: Int64Array) -> Int64Array:
 
 
 class PayloadBuffer:
-    """One buffer for answers as they come, so that none of them waits in memory for the last.
+    """One buffer to which answers are copied as they arrive, so that an answer does not stay in memory until the last answer arrives.
 
-    Args: most: samples at most. usual_bytes: of all of them, or more than that. room: bytes to allocate at once, where they are known.
+    Args: most: largest number of samples. usual_bytes: usual upper bound of the bytes of these samples. room: number of bytes to allocate at once, if
+    known.
     """
 
     def __init__(self, most: int, usual_bytes: int = 0, room: int = 0) -> None:
@@ -239,14 +245,16 @@ class PayloadBuffer:
         self._sizes: set[int | None] = set()
 
     def add(self, answer: Payloads) -> None:
-        """Copy the samples of `answer` behind those that the buffer holds."""
+        """Append the samples of `answer`."""
         if not len(answer):
             return
         start, stop = self._num_samples, self._num_samples + len(answer)
         used = int(self._offsets[start])
+        # The answer's offsets may begin anywhere in its data.
         ends = answer.offsets[1:] + (used - answer.offsets[0])
         if ends[-1] > len(self._data):
             self._grow(used, int(ends[-1]), stop)
+        # The type of the labels is not known before the first answer.
         if not start:
             self._labels = np.empty_like(answer.labels, shape=self._most)
         self._keys[start:stop] = answer.keys
@@ -257,15 +265,16 @@ class PayloadBuffer:
         self._num_samples = stop
 
     def _grow(self, used: int, needed: int, num_samples: int) -> None:
-        """Make room for all samples if those to come are as large as those that have; but for more than `usual_bytes` only up to twice the
-        bytes needed now, since one sample says little of the others."""
+        """Make room for all samples, assuming that later samples are as large as earlier ones. Beyond `usual_bytes`, allocate at most twice the bytes
+        that are needed now, because the size of one sample says little about the sizes of others.
+        """
         expected = -(-needed * self._most // num_samples)
         grown = np.empty(max(needed, min(expected, max(2 * needed, self._usual_bytes))), np.uint8)
         grown[:used] = self._data[:used]
         self._data = grown
 
     def payloads(self) -> Payloads:
-        """All samples that were added, in that order, as views of the buffer."""
+        """Return all added samples, in order, as views of the buffer."""
         n = self._num_samples
         offsets = self._offsets[: n + 1]
         size = next(iter(self._sizes)) if len(self._sizes) == 1 else None

@@ -1,4 +1,4 @@
-"""The connections by which one process reads a trigger set."""
+"""The connections with which one process reads a trigger set."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from modyn.config.system import SystemConfig
-from modyn.dataset.cache_source import CacheSource
+from modyn.dataset.cached.cache_source import CacheSource
 from modyn.records import KeysAndWeights, RunId
 from modyn.selector.client import SelectorClient
 
 if TYPE_CHECKING:
-    from modyn.dataset.sample_cache import SampleCache
+    from modyn.dataset.cached.sample_cache import SampleCache
     from modyn.storage.payloads import LocalPayloads, PayloadClient
 
 
@@ -20,17 +20,17 @@ PayloadReader: TypeAlias = "LocalPayloads | PayloadClient"
 
 
 class PayloadSource(Protocol):
-    """What payloads are read from, once it is opened. Picklable: each process opens it for itself."""
+    """Names the source of payloads. Picklable, so that each process can open the source for itself."""
 
     def open_payloads(self) -> PayloadReader:
-        """Connect to what has the payloads."""
+        """Connect to the source of the payloads."""
 
 
 class KeySource(Protocol):
-    """What has the keys of a trigger set: the selector, or a file of some of them."""
+    """Source of the keys of a trigger set: the selector, or a file with some of them."""
 
     def keys(self, run_id: RunId, trigger_id: int, partition: int, keys_checksum: str = "") -> KeysAndWeights:
-        """Keys and weights of a partition, as `SelectorClient.keys`."""
+        """Return keys and weights of a partition; see `SelectorClient.keys`."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -38,7 +38,7 @@ class KeySource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DatasetClients:
-    """Open connections of one process, for one dataset. are_kept: selector and payloads outlive this use of them."""
+    """Open connections of one process for one dataset. are_kept: whether the connections to selector and payloads stay open after `close`."""
 
     selector: KeySource
     payloads: PayloadReader
@@ -46,13 +46,13 @@ class DatasetClients:
     are_kept: bool = False
 
     def with_keys(self, keys: KeySource) -> DatasetClients:
-        """The same, with keys from there. The connection to the selector is closed, unless it is kept."""
+        """Return the connections with another source of keys. The connection to the selector is closed, unless it is kept."""
         if not self.are_kept:
             self.selector.close()
         return replace(self, selector=keys)
 
     def close(self) -> None:
-        """Close the connections, but for those that are kept."""
+        """Close the connections that are not kept."""
         if not self.are_kept:
             self.selector.close()
             self.payloads.close()
@@ -62,9 +62,9 @@ class DatasetClients:
 
 @dataclass(frozen=True, slots=True)
 class DatasetSource:
-    """One dataset of one installation. Picklable; opened in the process that reads, since connections do not survive a fork.
+    """One dataset of one installation. Picklable. The process that reads opens the connections, because connections do not survive a fork.
 
-    streams: as for `PayloadClient`. cache: of the dataset's samples; None: there is none.
+    streams: see `PayloadClient`. cache: cache of the dataset's samples, or None.
     """
 
     config: SystemConfig
@@ -76,9 +76,10 @@ class DatasetSource:
         return DatasetSource, (self.config.without_databases(), self.dataset, self.streams, self.cache)
 
     def open_payloads(self) -> PayloadReader:
-        """Connect to what has the payloads. Raises: ConfigError: the short cut is required and not proven. NotFoundError: there is no such
-        dataset."""
-        # Imported here: services that only name a source start without what reads it.
+        """Connect to the source of the payloads. Raises: ConfigError: the short cut is required and not proven. NotFoundError: the dataset does not
+        exist.
+        """
+        # Imported here, so that services that only name a source start without the packages that read it.
         from modyn.storage.payloads import open_payloads
 
         storage = self.config.storage
@@ -92,6 +93,6 @@ class DatasetSource:
         )
 
     def connect(self) -> DatasetClients:
-        """Connect to the selector, to what has the payloads, and to the cache. Raises as `open_payloads` and `CacheSource.open`."""
+        """Connect to the selector, to the source of the payloads, and to the cache. Raises as `open_payloads` and `CacheSource.open`."""
         cache = None if self.cache is None else self.cache.open()
         return DatasetClients(SelectorClient(self.config.endpoint("selector")), self.open_payloads(), cache)

@@ -1,4 +1,4 @@
-"""From payloads to tensors, the same for both flows: payloads → `decode` → `augment` → one batch."""
+"""Turn payloads into tensors, for local reads and reads over Flight: payloads → `decode` → `augment` → one batch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from modyn.cache.keys import TierName
 from modyn.config.base import load_section
 from modyn.config.preprocessing import PREPROCESSING
 from modyn.dataset.chunks import PreparedValues, select_payloads
+from modyn.dataset.code.functions import UserFunction, compile_function, compile_tokenizer, compile_transformation, seeded
 from modyn.dataset.config import DataConfig, RecordLayout
-from modyn.dataset.functions import UserFunction, compile_function, compile_tokenizer, compile_transformation, seeded
 from modyn.dataset.preparation_clock import PreparationClock
 from modyn.errors import DataError, UserCodeError
 from modyn.models.calls import Data
@@ -28,29 +28,28 @@ from modyn.models.classes import LabelClasses
 from modyn.preprocessing import ColumnParser, ColumnSchema
 from modyn.preprocessing.column_parser import BadRowError
 from modyn.preprocessing.columns import ReadColumns
-from modyn.records import LARGEST_LABEL, Int64Array, has_label
+from modyn.records import LARGEST_LABEL, Int64Array, all_labelled, has_label
 from modyn.storage.model.samples import Payloads, UInt8Array
 
 Keep = Callable[[TierName, Int64Array, Sequence[Any]], None]
-"""Is given the form that samples have now, their keys, int64 (n,), and their n values."""
+"""Function that is called with the form of the samples (decoded or augmented), their keys, int64 (n,), and their n values."""
 
 BLOCK = 512
-"""Samples that are decoded by functions for one sample before they are put into one tensor."""
+"""Number of samples that are decoded one by one before they are put into one tensor."""
 
 
 class BatchPipeline:
-    """Turns the payloads of a batch into tensors as `config` says. Compiles the user's functions: make it where they may run, in a worker.
+    """Turns the payloads of a batch into tensors as `config` says. The constructor compiles the user's functions, so only workers may call it.
 
-    `decode` depends on nothing but the payload: parser, tokenizer, deterministic transformations. `augment` may draw random numbers:
-    `transformations`, and in training `random_transformations`. For any thread: where Python runs for each sample, batches are made one at a time, so
-    that the user's functions need not be for several threads, and what draws from the global generators is left alone meanwhile. Labels that are none
-    of `classes` are bad samples.
+    `decode` depends only on the payload: parser, tokenizer, deterministic transformations. `augment` may draw random numbers: `transformations`, and
+    in training `random_transformations`. Thread-safe. If Python runs for each sample, batches are made one at a time: the user's functions need not
+    be thread-safe, and nothing else draws from the global generators. A sample is bad if its label is not in `classes`.
     """
 
     def __init__(
         self, config: DataConfig, *, training: bool, classes: LabelClasses | None = None, absent_is_missing: bool = True
     ) -> None:
-        """Args: absent_is_missing: as of `ColumnParser`."""
+        """Args: absent_is_missing: see `ColumnParser`."""
 
         def functions(*fields: str) -> list[UserFunction]:
             return [
@@ -65,6 +64,7 @@ class BatchPipeline:
         self._may_draw = config.may_draw
         self.runs_per_sample = config.runs_per_sample
         """Whether Python runs for each sample."""
+        # Held while a batch is made, because the user's functions may not be thread-safe, and the global generators are seeded for one batch.
         self._alone = threading.Lock() if config.runs_per_sample else nullcontext()
         self._layout = config.record_layout
         schema = None if config.preprocessing is None else load_section(ColumnSchema, config.preprocessing, PREPROCESSING)
@@ -77,13 +77,13 @@ class BatchPipeline:
         parser = [self._parse] if self._parse else []
         self._decoding = parser + tokenizer + functions("deterministic_transformations")
         self.keeps_decoded = config.keeps_decoded and not any(function.takes_generator for function in self._decoding)
-        """Whether a cache may keep what `decode` returns: it depends on the sample alone."""
+        """Whether a cache may keep the result of `decode`, because this result depends only on the sample."""
         self._augmenting = functions("transformations", *(["random_transformations"] if training else []))
         called = [*self._decoding, *self._augmenting, *filter(None, (self._parse_batch, self._label))]
         self.takes_seed = self._may_draw or any(function.takes_generator for function in called)
-        """Whether what a batch becomes depends on its seed."""
+        """Whether the tensors of a batch depend on its seed."""
         self.takes_views = bool(self._layout) and not (self._decoding or self._augmenting)
-        """Whether a batch is a view of its payloads: nothing but what makes its labels runs for it."""
+        """Whether a batch is a view of its payloads, because only the function of the labels runs for the batch."""
 
     def run(
         self,
@@ -93,18 +93,19 @@ class BatchPipeline:
         keep: Keep | None = None,
         clock: PreparationClock | None = None,
     ) -> tuple[Data, torch.Tensor]:
-        """Model inputs and labels (float labels as float32) of the samples of one batch, whose offsets begin with 0.
+        """Return the model inputs and labels (float labels as float32) of one batch. The offsets of `payloads` begin with 0.
 
-        Inputs may be a view of `payloads.data` where that is writable.
+        Inputs may be a view of `payloads.data` if it is writable.
 
-        Args: seed: of the generator that functions are handed, and, where functions may draw from the global ones, of these meanwhile; None
-        leaves them alone. prepared: values that a cache holds, whose payloads are not looked at; None: it holds none. keep: is given the samples that
-        were decoded, and those that were augmented. clock: gets the times.
-        Raises: UserCodeError: names the function, the sample and the line. DataError: a payload is not as declared.
+        Args: seed: seed of the generator that functions receive, and of the global generators if functions may draw from them; None: no seed.
+        prepared: values from a cache, whose payloads are not read; None: no values. keep: called with the decoded, and with the augmented samples.
+        clock: receives the times.
+        Raises: UserCodeError: a function fails; the message names the function, the sample and the line. DataError: a payload is not as declared.
         """
         keys = payloads.keys
         if not len(keys):
             return torch.empty(0), torch.empty(0, dtype=torch.int64)
+        # The seed belongs to the batch, so a batch is the same in any thread or process.
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         clock = clock or PreparationClock()
         with self._alone, seeded(seed if self._may_draw else None):
@@ -123,8 +124,9 @@ class BatchPipeline:
         keep: Keep | None,
         clock: PreparationClock,
     ) -> Data:
-        """The samples decoded and augmented, as a batch. In blocks: many thousand live objects would keep the garbage collector busy, for longer
-        than the functions of the user take."""
+        """Decode and augment the samples, in blocks, and return them as a batch. Without blocks, the garbage collector would need more time for many
+        thousand live objects than the user's functions take.
+        """
         keys = payloads.keys
         rows = None if prepared is None else np.flatnonzero(prepared.missing)
         with clock.decoding(0):
@@ -132,6 +134,8 @@ class BatchPipeline:
         blocks: list[Data] = []
         done = 0
         for start in range(0, len(keys), BLOCK):
+            # Samples with cached values need no payload, so positions among the decoded samples differ from positions in the batch: `done` counts
+            # the former.
             of_block = keys[start : start + BLOCK]
             held = None if prepared is None else prepared.take(range(start, start + len(of_block)))
             missing = of_block if held is None else of_block[held.missing]
@@ -141,6 +145,7 @@ class BatchPipeline:
             if keep is not None and decoded:
                 keep("decoded", missing, decoded)
             is_new = np.ones(len(of_block), np.bool_) if held is None else held.not_augmented
+            # The cached decoded values and the new ones together are the input of `augment`.
             if held is not None:
                 decoded = _filled([held.decoded[row] for row in np.flatnonzero(is_new).tolist()], decoded)
             new = of_block[is_new]
@@ -150,6 +155,7 @@ class BatchPipeline:
                 keep("augmented", new, augmented)
             if held is not None:
                 augmented = _filled(held.augmented, augmented)
+            # The time counts as augmenting, but no further sample was augmented.
             with clock.augmenting(0):
                 blocks.append(self._combine(augmented, partial(_stack, last=len(keys) <= BLOCK), of_block))
         return (
@@ -161,7 +167,8 @@ class BatchPipeline:
     def _samples(
         self, payloads: Payloads, rows: Int64Array | None, generator: torch.Generator | None
     ) -> Callable[[int, int], Iterable[Any]]:
-        """What `decode` begins with, payloads or rows of `decode_batch`: samples [start, stop) of those at `rows`; None: of all."""
+        """Return a function of (start, stop) that returns inputs of `decode`: payloads, or rows of `decode_batch`. The function counts the samples at
+        `rows`; None: all samples."""
         if self._parse:
             starts, stops = payloads.offsets[:-1], payloads.offsets[1:]
             return partial(_views, payloads.data, *((starts, stops) if rows is None else (starts[rows], stops[rows])))
@@ -171,10 +178,10 @@ class BatchPipeline:
         return partial(_samples_of, self.decode_batch(missing, generator))
 
     def columns(self, payloads: Payloads, clock: PreparationClock) -> ReadColumns | None:
-        """The columns of a batch, whose offsets begin with 0, as the section `preprocessing` declares them; None: there is no such section. What is
-        read of them is the same for any statistics.
+        """Return the columns of a batch as the section `preprocessing` declares them; None without this section. The offsets of `payloads` begin with
+        0. The columns do not depend on the statistics.
 
-        For any thread. Args: clock: gets the time. Raises: DataError: a payload is no such row; names the sample.
+        Thread-safe. Args: clock: receives the time. Raises: DataError: a payload is not such a row. The message names the sample.
         """
         if self._columns is None or self._kinds is None:
             return None
@@ -187,21 +194,21 @@ class BatchPipeline:
                 raise self._bad_sample(payloads.keys, error.row, error.what) from error
 
     def decode(self, samples: Iterable[Any], keys: Int64Array, generator: torch.Generator | None = None) -> list[Any]:
-        """Parse `samples`, payloads or rows of `decode_batch`: the same for the same payload, always.
+        """Parse `samples`, which are payloads or rows of `decode_batch`. The same payload always gives the same result.
 
-        Args: keys: int64 (n,), of the samples, for messages. Raises: UserCodeError: names the sample.
+        Args: keys: keys of the samples, int64 (n,), for messages. Raises: UserCodeError: a function fails. The message names the sample.
         """
         return self._apply(self._decoding, samples, keys, generator)
 
     def augment(self, samples: list[Any], keys: Int64Array, generator: torch.Generator | None = None) -> list[Any]:
-        """Turn parsed `samples` into model inputs, drawn anew for each use. Args and errors as for `decode`."""
+        """Turn parsed `samples` into model inputs, with new random numbers for each use. Args and errors as for `decode`."""
         return self._apply(self._augmenting, samples, keys, generator)
 
     def decode_batch(self, payloads: Payloads, generator: torch.Generator | None = None) -> Data:
         """Parse a whole batch at once, before `decode`: by layout or by the batch parser.
 
-        Args: payloads: of n samples. generator: as for `decode`.
-        Returns: a tensor (n, …), or a tuple or dict of such; (n, 0) where samples are rows of columns.
+        Args: payloads: payloads of n samples. generator: as for `decode`. Returns: a tensor (n, …), or a tuple or dict of such tensors; (n, 0) if
+        samples are rows of columns.
         Raises: DataError: a payload is too short for the layout. UserCodeError: the parser fails or returns other shapes.
         """
         if self._columns is not None:
@@ -243,9 +250,9 @@ class BatchPipeline:
         keys: Int64Array,
         example: Callable[[Any], Any] = lambda part: part,
     ) -> Data:
-        """`function` of all parts, which are alike: of each column where they are tuples or dictionaries.
+        """Apply `function` to all parts, which have the same form; if they are tuples or dictionaries, apply it to each column.
 
-        keys: of the first sample of each part. example: returns that sample.
+        keys: key of the first sample of each part. example: returns the first sample of a part.
         """
         first = parts[0]
         try:
@@ -270,11 +277,12 @@ class BatchPipeline:
         )
 
     def _labels(self, labels: Any, keys: Int64Array, generator: torch.Generator | None) -> torch.Tensor:
-        if not (has := has_label(labels)).all():
+        if not all_labelled(labels):
+            has = has_label(labels)
             if self._training:
                 row = int(np.flatnonzero(~has)[0])
                 raise self._bad_sample(keys, row, "it has no label (yet): a training takes samples with labels alone")
-            # What looks at such samples, as drift does, reads no labels: only that functions of labels get none that is not one.
+            # Readers of such samples, such as drift detection, use no labels. This only keeps invalid labels from functions of labels.
             labels = np.where(has, labels, labels.dtype.type(0))
         for row in np.flatnonzero(np.abs(labels) > LARGEST_LABEL)[:1] if labels.dtype.kind == "f" else ():
             raise self._bad_sample(keys, row, f"the label is {labels[row]}, which float32 does not hold; scale the labels")
@@ -290,7 +298,7 @@ class BatchPipeline:
         return self._checked(changed, keys)
 
     def _checked(self, labels: torch.Tensor, keys: Int64Array) -> torch.Tensor:
-        """The labels. Raises DataError: one is no class of the model. On a GPU that would end the process, so it is found before."""
+        """Return the labels. Raises DataError if a label is not a class of the model. On a GPU such a label would end the process."""
         if self._classes is None or labels.dim() != 1 or labels.is_floating_point():
             return labels
         wrong = (((labels < 0) | (labels > self._classes.largest)) & (labels != self._classes.ignored)).nonzero()
@@ -302,7 +310,7 @@ class BatchPipeline:
 
 
 def _filled(values: Sequence[Any], fresh: list[Any]) -> list[Any]:
-    """The values, with fresh ones in place of those that are None, in turn."""
+    """Return the values, with each None replaced by the next new value."""
     if len(fresh) == len(values):
         return fresh
     left = iter(fresh)
@@ -310,10 +318,10 @@ def _filled(values: Sequence[Any], fresh: list[Any]) -> list[Any]:
 
 
 def from_layout(layout: RecordLayout, payloads: Payloads, dataset: str) -> torch.Tensor:
-    """The array that `layout` declares, of each sample: (n, *shape), contiguous and in native byte order. A view of `payloads.data` where
-    that is writable and holds these arrays and nothing else, copied once otherwise.
+    """Return the array of each sample that `layout` declares: (n, *shape), contiguous and in native byte order. The result is a view of
+    `payloads.data` if that buffer is writable and holds only these arrays; otherwise the arrays are copied once.
 
-    Args: dataset: its name, for messages.
+    Args: dataset: name of the dataset, for messages.
     Raises: DataError: a payload is too short.
     """
     stop, num = layout.offset + layout.num_bytes, len(payloads)
@@ -327,6 +335,7 @@ def from_layout(layout: RecordLayout, payloads: Payloads, dataset: str) -> torch
                 int(payloads.keys[row]),
             )
     if size is None:
+        # The samples have different sizes, so the bytes of each are picked by index.
         array = payloads.data[(payloads.offsets[:-1, None] + layout.offset) + np.arange(layout.num_bytes)]
     else:
         array = np.ascontiguousarray(payloads.data.reshape(num, size)[:, layout.offset : stop])
@@ -336,23 +345,25 @@ def from_layout(layout: RecordLayout, payloads: Payloads, dataset: str) -> torch
 
 
 def as_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """A tensor over the same memory where that may be written to; over a copy otherwise."""
+    """Return a tensor over the memory of the array. If this memory is not writable, return a tensor over a copy."""
+    # PyTorch needs memory that is writable and aligned.
     return torch.from_numpy(array if array.flags.writeable and array.flags.aligned else array.copy())
 
 
 def _stack(samples: Sequence[Any], last: bool) -> torch.Tensor:
-    """One tensor of all samples: tensors, arrays or numbers, of one shape and type."""
+    """Stack all samples in one tensor. The samples are tensors, arrays or numbers of one shape and type."""
     kinds = set(map(type, samples))
     if kinds == {np.ndarray} and len({sample.dtype for sample in samples}) == 1:
         return torch.from_numpy(np.stack(samples))
     tensors = list(samples) if kinds == {torch.Tensor} else [torch.as_tensor(sample) for sample in samples]
+    # `_concatenate` copies the blocks of a large batch, so only a final tensor gets shared memory. A given tensor takes values of one dtype only.
     if not last or get_worker_info() is None or len({tensor.dtype for tensor in tensors}) > 1:
         return torch.stack(tensors)
     return torch.stack(tensors, out=_shared_room((len(tensors), *tensors[0].shape), tensors[0].dtype))
 
 
 def _shared_room(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Allocate shared memory in a worker process, as torch's own collation does: a batch elsewhere is copied there once more."""
+    """Allocate shared memory in a worker process, as torch's own collation does, because a batch in other memory would be copied to shared memory."""
     storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize)  # type: ignore[no-untyped-call]
     return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[call-overload, no-any-return]
 
@@ -364,12 +375,12 @@ def _parts(data: Any) -> list[Any]:
 
 
 def _views(data: UInt8Array, starts: Int64Array, stops: Int64Array, start: int, stop: int) -> Iterator[memoryview]:
-    """The bytes of samples [start, stop), one by one. Args: starts, stops: of each in `data`."""
+    """Yield the bytes of samples [start, stop). Args: starts, stops: bounds of each sample in `data`."""
     return map(data.data.__getitem__, map(slice, starts[start:stop].tolist(), stops[start:stop].tolist()))
 
 
 def _samples_of(data: Data, start: int, stop: int) -> list[Any]:
-    """Samples [start, stop) of a batch, one by one."""
+    """Return samples [start, stop) of a batch, one by one."""
     if isinstance(data, torch.Tensor):
         return list(data[start:stop])
     if isinstance(data, tuple):

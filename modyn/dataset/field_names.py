@@ -1,20 +1,67 @@
-"""Whether the section `preprocessing` of a pipeline and the files of a dataset name the same columns."""
+"""Check that the section `preprocessing` of a pipeline and the files of a dataset name the same columns."""
 
 from __future__ import annotations
 
+import codecs
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from modyn.config.base import Problem, Severity
+from modyn.config.dataset import DatasetConfig
 from modyn.config.preprocessing import PREPROCESSING
 from modyn.registry import nearest
 from modyn.storage.client import DatasetSchema, listed
 
+_QUOTE: Final = '"'
+_FORMATS: Final = {"CsvFileWrapper": "csv", "JsonLinesFileWrapper": "json"}
+"""The format of the payloads of file formats, if all their payloads have it."""
+
+
+def wrong_form(section: Mapping[str, Any], config: DatasetConfig) -> list[Problem]:
+    """List the keys of a section that do not match the options by which the rows of a dataset are found.
+
+    Args: section: `preprocessing`, which may be invalid. config: registration of the dataset.
+    """
+    rows, options, written = f"rows of dataset '{config.name}'", config.file_wrapper_config, section.get("format")
+    expected = _FORMATS.get(config.file_wrapper, written)
+    if written in ("csv", "json") and written != expected:
+        return [Problem(f"{PREPROCESSING}.format", f"is {written}, and {rows} are {expected}: write {expected}")]
+    if expected != "csv" or config.file_wrapper not in _FORMATS:
+        return []
+    found, separator = list[Problem](), section.get("separator", ",")
+    if isinstance(separator, str) and separator != (theirs := options.get("separator", ",")):
+        message = f"is {json.dumps(separator)}, and {rows} are separated by {json.dumps(theirs)}: write {json.dumps(theirs)}"
+        found.append(Problem(f"{PREPROCESSING}.separator", message))
+    if (quote := options.get("quote", _QUOTE)) != _QUOTE:
+        theirs = f"the quote {quote}" if quote else "no quotes"
+        message = (
+            f"reads {_QUOTE} as the quote, and {rows} have {theirs}; write files with the quote {_QUOTE}, and register these"
+        )
+        found.append(Problem(f"{PREPROCESSING}.format", message, Severity.WARNING))
+    columns, encoding = section.get("columns"), options.get("encoding", "utf-8")
+    texts = [name for name, kind in columns.items() if kind != "number"] if isinstance(columns, Mapping) else []
+    if texts and codecs.lookup(encoding).name not in ("utf-8", "utf-8-sig", "ascii"):
+        message = f"is read as UTF-8, and {rows} are in {encoding}: other characters than those of ASCII fail; convert the files to UTF-8"
+        found.append(Problem(f"{PREPROCESSING}.columns.{texts[0]}", message, Severity.WARNING))
+    return found
+
+
+def wrong_number(names: Sequence[str], dataset: str, num_fields: int) -> list[Problem]:
+    """Compare the number of `names` with that of the fields of a dataset's rows, whose first lines name no columns."""
+    if len(names) == num_fields:
+        return []
+    message = (
+        f"has {len(names)} names, and rows of dataset '{dataset}' have {num_fields} fields: write the names of all fields of a row, in order, the "
+        "label's too"
+    )
+    return [Problem(f"{PREPROCESSING}.names", message)]
+
 
 def wrong_names(section: Mapping[str, Any], dataset: str, schema: DatasetSchema | None) -> list[Problem]:
-    """Return where a section takes rows of a dataset to have other columns than they have.
+    """List the columns of a section that do not match the rows of a dataset.
 
-    Args: section: `preprocessing`, which may be wrong itself. dataset: its name. schema: its schema; None: it has none.
+    Args: section: `preprocessing`, which may be invalid. dataset: name of the dataset. schema: schema of the dataset, or None.
     """
     columns, names = section.get("columns"), section.get("names")
     if schema is None or section.get("format") != schema.payloads:
@@ -38,14 +85,14 @@ def wrong_names(section: Mapping[str, Any], dataset: str, schema: DatasetSchema 
     found = list[Problem]()
     for name in wanted:
         if schema.payloads == "csv" and fields.count(name) != 1:
-            how = "name it twice" if name in fields else f"do not name it{nearest(name, fields) or '.'}"
+            how = "name it twice." if name in fields else f"do not name it{nearest(name, fields) or '.'}"
             message = f"the files of dataset '{dataset}' {how} They name {listed(fields)}"
             found.append(Problem(f"{PREPROCESSING}.columns.{name}", message))
     return found
 
 
 def _missing_field(name: str, wanted: Sequence[str], dataset: str, schema: DatasetSchema) -> Problem:
-    """A problem if no object of a file has the field `name`, and a warning if that is not known, or some objects have it.
+    """Return a problem if no object of a file has the field `name`. Return a warning if only some objects have the field, or if this is not known.
 
     Args: wanted: all columns of the section.
     """
@@ -73,8 +120,8 @@ def _missing_field(name: str, wanted: Sequence[str], dataset: str, schema: Datas
 
 
 def with_names(section: Mapping[str, Any], fields: Sequence[str]) -> dict[str, Any]:
-    """Return a section with the names of the fields of rows, where it has none. A field without a name of its own, which none of its columns can be,
-    gets one.
+    """Return a section. If the section has no field names, they are added from `fields`. A field without a unique name gets a new name. No column can
+    use this field.
 
     >>> with_names({"format": "csv"}, ["", "a", "b", "b"])["names"]
     ('field 0', 'a', 'field 2', 'field 3')

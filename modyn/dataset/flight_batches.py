@@ -1,8 +1,8 @@
-"""The Flight flow: batches whose payloads are fetched from a payload server, ahead of use.
+"""The Flight flow: make batches whose payloads are fetched from a payload server ahead of use.
 
     PartitionRead → keys (prefetched) → fetch slices of bounded size → payloads (prefetched) → one or more Chunks for each batch slice
 
-A fetch slice is the rows of a partition read that are fetched as one, so that memory is bounded whatever a partition holds.
+A fetch slice holds the rows of a partition read that one request fetches, so that memory is bounded for a partition of any size.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from modyn.dataset.cached.sample_cache import SampleCache
 from modyn.dataset.chunks import (
     Chunk,
     GatheredSamples,
@@ -28,7 +29,6 @@ from modyn.dataset.chunks import (
 )
 from modyn.dataset.order.plan import BatchSlice, PartitionRead
 from modyn.dataset.prefetch import Prefetcher
-from modyn.dataset.sample_cache import SampleCache
 from modyn.errors import ModynError
 from modyn.records import Float32Array, Int64Array, KeysAndWeights
 from modyn.storage.payloads import PayloadClient, Payloads, PayloadStream
@@ -36,7 +36,7 @@ from modyn.storage.payloads import PayloadClient, Payloads, PayloadStream
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _FetchSlice:
-    """Rows [start, stop) of a partition read, and their keys and weights in the order of the rows."""
+    """Rows [start, stop) of a partition read, with their keys and weights in the order of the rows."""
 
     read: PartitionRead
     start: int
@@ -46,9 +46,9 @@ class _FetchSlice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ArrivedSamples:
-    """Samples that have arrived: sample rows[i] of `payloads` (or i, without rows) is row where[i] of the partition read.
+    """Samples that have arrived. Sample rows[i] of `payloads` (sample i, if rows is None) is row where[i] of the partition read.
 
-    where: int64 (k,), ascending. weights: float32 (k,). upto: rows below it have arrived, or are deleted.
+    where: int64 (k,), ascending. weights: float32 (k,). upto: a row; all rows before it have arrived or are deleted.
     """
 
     where: Int64Array
@@ -58,7 +58,7 @@ class _ArrivedSamples:
     upto: int
 
     def chunk(self, batch_slice: BatchSlice) -> Chunk[Payloads]:
-        """The samples of a batch slice that are in this answer, perhaps none."""
+        """Return the samples of a batch slice that are in this answer, possibly none."""
         first, last = np.searchsorted(self.where, (batch_slice.start, batch_slice.stop)).tolist()
         rows = slice(first, last) if self.rows is None else self.rows[first:last]
         complete = batch_slice.last and self.upto >= batch_slice.stop
@@ -66,11 +66,11 @@ class _ArrivedSamples:
 
 
 class FlightBatches:
-    """The partition reads of `keys` as chunks of payloads, of which up to `options.ahead` fetch slices are fetched beyond the one in use.
+    """Turns the partition reads of `keys` into chunks of payloads. Up to `options.ahead` fetch slices are fetched beyond the one in use.
 
-    Two fetches run at once, so that one begins while the other ends: a client that is to use more of the network opens more streams for
-    each. Shuffled slices are asked for in stored order, which is how they are read fastest from disks, row groups and over networks, and
-    put in order once they are complete; others are used as soon as they arrive.
+    Two fetches run at once, so that one begins while the other ends. A client that can use more of the network opens more streams for each fetch.
+    Shuffled slices are requested in stored order, the fastest order for disks, row groups and networks. A shuffled slice is put in order when it is
+    complete. Other slices are used as soon as they arrive.
     """
 
     def __init__(
@@ -83,14 +83,14 @@ class FlightBatches:
         self._cache = cache
         self._fetch_size: int | None = None
         self._empty: set[int] = set()
-        """Keys of samples that have come with no bytes, and have none. Adding and asking are single operations."""
+        """Keys of samples that arrived without bytes because they are empty. To add and to look up a key are atomic operations."""
         self._fetches: set[PayloadStream] = set()
         self._stopped = False
         load = self._load_sorted if options.shuffled else self._load_in_order
         self._prefetcher = Prefetcher(self._fetch_slices(), load, ahead=options.ahead, threads=2, name="prefetch-payloads")
 
     def chunks(self) -> Iterator[Chunk[Payloads]]:
-        """The samples of each batch slice, in order, as soon as they arrive. Starts the threads."""
+        """Yield the samples of each batch slice, in order, as soon as they arrive. Starts the threads."""
         slices: deque[BatchSlice] = deque()
         for fetch_slice, answers in self._prefetcher:
             if fetch_slice.start == 0:
@@ -106,10 +106,10 @@ class FlightBatches:
                 if answer.upto == fetch_slice.stop:
                     break
             else:
-                return  # The prefetcher was stopped: a fetch slice is complete otherwise.
+                return  # The prefetcher was stopped; otherwise the fetch slice would be complete.
 
     def gather(self, batches: Sequence[Sequence[Chunk[Payloads]]]) -> list[GatheredSamples]:
-        """Put the samples of each batch into a buffer, or find them in the cache. From any thread."""
+        """Put the samples of each batch into a buffer. Samples that are in the cache are found there. Thread-safe."""
         return [self._gather(chunks) for chunks in batches]
 
     def _gather(self, chunks: Sequence[Chunk[Payloads]]) -> GatheredSamples:
@@ -122,7 +122,7 @@ class FlightBatches:
         if self._empty:
             needed &= [key not in self._empty for key in payloads.keys.tolist()]
         found = self._cache.find(payloads.keys, needed)
-        # The cache has lost these since `_fetch` asked it.
+        # The cache has lost these samples since `_fetch` looked them up.
         rows = found.missing(needed)
         late = concatenate_payloads([answer for answer, _ in self._read(payloads.keys[rows])]) if len(rows) else no_payloads()
         came = rows[align(payloads.keys[rows], 0, late.keys)]
@@ -135,10 +135,10 @@ class FlightBatches:
         )
 
     def stop(self) -> None:
-        """Make `chunks` end, in whichever thread it runs, and cancel the fetches.
+        """End `chunks` in its thread, and cancel the fetches.
 
-        Prefetchers are stopped before their fetches are cancelled, so that the CancelledError of a fetch is not taken for a failure.
-        `_stopped` is set first: a fetch that begins meanwhile is either in the copy of the set, or cancels itself in `_fetch`.
+        Prefetchers stop before their fetches are cancelled, so that the CancelledError of a fetch does not count as a failure. `_stopped` is set
+        first. A fetch that begins at the same time is then either in the copy of the set, or sees `_stopped` and cancels itself in `_fetch`.
         """
         self._stopped = True
         self._keys.stop()
@@ -147,47 +147,49 @@ class FlightBatches:
             fetched.cancel()
 
     def join(self) -> None:
-        """Wait for the threads, once stopped: first those that wait for keys, then those that fetch keys."""
+        """Wait for the threads, after `stop`. Wait first for the threads that wait for keys, then for the threads that fetch keys."""
         self._prefetcher.join()
         self._keys.join()
 
     def _fetch_slices(self) -> Iterator[_FetchSlice]:
         for read, arrived in self._keys:
-            rows = read.rows()  # made while the keys are on their way
+            rows = read.rows()  # made while the keys are fetched
             first = min(self._options.limits.first_fetch, max(1, read.slices[0].stop - read.slices[0].start))
             for keys in arrived:
                 start = stop = -1
-                while stop < len(rows):  # once for an empty read
+                while stop < len(rows):  # yields once for an empty read
                     start = max(stop, 0)
                     stop = min(start + (self._fetch_size or first), len(rows))
                     yield _FetchSlice(read, start, stop, keys.look_up(rows[start:stop]))
 
     def _fetch(self, asked: Int64Array) -> Iterator[tuple[Payloads, Int64Array]]:
-        """Answers, each with the positions in `asked` of its samples. Those that a cache holds come without bytes: `gather` finds them there."""
+        """Yield answers, each with the positions of its samples in `asked`. Samples in the cache come without bytes. `gather` reads them from the
+        cache.
+        """
         held = self._cache.holds(asked) if self._cache is not None else np.zeros(0, np.bool_)
         if not held.any():
-            yield from self._noted(self._read(asked))
+            yield from self._note_sizes(self._read(asked))
             return
-        # Storage alone knows which of them are deleted, and their labels.
+        # Only storage knows their labels, and which of them are deleted.
         known = concatenate_payloads([answer for answer, _ in self._read(asked, with_bytes=False)] or [no_payloads()])
         where = align(asked, 0, known.keys)
         needed = np.flatnonzero(~held[where])
-        answers = [answer for answer, _ in self._noted(self._read(known.keys[needed]))] if len(needed) else []
+        answers = [answer for answer, _ in self._note_sizes(self._read(known.keys[needed]))] if len(needed) else []
         read = concatenate_payloads([select_payloads(answer, slice(0, len(answer))) for answer in answers] or [no_payloads()])
         came = needed[align(known.keys[needed], 0, read.keys)]
         payloads = spread(read, came, known.keys, known.labels)
-        if len(came) < len(needed):  # deleted meanwhile
+        if len(came) < len(needed):  # deleted in the meantime
             kept = np.setdiff1d(np.arange(len(where)), np.setdiff1d(needed, came))
             payloads, where = select_payloads(payloads, kept), where[kept]
         yield payloads, where
 
     def _read(self, asked: Int64Array, *, with_bytes: bool = True) -> Iterator[tuple[Payloads, Int64Array]]:
-        """Answers of the payload servers, each with the positions in `asked` of its samples."""
+        """Yield answers of the payload servers, each with the positions of its samples in `asked`."""
         done = 0
         fetched = self._payloads.fetch(
             self._dataset, asked, self._options.on_missing, identity=self._options.identity, with_bytes=with_bytes
         )
-        # Adding, discarding and copying a set are single operations under the interpreter's lock: see `stop`.
+        # Adding to, discarding from and copying a set are atomic under the interpreter's lock; see `stop`.
         self._fetches.add(fetched)
         if self._stopped:
             fetched.cancel()
@@ -199,8 +201,10 @@ class FlightBatches:
         finally:
             self._fetches.discard(fetched)
 
-    def _noted(self, answers: Iterator[tuple[Payloads, Int64Array]]) -> Iterator[tuple[Payloads, Int64Array]]:
-        """The same answers, to a whole fetch slice. By their size the next slices are cut; with a cache it is noted which samples are empty."""
+    def _note_sizes(self, answers: Iterator[tuple[Payloads, Int64Array]]) -> Iterator[tuple[Payloads, Int64Array]]:
+        """Yield the answers to a fetch slice. The size of the next slices is computed from the size of these answers. With a cache, the keys of empty
+        samples are remembered.
+        """
         num_samples, num_bytes, limits = 0, 0, self._options.limits
         for payloads, where in answers:
             num_samples += len(payloads)
@@ -234,10 +238,10 @@ class FlightBatches:
 
 
 def align(asked: Int64Array, start: int, arrived: Int64Array) -> Int64Array:
-    """Positions in `asked`, from `start` on, of the keys `arrived`: those asked for, in order, some perhaps left out.
+    """Return the positions of the keys `arrived` in `asked`, from `start` on. The keys arrive in order; some may be absent.
 
     Args: asked, arrived: int64, (n,) and (m,). Returns: int64 (m,), ascending.
-    Raises: ModynError: a key was not asked for, or not in this order.
+    Raises: ModynError: a key was not requested, or not in this order.
 
     >>> align(np.array([5, 3, 9, 3, 4]), 1, np.array([9, 4])).tolist()
     [2, 4]
@@ -260,7 +264,7 @@ def align(asked: Int64Array, start: int, arrived: Int64Array) -> Int64Array:
 
 
 def _prefix_length(a: Int64Array, b: Int64Array, *, equal: bool) -> int:
-    """How many values at the beginning of both are equal, or all different: compared in blocks that grow."""
+    """Return the number of leading values that are equal in both arrays, or that differ in both."""
     start, size, num = 0, 64, min(len(a), len(b))
     while start < num:
         stop = min(start + size, num)
@@ -272,7 +276,7 @@ def _prefix_length(a: Int64Array, b: Int64Array, *, equal: bool) -> int:
 
 
 def _inverse(values: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """The distinct, non-negative `values` in ascending order, and the index at which each stands: a sort in linear time.
+    """Sort distinct, non-negative `values` in linear time. Returns them in ascending order, and the index of each.
 
     >>> [column.tolist() for column in _inverse(np.array([3, 0, 2]))]
     [[0, 2, 3], [1, 2, 0]]

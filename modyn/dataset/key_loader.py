@@ -1,4 +1,4 @@
-"""Any list of keys as batches of tensors, without a trigger set."""
+"""Load any list of keys as batches of tensors, without a trigger set."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from modyn.config.base import load_section
 from modyn.config.system import SystemConfig, load_system_config
 from modyn.dataset.bad_samples import BadSampleList
 from modyn.dataset.batch import Batch
-from modyn.dataset.batch_maker import BatchMaker
-from modyn.dataset.cache_source import CacheSource
+from modyn.dataset.cached.batch_maker import BatchMaker
+from modyn.dataset.cached.cache_source import CacheSource
+from modyn.dataset.cached.sample_cache import SampleCache
 from modyn.dataset.chunks import ReadOptions
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetSource, PayloadReader, PayloadSource
 from modyn.dataset.order.plan import BatchSlice, PartitionRead
 from modyn.dataset.processes import ProcessLimits, batches_of_processes
 from modyn.dataset.reader import BatchReader
-from modyn.dataset.sample_cache import SampleCache
 from modyn.errors import InvalidArgumentError
 from modyn.records import Int64Array, KeysAndWeights, keys_array
 from modyn.storage.model.samples import OnMissing
 
 KEYS_PER_READ = 16_384
-"""Keys that are asked for as one, unless a batch is larger."""
+"""Number of keys in one request, unless a batch is larger."""
 
 
 def load_keys(
@@ -45,16 +45,16 @@ def load_keys(
     system: SystemConfig | None = None,
     cache: CacheSource | None = None,
 ) -> Generator[Batch, None, None]:
-    """Batches of any keys, in the order given; without those whose samples are all deleted. Weights are 1.
+    """Yield batches of any keys, in the given order, with weights of 1. Batches whose samples are all deleted are left out.
 
-    Args: keys: whole numbers, as int64 (n,) or as a list; or a stream of such arrays, which are pulled ahead of use. data: the `data` section of
-    a pipeline, with the dataset's name. num_threads: batches made in parallel. on_missing: "skip" leaves deleted samples out, "raise" raises
-    NotFoundError. source: where Python code runs for each sample, as many processes make batches, and find the payloads here; None: one thread
-    makes all, since threads would hold the interpreter's lock in turn. identity: of the dataset that the keys are of (`DatasetInfo.identity`);
-    NotFoundError if another is registered under its name; empty: any.
-    training: whether random transformations are applied; others that draw random numbers do so from a fixed seed, in the caller's thread.
-    pin_memory: batches are in page-locked memory. payloads: where they come from; by default the services of `system`, which by default is
-    the system file that MODYN_CONFIG names. cache: of the dataset's samples, read through and filled; None: there is none.
+    Args: keys: whole numbers, as int64 (n,) or as a list; or a stream of such arrays, which are pulled ahead of use. data: the `data` section of a
+    pipeline, with the dataset's name. num_threads: number of batches made in parallel. on_missing: "skip" leaves deleted samples out, "raise" raises
+    NotFoundError. source: source of the payloads for processes. If Python code runs for each sample, `num_threads` processes make the batches;
+    without a source one thread makes all batches, because threads would hold the interpreter's lock in turn. identity: identity of the keys' dataset
+    (`DatasetInfo.identity`); NotFoundError if another dataset has its name; empty: any. training: whether random transformations are applied. Other
+    functions that draw random numbers use a fixed seed, in the caller's thread. pin_memory: whether batches are in page-locked memory. payloads:
+    source of the payloads; by default the services of `system`, which by default is the system file that MODYN_CONFIG names. cache: cache of the
+    dataset's samples, which is read and filled, or None.
     Raises: InvalidArgumentError: `batch_size` or `num_threads` is less than 1.
     """
     for name, value in (("batch_size", batch_size), ("num_threads", num_threads)):
@@ -70,6 +70,7 @@ def load_keys(
         seed_of=_number if config.runs_code else None,
         pin_memory=pin_memory,
     )
+    # Python code for each sample uses only one processor in a process, so several processes make the batches.
     if source is not None and num_threads > 1 and config.runs_per_sample:
         yield from _by_processes(_arrays(keys), config, batch_size, num_threads, options, source, cache)
         return
@@ -81,6 +82,7 @@ def load_keys(
             stack.callback(payloads.close)
         opened = None if cache is None else stack.enter_context(closing(cache.open()))
         reader = BatchReader(reads, given.keys_of, payloads, config, options, cache=opened)
+        # Decoding that draws random numbers runs in this thread, Python code for each sample in one other thread, anything else in all threads.
         with closing(reader.batches(0 if config.may_draw else 1 if config.runs_per_sample else num_threads)) as batches:
             for batch in batches:
                 if len(batch):
@@ -88,7 +90,7 @@ def load_keys(
 
 
 def _number(_: int, index: int) -> int:
-    """The seed of a batch: in one process or in several, what is drawn depends on its number alone."""
+    """Return the seed of a batch, which depends only on the number of the batch, also with several processes."""
     return index
 
 
@@ -101,7 +103,7 @@ def _by_processes(
     source: PayloadSource,
     cache: CacheSource | None,
 ) -> Iterator[Batch]:
-    # Each process makes whole batches by itself, and pins none: that is done here.
+    # Each process makes whole batches and does not pin them; they are pinned here.
     of_one = replace(options, ahead=1, requests=1, pin_memory=False)
 
     def make(limits: ProcessLimits) -> _BatchOfKeys:
@@ -116,7 +118,7 @@ def _by_processes(
 
 
 def _of_size(arrays: Iterator[Int64Array], size: int) -> Iterator[Int64Array]:
-    """The same keys in arrays of `size`, the last of what is left."""
+    """Yield the keys in arrays of `size`. The last array may be shorter."""
     held: list[Int64Array] = []
     for array in arrays:
         held.append(array)
@@ -130,7 +132,7 @@ def _of_size(arrays: Iterator[Int64Array], size: int) -> Iterator[Int64Array]:
 
 
 class _BatchOfKeys(BatchMaker[tuple[int, Int64Array]]):
-    """Batch i of given keys, in a process of its own. An order is the number of the batch and its keys."""
+    """Makes batches of given keys in a separate process. An order is the number of a batch and its keys."""
 
     def __init__(
         self,
@@ -145,40 +147,42 @@ class _BatchOfKeys(BatchMaker[tuple[int, Int64Array]]):
         self._tiers: SampleCache | None = None
 
     def connect(self) -> PayloadReader:
-        """As `BatchMaker.connect`, and the cache."""
+        """See `BatchMaker.connect`; also opens the cache."""
         self._tiers = None if self._cache is None else self._cache.open()
         return self._source.open_payloads()
 
     def make(self, order: tuple[int, Int64Array]) -> Batch:
-        """As `BatchMaker.make`."""
+        """See `BatchMaker.make`."""
         number, keys = order
         self.open()
         return self.read(KeysAndWeights.unweighted(keys), 0, number, self._tiers)
 
 
 def _arrays(keys: Int64Array | Sequence[int] | Iterable[Int64Array]) -> Iterator[Int64Array]:
-    """The keys as a stream of arrays. Raises InvalidArgumentError: they are not whole numbers."""
+    """Return the keys as a stream of arrays. Raises InvalidArgumentError if they are not whole numbers."""
     is_one = isinstance(keys, np.ndarray) or (isinstance(keys, Sequence) and all(np.ndim(key) == 0 for key in keys))
     arrays: Iterable[Any] = [keys] if is_one or not isinstance(keys, Iterable) else keys
     return map(keys_array, arrays)
 
 
 class _GivenKeys:
-    """The given keys in slices, each served as a partition of its own, numbered from 0."""
+    """The given keys in slices. Each slice is served as a partition, numbered from 0."""
 
     def __init__(self, arrays: Iterator[Int64Array]) -> None:
         self._arrays = arrays
-        # Entered by the thread that pulls the reads, taken out by the one that looks up the keys: single operations.
+        # One thread pulls the reads and adds entries; another looks up the keys and removes them. Both operations are atomic.
         self._partitions: dict[int, Int64Array] = {}
         self._num_reads = 0
 
     def keys_of(self, read: PartitionRead) -> KeysAndWeights:
-        """The keys of a read, with weights 1. To be called once for each read."""
+        """Return the keys of a read, with weights of 1. Call it once for each read."""
         keys = self._partitions.pop(read.partition)
         return KeysAndWeights.unweighted(keys)
 
     def reads(self, batch_size: int, limit: int) -> Iterator[PartitionRead]:
-        """Reads of at most `limit` keys, with batches that are full across them; the last read is empty and completes the last batch."""
+        """Yield reads of at most `limit` keys. A batch may span reads. If the last batch is not full, the last read is empty and completes this
+        batch.
+        """
         index, held = 0, 0
         for array in self._arrays:
             for first in range(0, len(array), limit):

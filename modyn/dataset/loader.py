@@ -1,4 +1,6 @@
-"""Run a dataset: in threads of this process, or in DataLoader workers where Python code runs for each sample; also by run and trigger."""
+"""Loads a dataset in threads of this process, or in DataLoader workers if Python code runs for each sample. A dataset can also be named by run and
+trigger.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,16 @@ from modyn.selector.client import SelectorClient
 
 
 class BatchLoader:
-    """The batches of a dataset, in the order of its plan, without empty ones. Use as a context manager, or call `close`.
+    """The batches of a dataset, in the order of its plan, without empty ones. Use it as a context manager, or call `close`.
 
-    Workers are threads of this process where no Python code runs for each sample: reading and copying release the GIL. Otherwise one
-    worker is a thread, and several are processes of their own (forkserver) with equal shares. The batches are the same for any number of
-    workers, which live as long as an iteration, over all epochs.
+    If no Python code runs for each sample, workers are threads of this process: reading and copying release the GIL. Otherwise a single worker is a
+    thread, and several workers are processes (forkserver) with equal shares. The batches are the same for any number of workers. Workers live for one
+    iteration over all epochs.
 
-    Args: pin_memory: batches are in page-locked memory.
+    Args: pin_memory: whether batches are in page-locked memory.
 
-    num_skipped: samples that the present iteration, or the last one, left out: deleted since the selection, or bad. bad_samples: those of them
-    that are bad, each once; all workers together may meet `data.max_bad_samples`. times: what preparing its batches took, over all workers.
+    num_skipped: number of bad or deleted samples that the present iteration, or else the last one, left out. bad_samples: the bad samples, each once;
+    more than `data.max_bad_samples` over all workers are an error. times: preparation times, summed over all workers.
     """
 
     def __init__(self, dataset: TriggerSetDataset, num_workers: int = 1, pin_memory: bool = False) -> None:
@@ -51,37 +53,38 @@ class BatchLoader:
         self.close()
 
     def __iter__(self) -> Iterator[Batch]:
-        """Start the workers, from the dataset's position on; an iteration that still runs is closed."""
+        """Start the workers at the dataset's position. An iteration that still runs is closed."""
         self.close()
         self.num_skipped = 0
         self.times = NO_TIMES
         self.bad_samples = BadSampleList(self._dataset.data)
+        # Threads are enough unless Python code runs for each sample.
         processes = self._num_workers > 1 and self._dataset.data.runs_per_sample
         self._running = self._in_processes() if processes else self._in_threads()
         return self._running
 
     def __len__(self) -> int:
-        """Batches that an iteration serves, empty ones included."""
+        """Number of batches of an iteration, empty ones included."""
         return len(self._dataset)
 
     def close(self) -> None:
-        """End the threads and processes of the iteration that runs."""
+        """End the threads and processes of the running iteration."""
         if self._running is not None:
             self._running.close()
             self._running = None
 
     def _in_threads(self) -> Generator[Batch, None, None]:
         with closing(self._dataset.serve(max(1, self._num_workers), pin_memory=self._pin_memory)) as batches:
-            yield from self._counted(batches)
+            yield from self._count_batches(batches)
 
     def _in_processes(self) -> Generator[Batch, None, None]:
         def make(limits: ProcessLimits) -> _WorkerDataset:
             return _WorkerDataset(self._dataset, limits)
 
         with closing(batches_of_processes(make, self._num_workers, self._pin_memory)) as batches:
-            yield from self._counted(batches)
+            yield from self._count_batches(batches)
 
-    def _counted(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def _count_batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         for batch in batches:
             self.num_skipped += batch.num_skipped
             self.times = self.times.plus(batch.times)
@@ -91,21 +94,21 @@ class BatchLoader:
 
 
 class OnlineDataset(TriggerSetDataset):
-    """The samples that trigger `trigger` of run `run` selected, as batches of tensors:
+    """Serves the samples that trigger `trigger` of run `run` selected, as batches of tensors:
 
         for batch in OnlineDataset("digits-0007", 3, batch_size=1024):
             model(batch.data)
 
-    Args: data: how bytes become tensors; by default the `data` section of the run's pipeline, whose code then runs here. workers: threads, or
-    processes where that code runs for each sample. system: the services; by default those of the system file that MODYN_CONFIG names, or of
-    the state folder `.modyn`. The other arguments are as in the `training` section, except that no sample is left out by default.
+    Args: data: how bytes become tensors; by default the `data` section of the run's pipeline, whose code then runs here. workers: number of threads,
+    or of processes if code runs for each sample. system: the services; by default those of the system file that MODYN_CONFIG names, or of the state
+    folder `.modyn`. The other arguments are as in the `training` section, except that no sample is left out by default.
     Raises: NotFoundError: the run or trigger is unknown. InvalidArgumentError: an option is out of range. ConfigError: `data` is wrong, or is
     neither given nor registered with the run.
 
-    Samples that were deleted since are left out, and counted: `num_skipped` of a batch, and of the dataset over the present iteration. A batch
-    whose samples were all deleted is left out; with a DataLoader of your own (batch_size=None) it comes, empty.
+    Samples deleted after the selection are left out. A batch counts them in `num_skipped`, the dataset over the present iteration. A batch whose
+    samples were all deleted is left out. Your own DataLoader (batch_size=None) gets it as an empty batch.
 
-    `set_epoch(e)` makes it serve exactly epoch e; `seek(state)` goes on where `state(batch)` was taken, in any process.
+    `set_epoch(e)` serves exactly epoch e. `seek(state)` resumes after the batch of `state(batch)`, in any process.
     """
 
     def __init__(
@@ -128,6 +131,7 @@ class OnlineDataset(TriggerSetDataset):
         if workers < 0:
             raise InvalidArgumentError(f"workers is {workers}; it must be at least 0, and 0 means the same as 1")
         system = system or load_system_config()
+        # Only the description of the set is needed here. Workers connect on their own.
         with SelectorClient(system.endpoint("selector")) as selector:
             trigger_set = selector.trigger_set(RunId(run), trigger)
             section = selector.data_section(RunId(run)) if data is None else data
@@ -140,6 +144,7 @@ class OnlineDataset(TriggerSetDataset):
         self.num_skipped = 0
 
     def __iter__(self) -> Iterator[Batch]:
+        # In a worker process of the user's own DataLoader. It starts no workers of its own.
         if get_worker_info() is not None:
             yield from super().__iter__()
         else:
@@ -164,4 +169,5 @@ class _WorkerDataset(IterableDataset[Batch | ModynError]):
             self._limits.impose()
             yield from self._dataset
         except ModynError as error:
+            # Yielded as a value: the DataLoader would replace the message of a raised error by a traceback, and lose its sample key.
             yield error

@@ -1,9 +1,9 @@
-"""The local flow (short cut): batches whose payloads this process reads from the files itself.
+"""The local flow (short cut): make batches whose payloads this process reads from the files itself.
 
     PartitionRead → keys (prefetched) → one Chunk for each batch slice → keys looked up, samples located and read when batches are made
 
-No payload waits in memory but those of the batches that are being made, however large a partition is. Small batches are read together: each is
-a view of one buffer, which is what a read costs least in.
+Only the payloads of batches that are being made are in memory, for any size of partition. Small batches are read together, which takes the least
+time. Each of them is a view of one buffer.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from modyn.dataset.cached.sample_cache import SampleCache
 from modyn.dataset.chunks import (
     Chunk,
     GatheredSamples,
@@ -27,7 +28,6 @@ from modyn.dataset.chunks import (
     spread,
 )
 from modyn.dataset.preparation_clock import ReadClock
-from modyn.dataset.sample_cache import SampleCache
 from modyn.records import Float32Array
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 
 class LocalBatches:
-    """The partition reads of `keys` as chunks. A chunk names rows of a partition; `gather` reads their samples.
+    """Turns the partition reads of `keys` into chunks. A chunk names rows of a partition. `gather` reads their samples.
 
-    Keys are looked up in `gather`, by the thread that makes the batch: in random order that takes a while for a whole partition, and the
-    first batch would have to wait for it.
+    `gather` looks up the keys, in the thread that makes the batch. In random order, the look-up of a whole partition is slow, and the first batch
+    would have to wait for it.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class LocalBatches:
         self._options = options
 
     def chunks(self) -> Iterator[Chunk[PartitionKeys]]:
-        """One chunk for each batch slice, in order. Starts the threads that prefetch keys."""
+        """Yield one chunk for each batch slice, in order. Starts the threads that prefetch keys."""
         for read, arrived in self._keys:
-            rows = read.rows()  # made while the keys are on their way
+            rows = read.rows()  # made while the keys are fetched
             keys = next(arrived, None)
             if keys is None:
                 return  # The prefetcher was stopped.
@@ -63,7 +63,7 @@ class LocalBatches:
                 )
 
     def gather(self, batches: Sequence[Sequence[Chunk[PartitionKeys]]]) -> list[GatheredSamples]:
-        """Read the samples of some batches, but for those that a cache holds: without one, all of them by one read. From any thread."""
+        """Read the samples of some batches, except for cached samples. Without a cache, one read reads all of them. Thread-safe."""
         if self._cache is not None:
             return [self._gather(self._located(chunks), self._cache) for chunks in batches]
         located, weights = self._located([chunk for chunks in batches for chunk in chunks])
@@ -76,7 +76,7 @@ class LocalBatches:
         return [replace(gathered[0], times=times), *gathered[1:]]
 
     def _located(self, chunks: Sequence[Chunk[PartitionKeys]]) -> tuple[LocatedSamples, Float32Array]:
-        """Where the samples of chunks are, without those that are deleted, and their weights."""
+        """Locate the samples of chunks, without deleted ones. Returns their locations and weights."""
         by_source = groupby((chunk for chunk in chunks if len(chunk)), attrgetter("source"))
         looked_up = [source.look_up(join([np.asarray(chunk.rows) for chunk in found])) for source, found in by_source]
         keys = join([found.keys for found in looked_up] or [np.empty(0, np.int64)])
@@ -85,7 +85,7 @@ class LocalBatches:
         return located, weights if len(located) == len(keys) else weights[located.where]
 
     def _gather(self, wanted: tuple[LocatedSamples, Float32Array], cache: SampleCache) -> GatheredSamples:
-        """The samples of one batch, those that the cache has not read now."""
+        """Gather the samples of one batch. Samples that are not cached are read now."""
         located, weights = wanted
         found = cache.find(located.keys)
         rows = found.missing(np.ones(len(located), np.bool_))
@@ -95,9 +95,9 @@ class LocalBatches:
         return replace(found.gathered(spread(read, rows, known.keys, known.labels), weights), times=times)
 
     def stop(self) -> None:
-        """Make `chunks` end, in whichever thread it runs: there it waits for keys only."""
+        """End `chunks` in the thread that runs it. This thread waits only for keys."""
         self._keys.stop()
 
     def join(self) -> None:
-        """Wait for the threads, once stopped."""
+        """Wait for the threads, after `stop`."""
         self._keys.join()

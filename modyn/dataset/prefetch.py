@@ -1,4 +1,4 @@
-"""Work ahead of use on threads, in order, with bounds. No polling: threads wait on one condition and are woken."""
+"""Load tasks ahead of use on threads, in order and within a bound. Threads wait on one condition. Nothing polls."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 JOIN_S = 10.0
-"""How long `join` waits for a thread that is still inside a call; it is a daemon and ends with its call."""
+"""Longest time in seconds that `join` waits for a thread inside a call. The thread is a daemon and ends after its call."""
 
 
 @dataclass(slots=True, eq=False)
 class _Slot(Generic[T, R]):
-    """A task that has been taken from the stream, and the results of it that are not used yet."""
+    """A task taken from the stream, with its results that are not used yet."""
 
     task: T
     results: deque[R] = field(default_factory=deque)
@@ -27,12 +27,12 @@ class _Slot(Generic[T, R]):
 class Prefetcher(Generic[T, R]):
     """Runs `load` for each of `tasks` on threads, ahead of use, and yields each task with its results, in order.
 
-    Results can be used as soon as they arrive. What `tasks` or `load` raise is raised at once where results are used, also if its turn has
-    not come. After `stop` nothing more is yielded, and the threads end. The tasks may come from another prefetcher, which is
-    then stopped first: otherwise `join` would wait for a thread that waits for it.
+    Results can be used as soon as they arrive. An error of `tasks` or `load` is raised at once in the thread that takes results, even before earlier
+    results. After `stop` nothing more is yielded, and the threads end. The tasks may come from another prefetcher; stop that one first, or `join`
+    would wait for a thread that waits for the other prefetcher.
 
-    Args: ahead: tasks that are loaded beyond the one in use. threads: at most this many, and no more than tasks that may be loaded at once.
-    name: of the threads.
+    Args: ahead: number of tasks that are loaded beyond the one in use. threads: largest number of threads, also bounded by the number of tasks that
+    may load at once. name: name of the threads.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Prefetcher(Generic[T, R]):
         self._tasks = tasks
         self._load = load
         self._ahead = max(ahead, 0)
-        # Held by the thread that takes the next task: one generator, whose tasks keep their order. Taken before `_changed`, never inside it.
+        # Held by the thread that takes the next task from the generator, so that tasks keep their order. Acquired before `_changed`, never inside it.
         self._pull = threading.Lock()
         # Guards all fields below, and is notified after each change of them. Never held while `tasks` or `load` run.
         self._changed = threading.Condition()
@@ -53,6 +53,7 @@ class Prefetcher(Generic[T, R]):
         self._failure: BaseException | None = None
         self._threads = [
             threading.Thread(target=self._work, name=f"{name}-{i}", daemon=True)
+            # At most `ahead` + 1 tasks are loaded at once, so more threads would only wait.
             for i in range(max(1, min(threads, self._ahead + 1)))
         ]
 
@@ -61,7 +62,7 @@ class Prefetcher(Generic[T, R]):
             thread.start()
         while True:
             with self._changed:
-                # Until there is a task, or there will be none any more.
+                # Wait until there is a task, or the tasks have ended.
                 self._changed.wait_for(lambda: self._slots or self._is_over())
                 if self._failure is not None:
                     raise self._failure
@@ -70,26 +71,27 @@ class Prefetcher(Generic[T, R]):
                 slot = self._slots.popleft()
             yield slot.task, self._results(slot)
             with self._changed:
+                # A use frees a place, for which a thread may wait in `_next`.
                 self._num_used += 1
                 self._changed.notify_all()
 
     def stop(self) -> None:
-        """End the threads, and the iteration wherever it waits. From any thread, and repeatedly."""
+        """End the threads, and the iteration wherever it waits. Any thread may call this, repeatedly."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
 
     def join(self) -> None:
-        """Wait for the threads, once stopped; each at most `JOIN_S` seconds."""
+        """Wait for the threads, after `stop`; at most `JOIN_S` seconds for each."""
         for thread in self._threads:
-            # A thread cannot wait for itself: a generator may be closed in a thread that it has started.
+            # A thread cannot wait for itself, and a generator may be closed in a thread that it has started.
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(JOIN_S)
 
     def _results(self, slot: _Slot[T, R]) -> Iterator[R]:
         while True:
             with self._changed:
-                # Until there is a result, or there will be none any more.
+                # Wait until there is a result, or the results have ended.
                 self._changed.wait_for(lambda: slot.results or slot.done or self._failure or self._stopped)
                 if self._failure is not None:
                     raise self._failure
@@ -117,24 +119,26 @@ class Prefetcher(Generic[T, R]):
         return self._stopped or self._exhausted or self._failure is not None
 
     def _fail(self, error: BaseException) -> None:
-        """Keep the first failure; after `stop` none, since a load that is cancelled raises too."""
+        """Keep the first failure. After `stop`, keep no failure, because a cancelled load raises too."""
         with self._changed:
             if not self._stopped:
                 self._failure = self._failure or error
             self._changed.notify_all()
 
     def _next(self) -> _Slot[T, R] | None:
-        """The next task, once it may be loaded; None at the end. `tasks` may be slow: other threads wait at `_pull` meanwhile."""
+        """Wait until the next task may be loaded, and return this task; None at the end. While a slow `tasks` runs, other threads wait for
+        `_pull`.
+        """
         with self._pull:
             with self._changed:
-                # Until a task more may be loaded, or none is to be any more.
+                # Wait until another task may be loaded, or loading has ended.
                 self._changed.wait_for(lambda: self._is_over() or self._num_pulled <= self._num_used + self._ahead)
                 if self._is_over():
                     return None
             try:
                 task = next(self._tasks, None)
             except BaseException as error:  # noqa: BLE001  (raised again, as above)
-                # While `_pull` is held: to another thread a generator that has failed looks as if it were at its end.
+                # `_pull` is still held here, because to another thread a failed generator looks like an ended one.
                 self._fail(error)
                 return None
             with self._changed:

@@ -1,4 +1,4 @@
-"""What the samples of a batch took to be read, decoded and augmented, measured where that is done. Imports no torch."""
+"""Measure the times of reading, decoding and augmenting the samples of a batch. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Final, NamedTuple
 
 
 class PreparationTimes(NamedTuple):
-    """Of the samples of one batch or of many, by one worker or by many: seconds add up over workers that run side by side."""
+    """Times of the samples of one or more batches. Seconds add up over workers that run in parallel."""
 
     read_s: float = 0.0
-    """Reading files, which waits for disks: seconds of a clock on the wall. What comes over Flight is not counted."""
+    """Wall time of reading files. Payloads over Flight are not counted."""
     num_read: int = 0
     read_bytes: int = 0
     decode_s: float = 0.0
-    """Of the worker's processor: what other processes and threads do beside it does not count."""
+    """Processor time of the worker's thread in decoding. Other processes and threads do not count."""
     num_decoded: int = 0
     augment_s: float = 0.0
-    """The same. Making a batch is part of it."""
+    """Processor time of the worker's thread in augmenting, including the time to make a batch."""
     num_augmented: int = 0
 
     def plus(self, other: PreparationTimes) -> PreparationTimes:
-        """Both together."""
+        """Return the sum of both."""
         return PreparationTimes._make(map(add, self, other))
 
 
@@ -42,30 +42,30 @@ class PreparationClock:
     """
 
     def __init__(self, times: PreparationTimes = NO_TIMES) -> None:
-        """Args: times: to which others are added."""
+        """Args: times: initial times, to which others are added."""
         self.times = times
 
     @contextmanager
     def decoding(self, num_samples: int) -> Iterator[None]:
-        """The block decodes samples."""
+        """Add the time of the block, which decodes samples."""
         started = thread_time()
         yield
         self.times = self.times.plus(PreparationTimes(decode_s=thread_time() - started, num_decoded=num_samples))
 
     @contextmanager
     def augmenting(self, num_samples: int) -> Iterator[None]:
-        """The block augments samples, and makes a batch of them."""
+        """Add the time of the block, which augments samples and makes a batch of them."""
         started = thread_time()
         yield
         self.times = self.times.plus(PreparationTimes(augment_s=thread_time() - started, num_augmented=num_samples))
 
 
 class ReadClock:
-    """Seconds of reading, from its beginning on."""
+    """Measures the wall time of reading, from its construction on."""
 
     def __init__(self, now: Callable[[], float] = perf_counter) -> None:
         self._now, self._started = now, now()
 
     def times(self, num_samples: int, num_bytes: int) -> PreparationTimes:
-        """What was read until now."""
+        """Return the time from the construction until now, with the numbers of samples and bytes that were read."""
         return PreparationTimes(read_s=self._now() - self._started, num_read=num_samples, read_bytes=num_bytes)

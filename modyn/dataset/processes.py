@@ -1,4 +1,4 @@
-"""Batches made by processes, where Python code runs for each sample: threads would hold the interpreter's lock in turn."""
+"""Makes batches in processes, for Python code that runs for each sample, because threads would hold the interpreter's lock in turn."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from modyn.workers.fork_server import kept_running
 from modyn.workers.limits import WorkerLimits, active_limits, impose
 
 _PRELOADED = ["torch", "modyn.dataset.loader", "modyn.dataset.key_loader", "modyn.storage.payloads", "PIL.JpegImagePlugin"]
-"""What the fork server imports once; each process would need half a second for it. PIL's plug-ins are found when the first image is opened."""
+"""Modules that the fork server imports once, because each process would need half a second for the imports. PIL loads plug-ins with its first image.
+"""
 
 
 class ProcessLimits:
-    """The limits of the present worker process, for processes that make its batches. `impose` is called in these."""
+    """The limits of the present worker process, for the processes that make its batches. These processes call `impose`."""
 
     def __init__(self, limits: WorkerLimits | None, sender: Connection[Any, Any]) -> None:
-        """Args: limits: None: there are none. sender: pipe for the reason of a process that ends."""
+        """Args: limits: the limits, or None. sender: pipe to which a process that ends sends its reason."""
         self._limits = limits
         self._sender = sender
 
     def impose(self) -> None:
-        """Impose them on this process. One that exceeds a limit sends the reason and ends."""
+        """Impose the limits on this process. A process that exceeds a limit sends the reason and ends."""
         if self._limits is not None:
             impose(self._limits, self._exit)
 
@@ -47,12 +48,12 @@ def batches_of_processes(
     pin_memory: bool,
     requests: Iterable[Any] | None = None,
 ) -> Generator[Batch, None, None]:
-    """The batches of a dataset that processes of their own (forkserver) make, in order, empty ones included.
+    """Yield the batches of a dataset, in order, empty ones included. Separate processes (forkserver) make them.
 
-    Args: make_dataset: makes what is sent to the processes. It gives errors as items: DataLoader would put a whole traceback into their
-    message. requests: indices for a dataset that has batches by index, pulled some ahead of use; None: it is iterable. pin_memory:
-    batches are in page-locked memory.
-    Raises: UserCodeError: a process has exceeded a limit. The errors that the dataset gives.
+    Args: make_dataset: makes the dataset that is sent to the processes. The dataset returns errors as items, because DataLoader would put a whole
+    traceback into their message. requests: indices for a dataset with batches by index, pulled ahead of use; None: the dataset is iterable.
+    pin_memory: whether batches are in page-locked memory.
+    Raises: UserCodeError: a process has exceeded a limit. Also raises the errors that the dataset returns.
     """
     context = _context()
     reasons, sender = context.Pipe(duplex=False)
@@ -69,14 +70,14 @@ def batches_of_processes(
     batches: Any = None
     with kept_running():
         try:
-            batches = iter(loader)  # It asks for the first indices, which may fail.
+            batches = iter(loader)  # The new iterator pulls the first indices, which may fail.
             while (batch := _next(batches, reasons)) is not None:
                 if isinstance(batch, ModynError):
                     raise batch
                 yield batch
         finally:
-            # Workers end with their iterator; left to the garbage collector, that would happen at any time. The pipe is closed after them,
-            # so that a worker which ends for a reason of its own can still send it.
+            # Workers end with their iterator; the garbage collector would end them at an arbitrary time. The pipe closes after them, so that a
+            # worker that exceeds a limit can still send its reason.
             if batches is not None:
                 batches._shutdown_workers()
             reasons.close()
@@ -84,9 +85,10 @@ def batches_of_processes(
 
 
 def start_fork_server() -> None:
-    """Start the process that those of `batches_of_processes` are forked from, unless it runs, and wait until it has imported what they need."""
+    """Start the fork server of `batches_of_processes`, unless it runs, and wait until it has imported the needed modules."""
     first = _context().Process(target=_start_worker, args=(0,))
     first.start()
+    # The fork server forks this process after it has imported everything. The process ends at once.
     first.join()
 
 
@@ -97,7 +99,9 @@ def _context() -> ForkServerContext:
 
 
 def _next(batches: Any, reasons: Connection[Any, Any]) -> Batch | ModynError | None:
-    """The next batch. A worker that exceeds a limit sends the reason on a pipe of its own; DataLoader knows only that it has ended."""
+    """Return the next batch. A worker that exceeds a limit sends the reason through the pipe, because DataLoader only knows that the worker has
+    ended.
+    """
     try:
         batch: Batch | ModynError | None = next(batches, None)
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""One reader: the batches that one process makes of a stream of partition reads. The order of this file is the order in which it runs.
+"""Make the batches of a stream of partition reads in one process. The functions in this file are in the order in which they run.
 
 partition reads → keys (prefetched) → chunks, by the local or the Flight flow → gathered, several small batches at once → decode → augment → Batch
 """
@@ -18,6 +18,7 @@ from modyn.config.base import refuse
 from modyn.config.preprocessing import PREPROCESSING
 from modyn.dataset.bad_samples import BadSamples
 from modyn.dataset.batch import NO_WORK, BadSample, Batch
+from modyn.dataset.cached.sample_cache import SampleCache
 from modyn.dataset.chunks import Chunk, GatheredSamples, KeyStream, PartitionKeys, ReadOptions
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import PayloadReader
@@ -28,27 +29,27 @@ from modyn.dataset.local_batches import LocalBatches
 from modyn.dataset.order.plan import PartitionRead
 from modyn.dataset.prefetch import Prefetcher
 from modyn.dataset.preparation_clock import PreparationClock
-from modyn.dataset.sample_cache import SampleCache
 from modyn.errors import DataError, ModynError, UserCodeError
 from modyn.records import Int64Array, KeysAndWeights
 from modyn.storage.client import DatasetSchema
 from modyn.storage.payloads import PayloadClient
 
 BATCHES_AHEAD = 2
-"""Batches, or blocks of small ones, that are made ahead of the one in use, at least."""
+"""Smallest number of batches, or blocks of small batches, that are made ahead of the batch in use."""
 BLOCK_BATCHES, BLOCK_BYTES = 16, 2**20
-"""What a block holds at most; one batch may be larger. To read a small batch alone, and hand it to another thread, takes as long as a step of a
-small model."""
+"""Largest number of batches and of bytes in a block. A single batch may have more bytes. Without blocks, to read small batches one by one on another
+thread takes as long as the steps of a small model.
+"""
 
 KeysOf = Callable[[PartitionRead], KeysAndWeights]
-"""Returns keys and weights of the whole partition of a read. Called by prefetch threads, several at once."""
+"""Returns keys and weights of the whole partition of a read. Several prefetch threads call it at once."""
 
 _Block = list[list[Chunk[Any]]]
-"""The chunks of each of some batches in a row, which are made at once."""
+"""The chunks of consecutive batches that are made together."""
 _Gathered = tuple[Chunk[Any], GatheredSamples]
 """The last chunk of a batch, which names it, and its samples."""
 _Made = Sequence[Batch | _Gathered]
-"""What a thread has made of a block: each batch of it, or what it is to be made of."""
+"""Result of a thread for a block: its batches, or the samples from which they are made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +61,19 @@ class Decoder:
 
     @classmethod
     def made_for(cls, data: DataConfig, payloads: PayloadReader, options: ReadOptions) -> Decoder:
-        """Compile the functions. Raises: ConfigError: the section `preprocessing` names other columns than the files of the dataset."""
+        """Compile the functions. Raises: ConfigError: the section `preprocessing` does not match the columns in the files of the dataset."""
         section = data.preprocessing
         schema = None if section is None else payloads.schema(data.dataset_id)
         if section is not None:
             data = _with_field_names(data, section, schema)
-        # Whether files of JSON Lines lack a field was looked at when they were indexed; any other object stands for itself.
+        # The index of JSON Lines files tells whether no object has a field, so an absent field is a missing value. In other objects it is refused.
         absent_is_missing = schema is not None and schema.payloads == "json"
         pipeline = BatchPipeline(data, training=options.training, classes=options.classes, absent_is_missing=absent_is_missing)
         return cls(pipeline, BadSamples(data, payloads))
 
 
 def _with_field_names(data: DataConfig, section: Mapping[str, Any], schema: DatasetSchema | None) -> DataConfig:
-    """Return `data` with the names of the fields of CSV rows that the files of its dataset give. Args: section: `preprocessing`.
+    """Return `data` with the field names of CSV rows, as the files of its dataset name them. Args: section: `preprocessing`.
 
     Raises: as `Decoder.made_for`.
     """
@@ -83,7 +84,7 @@ def _with_field_names(data: DataConfig, section: Mapping[str, Any], schema: Data
 
 
 class BatchReader:
-    """Serves the batches of `reads`, once: keys from `keys_of`, payloads from `payloads`, tensors as `data` says."""
+    """Serves the batches of `reads` once. Keys come from `keys_of`, payloads from `payloads`. `data` says how they become tensors."""
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class BatchReader:
         decoder: Decoder | None = None,
         cache: SampleCache | None = None,
     ) -> None:
-        """Args: decoder: for readers that follow one another; None: one of its own. cache: of the dataset's samples; None: there is none."""
+        """Args: decoder: a decoder that successive readers share; None: a new one. cache: cache of the dataset's samples, or None."""
         self._options = options
         self._keys_of = keys_of
         decoder = decoder or Decoder.made_for(data, payloads, options)
@@ -103,9 +104,11 @@ class BatchReader:
         self._cache = cache if cache is None or self._pipeline.keeps_decoded else cache.without("decoded")
         self._num_planned: int | None = None
         self._batch_sizes: dict[tuple[int, int], int] = {}
-        """Samples that are planned for a batch (epoch, index), from its first read until it is made: one thread adds, another removes."""
+        """Number of planned samples of each batch (epoch, index), from its first read until it is made. One thread adds entries, another removes
+        them.
+        """
         keys: KeyStream = Prefetcher(
-            self._counted(reads), self._load_keys, ahead=options.ahead, threads=options.requests, name="prefetch-keys"
+            self._count_reads(reads), self._load_keys, ahead=options.ahead, threads=options.requests, name="prefetch-keys"
         )
         self._flow: FlightBatches | LocalBatches = (
             FlightBatches(keys, payloads, data.dataset_id, options, self._cache)
@@ -114,37 +117,40 @@ class BatchReader:
         )
         self._serving: Prefetcher[_Block, _Made] | None = None
         self._most_bytes = 0
-        """Of a batch so far; 0: none was read. Written by any thread: an older number will do to bound the blocks that come."""
+        """Largest number of bytes of a batch so far; 0 before the first. Any thread writes the number without a lock, because an old number still
+        bounds later blocks well enough.
+        """
 
     def batches(self, num_threads: int) -> Generator[Batch, None, None]:
-        """All batches, in order; one whose samples are all deleted is empty.
+        """Yield all batches, in order. A batch is empty if its samples are all deleted.
 
-        Args: num_threads: threads that make batches; 0: the caller's own, where decoding draws random numbers. A thread gathers payloads
-        ahead even then.
-        Raises: what any thread raised; ModynError: the stream ended before its plan.
+        Args: num_threads: threads that make batches; 0: the caller's thread, for decoding that draws random numbers. With 0, a thread still gathers
+        payloads ahead.
+        Raises: the error of any thread; ModynError: the stream ended before its plan.
         """
         with closing(self._serve(self._make if num_threads else self._gather, num_threads or 1)) as blocks:
             for block in blocks:
                 batches = (one if isinstance(one, Batch) else self._to_tensors(*one) for one in block)
-                # Views are made in a row: between two steps, each would take twice as long.
+                # Several views are made together: between two steps, each would take twice as long.
                 yield from list(batches) if self._pipeline.takes_views else batches
 
     def stop(self) -> None:
-        """Make an iteration that runs in another thread end, wherever it waits."""
+        """End an iteration in another thread, wherever it waits."""
         self._flow.stop()
         if self._serving is not None:
             self._serving.stop()
 
     def _close(self) -> None:
-        """End all threads. The flow is stopped first: a serving thread that waits inside `chunks` notices only that. It is joined last, since
-        its threads are started by the serving thread that asks for the first chunk."""
+        """End all threads. The flow stops first, because only its stop ends the wait of a serving thread inside `chunks`. The flow is joined last,
+        because a serving thread starts the flow's threads when it asks for the first chunk.
+        """
         self.stop()
         if self._serving is not None:
             self._serving.join()
         self._flow.join()
 
-    def _counted(self, reads: Iterator[PartitionRead]) -> Iterator[PartitionRead]:
-        """The reads; counts the batches, whose number is known once the reads have come to their end, and not if they break off."""
+    def _count_reads(self, reads: Iterator[PartitionRead]) -> Iterator[PartitionRead]:
+        """Yield the reads, and count the batches. The count is set after the last read, and stays unset after an error."""
         num_planned = 0
         for read in reads:
             for batch_slice in read.slices:
@@ -156,11 +162,11 @@ class BatchReader:
 
     def _load_keys(self, read: PartitionRead) -> Iterator[PartitionKeys]:
         keys = PartitionKeys(self._keys_of(read))
-        read.rows()  # made ahead of use too, unless the flow waits for this read and has made them
+        read.rows()  # the rows are made ahead of use too, unless the flow waits for this read and has made them
         yield keys
 
     def _serve(self, make: Callable[[_Block], _Made], num_threads: int) -> Generator[_Made, None, None]:
-        """What `make` returns for each block, in order, on threads, which end with it."""
+        """Yield the answer of `make` for each block, in order. The threads that call `make` end with the generator."""
         ahead = max(BATCHES_AHEAD, num_threads)
         self._serving = Prefetcher(
             self._blocks(), lambda block: iter((make(block),)), ahead=ahead, threads=num_threads, name="serve"
@@ -173,13 +179,13 @@ class BatchReader:
                     num_served += len(block)
         finally:
             self._close()
-        # A consumer that stops early stops at the `yield`. A stream that loses its end must not look like one that is complete.
+        # A consumer that stops early stops at the `yield`. A stream that ends early must not look complete.
         if num_served != self._num_planned:
             planned = "not all were planned" if self._num_planned is None else f"{self._num_planned} were planned"
             raise ModynError(f"the batches ended after {num_served}, but {planned}: this is an error in Modyn; please report it")
 
     def _chunks_by_batch(self) -> Iterator[list[Chunk[Any]]]:
-        """The chunks of each batch, as soon as its last one is there; without a batch that is cut off because the reader is stopped."""
+        """Yield the chunks of each batch when its last chunk has arrived. A batch that is incomplete because the reader stopped is left out."""
         chunks: list[Chunk[Any]] = []
         for chunk in self._flow.chunks():
             chunks.append(chunk)
@@ -188,8 +194,10 @@ class BatchReader:
                 chunks = []
 
     def _blocks(self) -> Iterator[_Block]:
-        """The batches in blocks, each at most twice as long as the one before, so that the first batch is there soon. A batch is a block where it
-        is used as soon as it arrives, and where Python runs for each sample, which takes longer than what blocks save."""
+        """Group the batches into blocks, each at most twice as long as the one before, so that the first batch comes soon. A block is one batch if
+        batches are used as soon as they arrive. A block is also one batch if Python runs for each sample, which takes longer than the time that
+        blocks save.
+        """
         alone = isinstance(self._flow, FlightBatches) or self._pipeline.runs_per_sample
         grown, block = 1, _Block()
         for chunks in self._chunks_by_batch():
@@ -207,15 +215,16 @@ class BatchReader:
         return [(chunks[-1], samples) for chunks, samples in zip(block, gathered, strict=True)]
 
     def _make(self, block: _Block) -> _Made:
-        """The batches of a block, or what they are made of, where that takes a few microseconds: two threads that run Python in turns wait for each
-        other longer than that."""
+        """Make the batches of a block. If a batch can be made in a few microseconds, return the samples of the batches instead: two threads that run
+        Python in turns would wait longer for each other.
+        """
         gathered = self._gather(block)
         if len(gathered) > 1 and self._pipeline.takes_views:
             return gathered
         return [self._to_tensors(*one) for one in gathered]
 
     def _to_tensors(self, chunk: Chunk[Any], samples: GatheredSamples) -> Batch:
-        """The same for both flows: payloads → decode → augment; samples that a cache holds prepared come in between."""
+        """Make a batch, for both flows: payloads → decode → augment. Samples from a cache skip the steps that they have passed already."""
         seed_of = self._options.seed_of if self._pipeline.takes_seed else None
         seed = None if seed_of is None else seed_of(chunk.epoch, chunk.index)
         cache, kept = self._cache, [NO_SAMPLES]
@@ -236,11 +245,13 @@ class BatchReader:
                 read = self._pipeline.columns(samples.payloads, clock)
                 break
             except (DataError, UserCodeError) as error:
+                # A bad sample is left out, and the rest of the batch is made again.
                 bad.append(self._bad_samples.leave_out(error))
                 samples = samples.take(np.flatnonzero(samples.payloads.keys != bad[-1].key))
         if cache is not None:
             cache.keep_payloads(samples, np.concatenate(kept))
         keys, weights = as_tensor(samples.payloads.keys), as_tensor(samples.weights)
+        # Samples that were deleted or left out.
         num_skipped = self._batch_sizes.pop((chunk.epoch, chunk.index)) - len(samples.payloads)
         batch = Batch(
             keys, data, labels, weights, chunk.epoch, chunk.index, num_skipped, tuple(bad), samples.cached, clock.times,

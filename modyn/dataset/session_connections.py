@@ -1,4 +1,4 @@
-"""The connections of a worker's session, kept between its commands."""
+"""Connections of a worker's session, which stay open between its commands."""
 
 from __future__ import annotations
 
@@ -9,44 +9,49 @@ from functools import partial
 from typing import Any
 
 from modyn.config.system import SystemConfig
-from modyn.dataset.cache_source import CacheSource
+from modyn.dataset.cached.cache_source import CacheSource
+from modyn.dataset.cached.pipeline_cache import evaluation_cache
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetClients, DatasetSource, PayloadReader
-from modyn.dataset.pipeline_cache import evaluation_cache
 from modyn.model_storage.client import ModelStorageClient
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
 
 
 class SessionConnections:
-    """Connections to the services that a session asks. They end with its process, and find a service again that was away meanwhile.
+    """Connections to the services that a session calls. The connections close with the process, and connect again to a service that was unavailable.
 
-    For any thread. A command that fails ends its session, so that none finds what another one broke.
+    Thread-safe. A failed command ends its session, so that no command uses a connection that another command broke.
     """
 
     def __init__(self, config: SystemConfig) -> None:
         self.storage = StorageClient(config.endpoint("storage"))
         self.selector = SelectorClient(config.endpoint("selector"))
         self.models = ModelStorageClient(config.endpoint("model_storage"))
+        # Guards `_opened`, so that no thread opens payloads twice, or closes those that another thread opens. Held while payloads are opened.
         self._opening = threading.Lock()
         self._opened: tuple[tuple[str, int, str], PayloadReader] | None = None
 
     @classmethod
     def of(cls, memory: dict[str, Any], config: SystemConfig) -> SessionConnections:
-        """Those of the session with this memory (`JobConnection.memory`), made by its first command. Args: config: the same for all."""
+        """Return the connections of the session with this memory (`JobConnection.memory`). The first command of the session makes the connections.
+        Args: config: configuration, equal for all commands of the session.
+        """
         if "connections" not in memory:
             memory["connections"] = cls(config)
         connections: SessionConnections = memory["connections"]
         return connections
 
     def payloads(self, source: DatasetSource, identity: str) -> PayloadReader:
-        """The payloads of a dataset, as the command before left them if it read the same. Raises: as `DatasetSource.open_payloads`.
+        """Return the payloads of a dataset. If the previous command read the same dataset, its payloads are used again. Raises: as
+        `DatasetSource.open_payloads`.
 
-        Args: identity: of the registration that is meant; a reader knows but one.
+        Args: identity: identity of the registration; a reader knows only one.
         """
         wanted = source.dataset, source.streams, identity
         with self._opening:
             if self._opened is not None and self._opened[0] != wanted:
+                # Commands rarely return to an earlier dataset, so its files and streams are not kept open.
                 self._opened[1].close()
                 self._opened = None
             if self._opened is None:
@@ -54,15 +59,17 @@ class SessionConnections:
             return self._opened[1]
 
     def cache(self, config: SystemConfig, section: Mapping[str, Any], dataset: DataConfig) -> CacheSource | None:
-        """The cache of a dataset, as it is now: see `evaluation_cache`. Args: config: of the command, with the URL of Redis where it needs one."""
+        """Return the present cache of a dataset; see `evaluation_cache`. Args: config: configuration of the command, with the URL of Redis if the
+        command needs one.
+        """
         return evaluation_cache(config, section, dataset, partial(self.storage.dataset, dataset.dataset_id))
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSource:
-    """Connects to a dataset by what the session keeps, and in another process, to which it can be sent, as `source` does.
+    """Connects to a dataset with the connections of the session. A pickled copy in another process connects as `source` does.
 
-    identity: of the registration that is meant; empty: whichever it is.
+    identity: identity of the registration; empty: any.
     """
 
     connections: SessionConnections
@@ -76,4 +83,5 @@ class SessionSource:
         return DatasetClients(self.connections.selector, payloads, cache, are_kept=True)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[DatasetSource, str]]:
+        # Unpickling returns the method `source.connect`: connections do not survive in another process.
         return getattr, (self.source, "connect")

@@ -1,4 +1,6 @@
-"""A trigger set as batches of tensors, for any number of epochs: prefetched by partition, shuffled by seed, resumable by position."""
+"""Loads a trigger set as batches of tensors, for any number of epochs. Partitions are prefetched, the order is shuffled by a seed, and a stream can
+resume at any position.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +25,19 @@ from modyn.models.classes import LabelClasses
 from modyn.records import KeysAndWeights, TriggerSetInfo
 
 STATE_VERSION = 4
+"""Version of the states that `state` returns. Other versions are refused."""
 
 _POSITION_FIELDS = tuple(field.name for field in fields(BatchPosition))
-"""Fields of a state that are the position; on all others the batches depend."""
+"""Fields of a state that form the position. The batches depend on all other fields."""
 _LEAST = {"batch_size": 1, "seed": 0, "epochs": 0, "num_prefetched_partitions": 0, "parallel_prefetch_requests": 1}
+"""Smallest value of each option."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How a trigger set is served; names and defaults as in the `training` section. seed None: another order at each construction.
+    """Options for serving a trigger set; names and defaults as in the `training` section. seed: None: each object draws another order.
 
-    Raises: InvalidArgumentError: a number is too small, for the local as for the Flight flow.
+    Raises: InvalidArgumentError: a number is too small. The bounds are the same for the local and the Flight flow.
     """
 
     batch_size: int
@@ -45,9 +49,9 @@ class LoadOptions:
     parallel_prefetch_requests: int = 1
     limits: ReadLimits = ReadLimits()  # noqa: RUF009  (frozen)
     training: bool = True
-    """Whether random transformations are applied; never to samples that are held out."""
+    """Whether random transformations are applied; held-out samples never get any."""
     classes: LabelClasses | None = None
-    """That labels are, after label_transformer_function; another label is a bad sample. None: labels are not looked at."""
+    """Allowed labels after label_transformer_function. A sample with another label is bad. None: labels are not checked."""
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -57,13 +61,13 @@ class LoadOptions:
 
 
 class TriggerSetDataset(IterableDataset[Batch]):
-    """The batches of `epochs` epochs over one trigger set, one after the other: `Batch.epoch` and `Batch.index` say which.
+    """The batches of `epochs` epochs over one trigger set, in order. `Batch.epoch` and `Batch.index` identify a batch.
 
     The batches are the same for any number of workers, threads or processes (see modyn.dataset.order.plan). Clients and threads live as
     long as one iteration over all epochs. Iterate with `modyn.dataset.loader.BatchLoader`, or with a DataLoader of batch_size=None.
 
-    Args: connect: makes the clients, inside the process that iterates; must be picklable if DataLoader workers are used.
-        share: serve only this share of the trigger set, one that is held out without random transformations; None: all of it.
+    Args: connect: makes the clients inside the process that iterates; must be picklable for DataLoader workers. share: serve only this share of the
+        trigger set; a held-out share gets no random transformations. None: serve all samples.
     """
 
     def __init__(
@@ -86,7 +90,7 @@ class TriggerSetDataset(IterableDataset[Batch]):
             batch_size=options.batch_size,
             drop_last=options.drop_last,
             shuffle=options.shuffle,
-            # Drawn here, once, so that all workers agree.
+            # Drawn once here, so that all workers agree.
             seed=options.seed if options.seed is not None else secrets.randbits(62),
             trigger_id=trigger_set.trigger_id,
         )
@@ -95,31 +99,33 @@ class TriggerSetDataset(IterableDataset[Batch]):
 
     @property
     def num_batches(self) -> int:
-        """Batches of one epoch."""
+        """Number of batches of one epoch."""
         return self.plan.num_batches
 
     def __len__(self) -> int:
-        """Batches that an iteration from here on serves, as `len` of a DataLoader; fewer only where all samples of one were deleted."""
+        """Number of batches that the next iteration serves, for `len` of a DataLoader. The iteration serves fewer batches only if all samples of a
+        batch were deleted.
+        """
         return self._end * self.num_batches - self.plan.batches_before(self._position)
 
     @property
     def end_epoch(self) -> int:
-        """The epoch before which the next iteration ends."""
+        """The first epoch that the next iteration does not serve."""
         return self._end
 
     @property
     def position(self) -> BatchPosition:
-        """Where the next iteration begins. Iterating does not move it: see `state`."""
+        """Start of the next iteration. An iteration does not change this position; see `state`."""
         return self._position
 
     def seek(self, to: BatchPosition | Mapping[str, Any]) -> None:
-        """Make iterations begin at a position: what comes before is not read. `BatchPosition(epoch, one_epoch=True)` serves exactly that epoch, in
-        its own order.
+        """Make iterations begin at a position. Earlier samples are not read. `BatchPosition(epoch, one_epoch=True)` serves exactly this epoch, in its
+        own order.
 
-        Args: to: also a state that `state` returned here or in another process. Without a seed of its own the dataset takes that of the
-            state; workers and `epochs` may be others.
-        Raises: InvalidArgumentError: the position is behind the end, or none that an epoch has. Of states: ConflictError: the trigger set
-            or the options would give other batches; names what differs. CorruptStateError: this is no state of this version.
+        Args: to: a position, or a state that `state` returned in any process. A dataset without a seed takes the seed of the state; workers and
+            `epochs` may differ.
+        Raises: InvalidArgumentError: the position is after the end, or no epoch has it. For a state: ConflictError: the trigger set or the options
+            would give other batches; the message names the difference. CorruptStateError: `to` is not a state of this version.
         """
         position, plan = (to, self.plan) if isinstance(to, BatchPosition) else self._saved(to)
         end = position.epoch + 1 if position.one_epoch else self.options.epochs
@@ -127,12 +133,15 @@ class TriggerSetDataset(IterableDataset[Batch]):
         self._position, self._end, self.plan = position, end, plan
 
     def set_epoch(self, epoch: int) -> None:
-        """Serve exactly this epoch next, in its own order: `seek` by the name that PyTorch's samplers and the loops made for them use."""
+        """Serve exactly this epoch next, in its own order. The method is `seek` under the name of PyTorch's samplers, for loops that call this
+        name.
+        """
         self.seek(BatchPosition(epoch, one_epoch=True))
 
     def state(self, after: Batch | None = None) -> dict[str, Any]:
-        """What to keep once the batch `after` has been consumed, so that another process goes on behind it with `seek`: numbers and text,
-        fit for JSON and for `torch.save`. Without a batch: the beginning of the next iteration."""
+        """Return the state after the batch `after`, from which another process resumes with `seek`. The state holds numbers and text, for JSON and
+        `torch.save`. Without a batch, return the state at the beginning of the next iteration.
+        """
         position = self._position if after is None else replace(self._position, epoch=after.epoch, batch=after.index + 1)
         return {
             "version": STATE_VERSION,
@@ -143,9 +152,10 @@ class TriggerSetDataset(IterableDataset[Batch]):
         }
 
     def _saved(self, state: Mapping[str, Any]) -> tuple[BatchPosition, Plan]:
-        """The position of a saved state, and the plan with its seed."""
+        """Return the position of a saved state, and the plan with the seed of the state."""
         here = self.state()
         _check_state(state, here)
+        # The batches depend on the seed. Therefore, a dataset without its own seed takes the seed of the state.
         plan = self.plan if self.options.seed is not None else replace(self.plan, seed=state["seed"])
         here["seed"] = plan.seed
         differences = [
@@ -159,19 +169,21 @@ class TriggerSetDataset(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         info = get_worker_info()
-        # A worker process decodes with its own thread: nothing else there draws random numbers that decoding could disturb.
+        # A worker process decodes on its own thread. Nothing else in the process draws random numbers that decoding could disturb.
         return self.serve() if info is None else self._serve(info.id, info.num_workers, num_threads=0)
 
     def serve(self, num_threads: int = 1, *, pin_memory: bool = False) -> Generator[Batch, None, None]:
-        """All batches, made by `num_threads` threads of this process, or by the caller's own where decoding may draw random numbers.
+        """Yield all batches. `num_threads` threads of this process make the batches. If decoding may draw random numbers, the caller's thread makes
+        them.
 
         Args: pin_memory: batches are in page-locked memory.
         """
         return self._serve(0, 1, num_threads=0 if self.data.may_draw else num_threads, pin_memory=pin_memory)
 
     def read_options(self, pin_memory: bool) -> ReadOptions:
-        """How its samples are read. Args: pin_memory: batches are in page-locked memory."""
+        """Return the options for reading the samples. Args: pin_memory: whether batches are in page-locked memory."""
         return ReadOptions(
+            # Held-out samples measure the model, so they stay as they are.
             training=self.options.training and (self.share is None or not self.share.held_out),
             shuffled=self.options.shuffle,
             ahead=self.options.num_prefetched_partitions,
@@ -194,16 +206,16 @@ class TriggerSetDataset(IterableDataset[Batch]):
             reader = BatchReader(reads, keys_of, clients.payloads, self.data, options, cache=clients.cache)
             yield from reader.batches(num_threads)
         finally:
-            # The reader has ended its threads by then: none of them uses a client that is closed.
+            # The reader has ended its threads by now, so that none of them uses a closed client.
             clients.close()
 
 
 def keys_of_partition(
     selector: KeySource, trigger_set: TriggerSetInfo, share: Share | None, read: PartitionRead
 ) -> KeysAndWeights:
-    """Keys and weights of the whole partition of a read, or of a share of it, from the selector.
+    """Return keys and weights of the whole partition of a read, or of a share of it, from the selector.
 
-    Raises: ConflictError: the trigger set is another one by now, or the partition not what the plan was made for.
+    Raises: ConflictError: the trigger set has changed since, or the partition does not match the plan.
     """
     run_id, trigger_id, size = trigger_set.run_id, trigger_set.trigger_id, trigger_set.partition_size
     whole = selector.keys(run_id, trigger_id, read.partition, keys_checksum=trigger_set.keys_checksum)
@@ -211,7 +223,7 @@ def keys_of_partition(
     if len(whole) != expected:
         raise ConflictError(
             f"partition {read.partition} of trigger {trigger_id} of run {run_id} holds {len(whole)} keys, "
-            f"not {expected}: the trigger set was replaced while it was read; start the training anew"
+            f"not {expected}: the trigger set was replaced while it was read; start the training again"
         )
     if share is None:
         return whole
@@ -220,8 +232,7 @@ def keys_of_partition(
 
 
 def mean_weight(selector: KeySource, trigger_set: TriggerSetInfo) -> float:
-    """The mean of the weights of a whole trigger set, read from the selector partition by partition. Raises ConflictError: it is another one
-    by now."""
+    """Return the mean weight of a trigger set, read from the selector partition by partition. Raises ConflictError if the trigger set has changed."""
     run_id, trigger_id, checksum = trigger_set.run_id, trigger_set.trigger_id, trigger_set.keys_checksum
     partitions = (
         selector.keys(run_id, trigger_id, partition, keys_checksum=checksum) for partition in range(trigger_set.num_partitions)
@@ -230,13 +241,13 @@ def mean_weight(selector: KeySource, trigger_set: TriggerSetInfo) -> float:
 
 
 def _check_state(state: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Check a saved state. Raises CorruptStateError if a field is negative or not of the type that it has `here`."""
+    """Check a saved state. Raises CorruptStateError if a field is negative, or its type differs from the type in `here`."""
     if state.get("version") != STATE_VERSION:
         raise CorruptStateError(
-            f"the state that was saved has version {state.get('version')!r}, this Modyn reads version {STATE_VERSION}; start the training anew"
+            f"the state that was saved has version {state.get('version')!r}, this Modyn reads version {STATE_VERSION}; start the training again"
         )
     for name, own in here.items():
         value = state.get(name)
-        # Exactly this type: True is an int too.
+        # The type must match exactly, because True is an int too.
         if type(value) is not type(own) or (isinstance(value, int) and value < 0):
-            raise CorruptStateError(f"{name} is {value!r} in the state of a dataset; start the training anew")
+            raise CorruptStateError(f"{name} is {value!r} in the state of a dataset; start the training again")

@@ -1,1 +1,1 @@
-"""PostgreSQL: one schema for each service, brought up to date by its own Alembic migrations."""
+"""Access to PostgreSQL. Each service has its own schema, which its own Alembic migrations update."""

@@ -1,4 +1,4 @@
-"""The schema of one service in PostgreSQL: migrated when the service starts, used through sessions that commit or roll back."""
+"""Schema of one service in PostgreSQL. The service migrates the schema at its start, and uses it through sessions that commit or roll back."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ CONNECTION_OPTIONS: Final = {
     "keepalives_count": "3",
     "tcp_user_timeout": "30000",
 }
-"""Options of libpq in seconds, the last in milliseconds: a network that is lost in silence breaks a connection within a minute, where the
-kernel would wait for a quarter of an hour, with the lock of `AdvisoryLocks` held. Those in the URL of the database come before them."""
+"""Options of libpq, in seconds; the last option is in milliseconds. With these options, a lost network breaks a connection within a minute. Without
+these options, the kernel would wait for a quarter of an hour, and `AdvisoryLocks` would hold its mutex for this time. Options in the URL of the
+database take precedence.
+"""
 
 
 class Database:
-    """A service's schema. Every failure to reach PostgreSQL raises UnavailableError; the next session connects anew."""
+    """A service's schema. If PostgreSQL cannot be reached, calls raise UnavailableError; the next session connects again."""
 
     def __init__(self, engine: Engine, schema: str, *, embedded: bool = False) -> None:
-        """Args: embedded: the stack of this machine starts PostgreSQL; for messages."""
+        """Args: embedded: whether the stack of this machine starts PostgreSQL, for messages."""
         self.engine = engine
         self._embedded = embedded
         self.schema = schema
@@ -46,13 +48,13 @@ class Database:
 
     @contextmanager
     def session(self) -> Iterator[Session]:
-        """Open a transaction: committed when the block ends, rolled back when it raises."""
+        """Open a transaction. The end of the `with` block commits the transaction; an error rolls it back."""
         with self._reachable(), Session(self.engine, expire_on_commit=False) as session, session.begin():
             yield session
 
     @contextmanager
     def raw(self) -> Iterator[psycopg2.extensions.connection]:
-        """Open a psycopg2 connection for COPY and server-side cursors: committed at the end, rolled back on an error."""
+        """Open a psycopg2 connection for COPY and server-side cursors. The end of the `with` block commits its transaction; an error rolls back."""
         with self._reachable():
             pooled = self.engine.raw_connection()
             try:
@@ -67,13 +69,13 @@ class Database:
 
     @contextmanager
     def advisory_lock(self, name: str, wait_s: float = 0.0) -> Iterator[bool]:
-        """Hold a lock among all processes on this database; yields False if another thread or process holds it.
+        """Hold a lock among all processes on this database during a `with` block. Yields False if another thread or process holds the lock.
 
-        Args: wait_s: seconds in which it may become free.
+        Args: wait_s: seconds to wait until the lock is free.
         """
         give_up = time.monotonic() + wait_s
         with self._reachable():
-            # Polled, because nothing reports it: the holder gives the lock back, or PostgreSQL does once it notices that its process is gone.
+            # The lock is polled, because PostgreSQL does not report its release. It becomes free when the holder releases it or has ended.
             while not (held := self._locks.acquire(name)) and time.monotonic() < give_up:
                 time.sleep(_LOCK_POLL_S)
         try:
@@ -89,12 +91,12 @@ class Database:
             return self._locks.is_held(name)
 
     def keep_locks(self) -> None:
-        """Take the advisory locks of this process again if their connection broke, as the next use of one does."""
+        """If the connection of the advisory locks broke, take the locks of this process again. The next use of a lock would also do so."""
         with self._reachable():
             self._locks.keep()
 
     def close(self) -> None:
-        """Close all connections. Advisory locks that are still held are given back."""
+        """Close all connections. Advisory locks that are still held are released."""
         self._locks.close()
         self.engine.dispose()
 
@@ -104,7 +106,7 @@ class Database:
             yield
         except PoolTimeoutError as error:
             raise UnavailableError(
-                f"all connections to PostgreSQL of the service '{self.schema}' are in use ({error}); try again when it has less to do"
+                f"all connections to PostgreSQL of the service '{self.schema}' are in use ({error}); try again when the service has less work"
             ) from error
         except (OperationalError, InterfaceError, psycopg2.OperationalError, psycopg2.InterfaceError) as error:
             raise self._unavailable(error) from error
@@ -117,7 +119,7 @@ class Database:
         cause = str(getattr(error, "orig", error)).strip().splitlines()
         shown = self.engine.url.render_as_string(hide_password=True)
         advice = (
-            "is it running? `modyn up` starts the embedded one" if self._embedded else "is it running, and reached from here?"
+            "is it running? `modyn up` starts the embedded one" if self._embedded else "is it running, and reachable from here?"
         )
         return UnavailableError(f"PostgreSQL at {shown} cannot be used ({cause[0] if cause else error}); {advice}")
 
@@ -125,17 +127,16 @@ class Database:
 def columns(kind: Any, names: str, **options: Any) -> list[Column[Any]]:
     """Make columns of one type with the names in `names`, separated by spaces.
 
-    Args: kind: an SQLAlchemy type. options: those of `sqlalchemy.Column`.
+    Args: kind: an SQLAlchemy type. options: options of `sqlalchemy.Column`.
     """
     return [Column(name, kind, **options) for name in names.split()]
 
 
 def open_database(config: SystemConfig, schema: str, migrations_package: str) -> Database:
-    """Open the schema `schema`, created and brought up to date by the Alembic migrations in `migrations_package`.
+    """Create or update a schema by the Alembic migrations in `migrations_package`, and open the schema.
 
-    Raises: ConfigError: the URL is not one of PostgreSQL, or is of a pooler whose connections share sessions. UnavailableError: PostgreSQL
-        cannot be reached. ConflictError: the schema is of another release.
-    """
+    Raises: ConfigError: the URL is not a PostgreSQL URL, or leads to a pooler whose connections share sessions. UnavailableError: PostgreSQL cannot
+    be reached. ConflictError: the schema belongs to another release."""
     url = _postgres_url(config.resolved_database_url())
     engine = create_engine(
         url,
@@ -151,19 +152,20 @@ def open_database(config: SystemConfig, schema: str, migrations_package: str) ->
     with database._reachable():
         refuse_shared_sessions(engine)
     with database._reachable(), engine.begin() as connection:
-        # Held to the end of the transaction: of two services that start at once, one migrates and the other waits.
+        # This lock is held until the end of the transaction. If two processes of a service start at the same time, one migrates and the other waits.
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"), {"name": f"migrate/{schema}"})
         if not connection.scalar(text("SELECT to_regnamespace(:schema) IS NOT NULL"), {"schema": f'"{schema}"'}):
-            # Not IF NOT EXISTS, for which a user needs the right also when the schema is there (see `modyn.db.users`).
+            # With IF NOT EXISTS, a user would need the right to create schemas even if the schema exists (see `modyn.db.users`).
             connection.execute(text(f'CREATE SCHEMA "{schema}"'))
         migrate(connection, schema, migrations_package)
     return database
 
 
 def refuse_shared_sessions(engine: Engine) -> None:
-    """Raise ConfigError if two connections share a session of PostgreSQL, as behind PgBouncer with `pool_mode = transaction`.
+    """Raise ConfigError if two connections share a session of PostgreSQL, as with PgBouncer and `pool_mode = transaction`.
 
-    Such a session passes from connection to connection, and its advisory locks with it. What one connection has set, another one then sees.
+    In this mode, PgBouncer gives a session with its advisory locks to one connection after the other. Therefore one connection sees the settings of
+    another connection.
     """
     mark = uuid.uuid4().hex
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as one:
@@ -172,33 +174,33 @@ def refuse_shared_sessions(engine: Engine) -> None:
             seen = other.scalar(text("SELECT current_setting('modyn.session', true)"))
     if seen == mark:
         raise ConfigError(
-            "database_url: connections share sessions of PostgreSQL there, and advisory locks need one each; set `pool_mode = session` in "
-            "PgBouncer, or name PostgreSQL itself"
+            "database_url: connections share sessions of PostgreSQL there, but each connection needs its own for advisory locks; set "
+            "`pool_mode = session` in PgBouncer, or name PostgreSQL itself"
         )
 
 
 def _postgres_url(url: str) -> URL:
     scheme, _, rest = url.partition("://")
     if not rest or scheme not in ("postgres", "postgresql", "postgresql+psycopg2"):
-        # Not the URL as a whole: it may hold a password.
-        shown = f"'{scheme}://…'" if rest else "what stands there"
+        # The message does not show the whole URL, because the URL may contain a password.
+        shown = f"'{scheme}://…'" if rest else "what is there"
         raise ConfigError(
-            f"database_url: {shown} is no URL of PostgreSQL; begin it with postgresql://, postgres:// or postgresql+psycopg2://"
+            f"database_url: {shown} is not a URL of PostgreSQL; begin it with postgresql://, postgres:// or postgresql+psycopg2://"
         )
     return make_url(url).set(drivername="postgresql+psycopg2")
 
 
 def migrate(connection: Connection, schema: str, migrations_package: str) -> None:
-    """Run the missing migrations of the package inside the caller's transaction.
+    """Run the missing migrations of a package within the caller's transaction.
 
-    Args: schema: of the service, where its version stands. migrations_package: `modyn.SERVICE.migrations`.
-    Raises: ConflictError: the schema is of another release, whose migrations this one does not have.
+    Args: schema: schema of the service, which also stores the version of the migrations. migrations_package: `modyn.SERVICE.migrations`.
+    Raises: ConflictError: the schema belongs to another release, whose migrations this release does not have.
     """
     versions = files(migrations_package) / "versions"
     revisions = [entry.name[:4] for entry in versions.iterdir() if entry.name[:4].isdigit()]
     has_table = connection.scalar(text("SELECT to_regclass(:table)"), {"table": f'"{schema}".alembic_version'}) is not None
     current = connection.scalar(text(f'SELECT version_num FROM "{schema}".alembic_version')) if has_table else None
-    # Alembic takes 0.2 s to import, which a start with nothing to migrate must not pay.
+    # Alembic is imported only if there is something to migrate, because the import takes 0.2 s.
     if current == max(revisions):
         return
     if current is not None and current not in revisions:

@@ -1,8 +1,8 @@
-"""A user of PostgreSQL that reaches the schema of one service only: `python -m modyn.db.users SERVICE`.
+"""Create a PostgreSQL user that can use the schema of one service only: `python -m modyn.db.users SERVICE`.
 
-For services that run code of users, which may find the password: of other services' tables it opens none. DATABASE_URL is that of a user
-who may create users and schemas, PASSFILE a password file of PostgreSQL's clients (`pgpass`) with the password to set. Can be run again, also to
-change the password and for a schema that is there already.
+Such a user is for services that run user code. Even user code that finds the password cannot read the tables of other services. The environment
+variable DATABASE_URL is the URL of a user who may create users and schemas. PASSFILE is a password file of PostgreSQL's clients (`pgpass`) with the
+password to set. The command can be repeated, for example to change the password. The schema may exist already.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from modyn.errors import ConfigError, UnavailableError
 from modyn.rpc.retry import Retrier, RetryPolicy
 
 WAIT_S = 60.0
-"""How long a server is waited for that does not run yet: not every tool for containers starts them in order."""
+"""Seconds to wait for a server that does not run yet, because some container tools do not start containers in order."""
 
 
 def create_user(url: str, service: str, password: str, retrier: Retrier | None = None) -> str:
-    """Create the user of `service`, or change its password, and make it the owner of the service's schema.
+    """Create the user of `service`, or change the user's password, and make the user the owner of the service's schema.
 
-    Args: retrier: waits for a server that cannot be reached; none: it is not waited for.
+    Args: retrier: repeats the connection while the server cannot be reached; None: do not wait for the server.
     Returns: the name of the user. Raises: UnavailableError: the server cannot be reached, or refuses the user of the URL.
     """
     name = f"modyn_{service}"
-    connection = (retrier or Retrier(RetryPolicy(0.0))).call(_connected, url)
+    connection = (retrier or Retrier(RetryPolicy(0.0))).call(_connect, url)
     with connection, connection.cursor() as cursor:
         cursor.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (name,))
         verb = sql.SQL("ALTER" if cursor.fetchone() else "CREATE")
@@ -38,7 +38,7 @@ def create_user(url: str, service: str, password: str, retrier: Retrier | None =
         cursor.execute(sql.SQL("{} ROLE {} LOGIN PASSWORD {}").format(verb, user, sql.Literal(password)))
         cursor.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(schema))
         cursor.execute(sql.SQL("ALTER SCHEMA {} OWNER TO {}").format(schema, user))
-        # Sequences and indexes follow their tables.
+        # Sequences and indexes change their owner with their tables.
         cursor.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (service,))
         for (table,) in cursor.fetchall():
             cursor.execute(sql.SQL("ALTER TABLE {}.{} OWNER TO {}").format(schema, sql.Identifier(table), user))
@@ -46,7 +46,7 @@ def create_user(url: str, service: str, password: str, retrier: Retrier | None =
     return name
 
 
-def _connected(url: str) -> psycopg2.extensions.connection:
+def _connect(url: str) -> psycopg2.extensions.connection:
     try:
         return psycopg2.connect(url)
     except psycopg2.OperationalError as error:
@@ -54,9 +54,9 @@ def _connected(url: str) -> psycopg2.extensions.connection:
 
 
 def password_of(user: str, passfile: Path) -> str:
-    """Return the password of `user` in a file of lines `HOST:PORT:DATABASE:USER:PASSWORD`, with a backslash before a colon or backslash of theirs.
+    """Return the password of `user` in a file of lines `HOST:PORT:DATABASE:USER:PASSWORD`. In a part, a backslash precedes each colon and backslash.
 
-    Raises: ConfigError: the file cannot be read, or has no line of this user.
+    Raises: ConfigError: the file cannot be read, or has no line for this user.
     """
     try:
         lines = passfile.read_text().splitlines()
@@ -78,7 +78,7 @@ def main() -> int:
         sys.stderr.write(f"modyn db users: the environment has no {error.args[0]}; set DATABASE_URL and PASSFILE\n")
         return 1
     if service not in SERVICES:
-        sys.stderr.write(f"modyn db users: '{service}' is no service; name one of {', '.join(SERVICES)}\n")
+        sys.stderr.write(f"modyn db users: '{service}' is not a service; name one of {', '.join(SERVICES)}\n")
         return 1
     try:
         password = password_of(f"modyn_{service}", passfile)

@@ -1,1 +1,1 @@
-"""Scores stored models on intervals of a dataset, one forward pass a sample and model, and keeps the results."""
+"""Scores stored models on intervals of a dataset with one forward pass for each sample and model, and stores the results."""

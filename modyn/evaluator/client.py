@@ -1,7 +1,7 @@
-"""Typed client of the evaluator, and the records of what is asked of an evaluation and what comes of it.
+"""Typed client of the evaluator.
 
-An evaluation is one model on one entry of `evaluation.datasets`, over the intervals of one handler. Its id is derived from the request, so
-that starting is idempotent: what is evaluated already is not evaluated again.
+An evaluation scores one model on one entry of `evaluation.datasets`, over the intervals of one handler. The id of an evaluation is derived from the
+request, so that starting is idempotent: a finished evaluation is not computed again.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from modyn.evaluator.records import (
     MeasureRequest,
     OfKeys,
     OutputKind,
+    Question,
     Rows,
     SampleSource,
     Score,
@@ -60,6 +61,7 @@ __all__ = [
     "MeasuredDrift",
     "OfKeys",
     "OutputKind",
+    "Question",
     "Rows",
     "SampleSource",
     "Score",
@@ -71,7 +73,7 @@ M = TypeVar("M")
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRequest:
-    """One model on one dataset over the intervals of one handler. Intervals may overlap; two equal ones count once."""
+    """Request to score one model on one dataset over the intervals of one handler. Intervals may overlap; equal intervals count once."""
 
     run_id: RunId
     trigger_id: int
@@ -82,20 +84,20 @@ class EvaluationRequest:
     intervals: Sequence[EvalInterval]
     device: str = "cpu"
     cache: Mapping[str, Any] = field(default_factory=dict)
-    """Section `cache` of the pipeline. It changes no score, and so not the id."""
+    """Section `cache` of the pipeline. The section does not change scores, so the id does not depend on this section."""
     dataset_identity: str = ""
-    """Identity of the registered dataset that is meant; another one is refused. Empty: any."""
+    """Identity of the expected registration of the dataset; another registration is refused. Empty accepts any registration."""
 
     @property
     def evaluation_id(self) -> str:
-        """Equal for equal requests, also after the wire, different for others; safe as a file name."""
+        """Compute the id of the evaluation. Equal requests have equal ids, even after a transfer over the network. The id is a valid file name."""
         intervals = sorted({(i.start, i.end, i.anchor) for i in self.intervals})
         asked = [self.run_id, self.trigger_id, self.model_id, self.handler, self.device, whole_numbers(self.dataset), intervals]
         asked += filter(None, [self.dataset_identity])
         return f"{self.run_id}-{self.trigger_id}-{json_digest(asked)[:20]}"
 
     def __str__(self) -> str:
-        """What messages call this evaluation."""
+        """Name this evaluation in messages."""
         return (
             f"evaluation of run {self.run_id}, trigger {self.trigger_id}, model {self.model_id} "
             f"on dataset '{self.dataset['dataset_id']}'"
@@ -104,24 +106,24 @@ class EvaluationRequest:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationStatus:
-    """`error` and `error_reason` (see modyn.errors) are set once failed or stopped."""
+    """Progress and state of an evaluation. `error` and `error_reason` (see modyn.errors) are set if the evaluation failed or was stopped."""
 
     evaluation_id: str
     state: JobState
     samples_seen: int = 0
     samples_total: int = 0
-    """0 = not known yet."""
+    """Number of samples of the evaluation; 0 until the number is known."""
     error: str = ""
     error_reason: str = ""
 
     def to_error(self) -> ModynError:
-        """The error that ended a failed or stopped evaluation, in its own class."""
+        """Return the error that ended a failed or stopped evaluation, as an instance of its own class."""
         return BY_REASON.get(self.error_reason, ModynError)(self.error or f"evaluation {self.evaluation_id} failed")
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """The value of one metric of one model on one interval. None: undefined, `note` says why."""
+    """The value of one metric of one model on one interval. A value of None is undefined, and `note` gives the reason."""
 
     run_id: RunId
     trigger_id: int
@@ -133,16 +135,20 @@ class EvaluationResult:
     value: float | None
     note: str
     num_samples: int
-    """Samples that the value was computed over."""
+    """Number of samples that the value was computed from."""
     dataset_identity: str = ""
-    """Identity of the registered dataset whose samples were scored; empty: not known."""
+    """Identity of the registered dataset whose samples were scored. Empty if the identity is not known."""
     num_deleted: int | None = None
-    """Samples of the dataset that were deleted until then; results with another number may be of other samples. None: not known."""
+    """Number of samples of the dataset that were deleted before the evaluation; None if unknown. Results with different numbers may come from
+    different samples.
+    """
 
 
 def error_metrics(datasets: Sequence[Mapping[str, Any]]) -> set[tuple[str, str]]:
-    """(dataset, label) of the metrics whose low values are the good ones. Args: datasets: entries of `evaluation.datasets`; those with a
-    metric of a package that is not installed here are left out."""
+    """Return (dataset, label) of each metric whose low values mean good models.
+
+    Args: datasets: entries of `evaluation.datasets`. Metrics of packages that are not installed here are left out.
+    """
     found = set()
     for entry in datasets:
         try:
@@ -154,16 +160,18 @@ def error_metrics(datasets: Sequence[Mapping[str, Any]]) -> set[tuple[str, str]]
 
 
 def metric_directions(dataset: Mapping[str, Any]) -> dict[str, bool]:
-    """Return by label whether low values of a metric are the good ones. Args: dataset: an entry of `evaluation.datasets`. Raises ConfigError."""
+    """Return for each label whether low values of the metric mean good models. Args: dataset: an entry of `evaluation.datasets`. Raises
+    ConfigError.
+    """
     from modyn.evaluator.config import load_dataset
-    from modyn.evaluator.metrics import lower_is_better
+    from modyn.evaluator.metrics.metrics import lower_is_better
 
     loaded = load_dataset(dataset)
     return {label: lower_is_better(section) for label, section in zip(loaded.metric_labels(), loaded.metrics, strict=True)}
 
 
 def check_ranges(conditions: Sequence[PromotionCondition], entries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise ConfigError for a number of a condition that no value of its metric can have. Args: entries: see `evaluated_entries`."""
+    """Raise ConfigError for a condition whose number is outside the range of its metric. Args: entries: see `evaluated_entries`."""
     from modyn.evaluator.config import beyond_range
 
     for each in conditions:
@@ -173,37 +181,40 @@ def check_ranges(conditions: Sequence[PromotionCondition], entries: Mapping[str,
 
 
 class EvaluatorClient(SectionClient):
-    """Calls of the evaluator, which acts on `evaluation.device` and `evaluation.datasets`. All may be repeated."""
+    """Client of the evaluator, which uses the sections `evaluation.device` and `evaluation.datasets`. All calls may be repeated."""
 
     _Stub = evaluator_pb2_grpc.EvaluatorStub
 
     def start(self, request: EvaluationRequest) -> EvaluationStatus:
-        """Start an evaluation, or find the one that runs or has finished. One that failed or was stopped is started again."""
+        """Start an evaluation, or return the status if the evaluation is running or finished. A failed or stopped evaluation is started again."""
         return from_message(self._stub.Start(to_message(request, evaluator_pb2.EvaluationRequest)), EvaluationStatus)
 
     def watch(self, evaluation_id: str) -> Iterator[EvaluationStatus]:
-        """Yield its status now and on every change, at most a few times a second, up to a final one. Raises NotFoundError if it is unknown."""
+        """Yield the present status, and the status after every change, at most a few times per second, until the status is final. Raises:
+        NotFoundError: the id is unknown.
+        """
         for status in self._stub.Watch(evaluator_pb2.EvaluationId(evaluation_id=evaluation_id)):
             yield from_message(status, EvaluationStatus)
 
     def stop(self, evaluation_id: str) -> None:
-        """Stop an evaluation; nothing happens if it has ended. NotFoundError if it is unknown."""
+        """Stop an evaluation. A finished evaluation is not changed. Raises NotFoundError if the id is unknown."""
         self._stub.Stop(evaluator_pb2.EvaluationId(evaluation_id=evaluation_id))
 
     def delete_run(self, run_id: RunId, model_ids: Sequence[int]) -> None:
-        """End the evaluations of a run, and remove their results and the kept outputs of its models. May be repeated.
+        """Stop the evaluations of a run, and remove the results and the kept outputs of the run's models. The call may be repeated.
 
         Args: model_ids: all models of the run.
-        Raises: UnavailableError: an evaluation does not end.
+        Raises: UnavailableError: an evaluation does not stop.
         """
         self._stub.DeleteRun(evaluator_pb2.EvaluatedRun(run_id=run_id, model_ids=list(model_ids)))
 
     def measure(self, request: MeasureRequest, token: CancellationToken | None = None) -> Measured:
-        """Pass the samples of a source through a model, and wait for the end. Outputs are kept: what was passed before is not passed again.
+        """Pass the samples of a source through a model, and wait for the result. Outputs are kept, so that each sample is passed through the model
+        only once.
 
-        Args: token: ends the call and the pass when it is cancelled.
-        Raises: ConfigError, InvalidArgumentError: the section or the source is wrong. NotFoundError: there is no such dataset, model or key,
-        or another dataset is registered under the name. UnavailableError: too many passes are being made.
+        Args: token: cancels the call and the pass.
+        Raises: ConfigError, InvalidArgumentError: the section or the source is wrong. NotFoundError: the dataset, the model or a key does not
+        exist, or another dataset has this name. UnavailableError: too many passes are running.
         """
         stream = self._stub.Measure(measure_request_to_proto(request))
         parts = [part_from_proto(part) for part in _all_of(stream, token)]
@@ -211,36 +222,40 @@ class EvaluatorClient(SectionClient):
         return Measured(scores, Rows.concatenate([part for part in parts if isinstance(part, Rows)]))
 
     def measure_drift(self, request: DriftRequest, token: CancellationToken | None = None) -> MeasuredDrift:
-        """Measure how far two windows of a run's stream lie apart, and wait for the end. What a model made of a sample for an earlier
-        question is used again while the worker's session lasts.
+        """Measure the distance between two windows of a run's stream, and wait for the result. Later questions of the same session reuse the model
+        outputs of a sample.
 
-        Args: token: ends the call and the work when it is cancelled.
-        Raises: ConfigError, InvalidArgumentError: the request is wrong. NotFoundError: there is no such dataset, run or model. DataError: what
-        is compared is not finite. UnavailableError: too many passes are being made. WorkerDiedError: the worker was killed; ask again.
+        Args: token: cancels the call and the work.
+        Raises: ConfigError, InvalidArgumentError: the request is wrong. NotFoundError: the dataset, the run or the model does not exist. DataError:
+        a compared value is not finite. UnavailableError: too many passes are running. WorkerDiedError: the worker was killed; the call may be
+        repeated.
         """
         (answer,) = self.measure_drifts(replace(request, pairs=()), token)
         return answer
 
     def measure_drifts(self, request: DriftRequest, token: CancellationToken | None = None) -> list[MeasuredDrift]:
-        """Ask the question about each of `request.pairs` at once, and return the answers in order. What pairs have in common is made once.
+        """Answer the question for each of `request.pairs` in one call, in order. The worker computes data that several pairs share once.
 
-        Args, Raises: as `measure_drift`; an error is that of the first pair that cannot be measured.
+        Args and errors: see `measure_drift`. An error is the error of the first pair that cannot be measured.
         """
         answers = _all_of(self._stub.MeasureDrift(to_message(request, evaluator_pb2.DriftRequest)), token)
         return [measured_drift_from_proto(answer) for answer in answers]
 
     def results(self, run_id: RunId, evaluation_ids: Sequence[str] = ()) -> list[EvaluationResult]:
-        """All results of a run, by trigger, handler, dataset, metric and interval. Args: evaluation_ids: only of these; empty: all."""
+        """Return all results of a run, ordered by trigger, handler, dataset, metric and interval. Args: evaluation_ids: return only results of
+        these evaluations; empty to return all.
+        """
         stream = self._stub.Results(evaluator_pb2.ResultsRequest(run_id=run_id, evaluation_ids=evaluation_ids))
         return [from_message(result, EvaluationResult) for result in stream]
 
 
 def _all_of(stream: ResponseStream[M], token: CancellationToken | None) -> list[M]:
-    """All messages of a stream, which ends when the token is cancelled; its cause is raised then."""
+    """Return all messages of a stream. If the token is cancelled, raise its cause."""
     unregister = token.on_cancel(lambda _: stream.cancel()) if token is not None else lambda: None
     try:
         return list(stream)
     except ModynError:
+        # A cancelled stream raises an error of its own. The cause of the cancellation says more.
         if token is not None:
             token.check()
         raise

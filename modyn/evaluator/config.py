@@ -1,5 +1,6 @@
-"""The sections of a pipeline that the evaluator acts on: `evaluation.device`, `evaluation.datasets`, and the metrics of `serving.promote_if`.
-Checked without torch."""
+"""The sections of a pipeline that the evaluator uses: `evaluation.device`, `evaluation.datasets`, and the metrics of `serving.promote_if`. These
+sections are checked without importing torch.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from modyn.config.downsampling_turns import scored_handlers, turns_by_score
 from modyn.config.label_delay import LABEL_DELAY
 from modyn.config.policy import load_policy
 from modyn.config.promotion import PromotionCondition, evaluated_entries, parse_condition
+from modyn.dataset.code.user_code import missing_extras
 from modyn.dataset.config import DataConfig
-from modyn.dataset.user_code import missing_extras
 from modyn.errors import InvalidArgumentError
-from modyn.evaluator.metrics import (
+from modyn.evaluator.metrics.metrics import (
     METRICS,
     TRANSFORMER,
     AccuracyConfig,
@@ -26,7 +27,7 @@ from modyn.evaluator.metrics import (
     in_unit_interval,
     lower_is_better,
 )
-from modyn.evaluator.roc_auc import RocAucConfig
+from modyn.evaluator.metrics.roc_auc import RocAucConfig
 from modyn.models.classes import num_classes
 from modyn.registry import nearest
 from modyn.workers.devices import missing_device
@@ -35,44 +36,48 @@ _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 
 class EvaluationDatasetConfig(DataConfig):
-    """One entry of `evaluation.datasets`: a `data` section and how models are evaluated on it. Random transformations are left out."""
+    """One entry of `evaluation.datasets`: a `data` section, and how models are evaluated on it. Random transformations are not applied."""
 
-    batch_size: int = Field(ge=1, le=2**24, description="samples in one forward pass")
+    batch_size: int = Field(ge=1, le=2**24, description="number of samples in one forward pass")
     dataloader_workers: int = Field(
-        1, ge=1, le=256, description="threads that fetch and decode samples; processes, where Python code runs for each sample"
+        1,
+        ge=1,
+        le=256,
+        description="number of threads that fetch and decode samples; processes, if Python code runs for each sample",
     )
-    metrics: tuple[dict[str, Any], ...] = Field(min_length=1, description="what is measured; each by its `name` and its options")
+    metrics: tuple[dict[str, Any], ...] = Field(min_length=1, description="metrics to compute; each has a `name` and its options")
 
     def metric_labels(self) -> list[str]:
-        """The labels of the results, in order. The metrics must have been checked."""
+        """Return the labels of the results, in order. The metrics must be valid."""
         return [_label(section) for section in self.metrics]
 
 
 class DriftDataConfig(EvaluationDatasetConfig):
-    """A `data` section with `batch_size`: samples whose drift is measured are decoded and passed as in an evaluation, and there are no metrics
-    of models."""
+    """A `data` section with `batch_size`. Samples for drift are decoded as for an evaluation, but no metrics of models are computed."""
 
-    metrics: tuple[dict[str, Any], ...] = Field((), max_length=0, description="none: what is measured stands in the trigger")
+    metrics: tuple[dict[str, Any], ...] = Field(
+        (), max_length=0, description="must be empty, because the trigger names its metrics"
+    )
 
 
 def check_dataset(section: object, path: str) -> list[Problem]:
-    """Every mistake of one entry of `evaluation.datasets`, with paths below `path`; empty if there is none."""
+    """Return every mistake of one entry of `evaluation.datasets`, with paths below `path`."""
     found = check_section(EvaluationDatasetConfig, section, path)
     if isinstance(section, Mapping) and section.get(LABEL_DELAY):
-        why = "has no effect: models are evaluated with the labels that are there when an evaluation is made; remove it"
+        why = "has no effect: an evaluation uses the labels that exist when it runs; remove it"
         found.append(Problem(f"{path}.{LABEL_DELAY}", why))
     if not isinstance(section, Mapping) or not isinstance(section.get("metrics"), list | tuple):
         return found
     metrics = section["metrics"]
     in_metrics = [problem for i, metric in enumerate(metrics) for problem in check_metric(metric, f"{path}.metrics.{i}")]
     if found or in_metrics:
-        # Problems of `metrics` are reported in detail by the metrics.
+        # The metrics report the details of problems in `metrics`.
         covered = re.compile(rf"{re.escape(path)}\.metrics" + (r"(\..*)?" if in_metrics else r"\..*"))
         return [*(problem for problem in found if not covered.fullmatch(problem.path)), *in_metrics]
     labels = [_label(metric) for metric in metrics]
     for i, label in enumerate(labels):
         if label in labels[:i]:
-            message = f"two metrics would both be called '{label}'; give one of them a `label`"
+            message = f"two metrics have the label '{label}'; give one of them another `label`"
             found.append(Problem(f"{path}.metrics.{i}", message))
     dataset = load_section(EvaluationDatasetConfig, section, path)
     found += [Problem(path, message, Severity.UNAVAILABLE) for message in missing_extras(dataset.all_transformations)]
@@ -80,7 +85,7 @@ def check_dataset(section: object, path: str) -> list[Problem]:
 
 
 def check_evaluation(pipeline: Mapping[str, Any]) -> list[Problem]:
-    """Every mistake in what a whole pipeline asks of the evaluator; empty if there is none, or no evaluation."""
+    """Return every mistake in the sections of a pipeline that the evaluator uses; empty if there is no mistake or no evaluation."""
     evaluation = pipeline.get("evaluation")
     if not evaluation:
         return []
@@ -96,7 +101,9 @@ def check_evaluation(pipeline: Mapping[str, Any]) -> list[Problem]:
 
 
 def check_conditions(pipeline: Mapping[str, Any]) -> list[Problem]:
-    """Every condition of `serving.promote_if` whose metric does not exist or does not fit the model. Args: pipeline: whose `evaluation` is valid."""
+    """Return every mistake in the metrics of `serving.promote_if`: unknown metrics, and metrics that do not fit the model. Args: pipeline: a
+    pipeline with a valid section `evaluation`.
+    """
     section, found = pipeline.get("serving"), list[Problem]()
     texts = section.get("promote_if") if isinstance(section, Mapping) else None
     classes = num_classes(pipeline.get("model"))
@@ -104,7 +111,7 @@ def check_conditions(pipeline: Mapping[str, Any]) -> list[Problem]:
         try:
             condition = parse_condition(str(text))
         except InvalidArgumentError:
-            continue  # The section itself says so.
+            continue  # The check of the section `serving` reports the unreadable condition.
         (metric,) = evaluated_entries(pipeline, [condition])[condition.dataset]["metrics"]
         path = f"serving.promote_if.{i}"
         wrong = check_metric(metric, path)
@@ -117,17 +124,14 @@ def check_conditions(pipeline: Mapping[str, Any]) -> list[Problem]:
 
 
 def beyond_range(condition: PromotionCondition, metric: Mapping[str, Any]) -> str:
-    """What is wrong with the number of a condition that no value of its metric can have; empty: it can. Args: metric: a section without mistakes."""
+    """Return a message if the number of a condition is outside the range of its metric; else an empty text. Args: metric: a valid section."""
     if not in_unit_interval(metric) or 0 <= condition.number <= 1:
         return ""
     return f"'{condition}': '{condition.metric}' lies in [0, 1]; write a number between 0 and 1"
 
 
 def _unfit_thresholds(pipeline: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Iterator[Problem]:
-    """Every dataset of the handler whose scores decide between downsampling policies that does not give such a score.
-
-    Which handler that is, is checked by the supervisor.
-    """
+    """Find datasets that lack the score by which the downsampling policy is chosen. The supervisor checks that the named handler exists."""
     if (found := turns_by_score(pipeline)) is None:
         return
     (thresholds, path), metric = found, found[0].metric
@@ -145,7 +149,8 @@ def _unfit_thresholds(pipeline: Mapping[str, Any], evaluation: Mapping[str, Any]
             yield Problem(f"{path}.metric", message)
         elif lower_is_better(of_label[metric]):
             message = (
-                f"low values of '{metric}' are the good ones, and turns go up with the score: take a metric where high is good"
+                f"low values of '{metric}' are good, but the downsampling policies expect a score that rises: choose a metric whose high values are "
+                "good"
             )
             yield Problem(f"{path}.metric", message)
         elif in_unit_interval(of_label[metric]) and (beyond := [value for value in thresholds.values if not 0 <= value <= 1]):
@@ -159,7 +164,7 @@ def _is_wrong(found: Sequence[Problem]) -> bool:
 
 
 def check_dataset_of(pipeline: Mapping[str, Any], dataset: object, path: str) -> list[Problem]:
-    """As `check_dataset`, and what does not fit the rest of the pipeline."""
+    """Return the mistakes of `check_dataset`, and conflicts with the rest of the pipeline."""
     found = _fails_where_training_skips(pipeline.get("data"), dataset, path)
     found += (wrong := check_dataset(dataset, path))
     number = num_classes(pipeline.get("model"))
@@ -170,13 +175,15 @@ def check_dataset_of(pipeline: Mapping[str, Any], dataset: object, path: str) ->
 
 
 def _fails_where_training_skips(data: object, dataset: object, path: str) -> list[Problem]:
-    """Warn of an entry that leaves `on_bad_sample` at `fail` where the section `data` of the same dataset leaves bad samples out."""
+    """Warn of an entry with `on_bad_sample: fail` if the section `data` of the same dataset skips bad samples."""
     if not isinstance(data, Mapping) or not isinstance(dataset, Mapping) or "on_bad_sample" in dataset:
         return []
     name = dataset.get("dataset_id")
     if data.get("on_bad_sample") != "skip" or data.get("dataset_id") != name:
         return []
-    what = f"trainings leave out the bad samples of dataset '{name}' (data.on_bad_sample), and evaluations fail at them"
+    what = (
+        f"trainings leave out the bad samples of dataset '{name}' (data.on_bad_sample), but an evaluation fails at the first one"
+    )
     return [
         Problem(
             f"{path}.on_bad_sample", f"{what}: write on_bad_sample: skip here too, or fail if that is meant", Severity.WARNING
@@ -185,7 +192,7 @@ def _fails_where_training_skips(data: object, dataset: object, path: str) -> lis
 
 
 def _unfit_metrics(metrics: Sequence[Mapping[str, Any]], num_classes: int, path: str) -> list[Problem]:
-    """Every metric that is not for the output of a model with so many classes. The metrics are valid by themselves."""
+    """Find the metrics that do not fit a model with this number of classes. Each metric is valid on its own."""
     found = []
     for i, section in enumerate(metrics):
         _, config = load_policy(METRICS, section, "name", path)
@@ -195,19 +202,21 @@ def _unfit_metrics(metrics: Sequence[Mapping[str, Any]], num_classes: int, path:
 
 
 def _unfit(metric: object, num_classes: int) -> str:
-    """Return why a metric of ours is not for scores of shape (n, num_classes), and what to change; empty: it is, or is not known."""
+    """Explain why a built-in metric does not take scores of shape (n, num_classes), and what to change. Empty if the metric takes these scores,
+    or if this is unknown.
+    """
     match metric:
         case AccuracyConfig() if metric.topn > num_classes:
             return f"topn is {metric.topn}, but the model has {num_classes} classes; lower topn"
         case F1ScoreConfig() if metric.num_classes != num_classes:
             return f"num_classes is {metric.num_classes}, but the model has {num_classes}; correct it, or use {TRANSFORMER}"
         case RocAucConfig() if num_classes > 2:
-            return f"it is for one or two classes, but the model has {num_classes}; use {TRANSFORMER}"
+            return f"it takes one or two classes, but the model has {num_classes}; use {TRANSFORMER}"
     return ""
 
 
 def check_device(device: object, path: str) -> list[Problem]:
-    """Whether models can be evaluated there; a device that this machine lacks counts as unavailable."""
+    """Check whether models can be evaluated on this device. A device that this machine lacks counts as unavailable."""
     if not isinstance(device, str) or not _DEVICE.fullmatch(device):
         return [Problem(path, f"{device!r} is not a device; write cpu, cuda or cuda:N")]
     missing = missing_device(device)
@@ -215,15 +224,12 @@ def check_device(device: object, path: str) -> list[Problem]:
 
 
 def load_dataset(section: Mapping[str, Any], path: str = "evaluation.datasets") -> EvaluationDatasetConfig:
-    """Check and load an entry of `evaluation.datasets`. Raises ConfigError that lists every mistake.
-
-    Args: path: where the entry stands in the file, for messages.
-    """
+    """Check and load an entry of `evaluation.datasets`. Args: path: place of the entry in the file, for messages."""
     refuse(check_dataset(section, path))
     return load_section(EvaluationDatasetConfig, section, path)
 
 
 def _label(section: Mapping[str, Any]) -> str:
-    """The label of the results of a checked metric."""
+    """Return the label of the results of a valid metric."""
     metric = METRICS.get(section["name"])
     return metric.label_of(load_section(metric.Config, section))

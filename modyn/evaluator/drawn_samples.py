@@ -1,4 +1,4 @@
-"""The samples of windows of a stream that are compared, drawn where there are many, and cut into parts that windows have in common."""
+"""Draw the samples of windows to compare, and divide each window into parts that overlapping windows share."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from modyn.records import Int64Array, LabelArray, StreamWindow
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawnSamples:
-    """Samples of a window that are compared, ordered by key. keys, positions: int64 (n,); labels: (n,)."""
+    """The compared samples of a window, ordered by key. keys, positions: int64 (n,); labels: (n,)."""
 
     keys: Int64Array
     positions: Int64Array
-    """In the stream."""
+    """Positions of the samples in the stream."""
     labels: LabelArray
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def take(self, chosen: NDArray[Any]) -> DrawnSamples:
-        """Those of them, by index or mask."""
+        """Return some of the samples, selected by indices or by a mask."""
         return DrawnSamples(self.keys[chosen], self.positions[chosen], self.labels[chosen])
 
     def drawn(self, size: int | None, seed: int) -> DrawnSamples:
@@ -37,8 +37,11 @@ class DrawnSamples:
         return self.take(drawn_indices(self.keys, size, seed))
 
     def parts(self) -> list[Int64Array]:
-        """Indices of the samples by parts, in the order of the stream. A part ends at multiples of `PART` in the stream, so that windows that
-        overlap have most parts in common; where few samples of each stretch were drawn, a part is of as many samples."""
+        """Return the indices of the samples by parts, in the order of the stream.
+
+        A part ends at a multiple of `PART` in the stream, so that overlapping windows share most parts. If only a fraction of the samples was drawn,
+        a part covers a longer range and contains about the same number of samples.
+        """
         order = np.argsort(self.positions, kind="stable").astype(np.int64)
         numbers = self.positions[order] // PART
         if len(order) < (numbers[-1] - numbers[0] - 1) * PART / 2:
@@ -47,7 +50,7 @@ class DrawnSamples:
 
 
 def drawn_of(request: DriftRequest, windows: Sequence[StreamWindow], lister: SampleLister) -> dict[StreamWindow, DrawnSamples]:
-    """The samples of each window, or `sample_size` of them: listed once, also where windows overlap."""
+    """Return the samples of each window, at most `sample_size` samples per window. Samples of overlapping windows are listed once."""
     size, seed = request.question.sample_size, request.question.seed
     held: dict[StreamWindow, list[DrawnSamples]] = {window: [] for window in windows}
     for positions, batch in lister.at_positions(request.run_id, windows):
@@ -55,6 +58,7 @@ def drawn_of(request: DriftRequest, windows: Sequence[StreamWindow], lister: Sam
             inside = is_inside(window, positions, batch.timestamps)
             if inside.any():
                 parts.append(DrawnSamples(batch.keys, positions, batch.labels).take(inside))
+            # Drawing early bounds the memory. It changes nothing, because a draw from the drawn and later samples equals a draw from all of them.
             if size is not None and sum(map(len, parts)) > size + KEYS_PER_READ:
                 held[window] = [_joined(parts).drawn(size, seed)]
     return {window: _joined(parts).drawn(size, seed) for window, parts in held.items()}
@@ -67,10 +71,10 @@ def _joined(parts: Sequence[DrawnSamples]) -> DrawnSamples:
 
 
 def drawn_indices(keys: Int64Array, size: int | None, seed: int) -> Int64Array:
-    """Indices of the `size` keys that have the smallest hashes, ordered by key, int64; None: of all.
+    """Return the indices of the `size` keys with the smallest hashes, ordered by key, int64. None selects all keys.
 
-    So two windows that overlap draw mostly the same samples of what they share, and a sample that a window draws is drawn by each part of
-    the window that holds it (bottom-k sampling).
+    Two overlapping windows therefore draw mostly the same samples of their common part. If a window draws a sample, every part of the window that
+    contains this sample draws the sample too (bottom-k sampling).
     """
     chosen = np.arange(len(keys))
     if size is not None and size < len(keys):
@@ -79,7 +83,7 @@ def drawn_indices(keys: Int64Array, size: int | None, seed: int) -> Int64Array:
 
 
 def hashes(keys: Int64Array, seed: int) -> NDArray[np.uint64]:
-    """A hash of each key, uint64 (n,): keys that differ have hashes that differ. (Steele, Lea and Flood: SplitMix, 2014, the mix of 64 bits.)"""
+    """Hash each key, uint64 (n,). Different keys have different hashes. (Steele, Lea and Flood: SplitMix, 2014, the 64-bit mix.)"""
     seed_bits = np.array([seed & (2**64 - 1)], np.uint64)
     return _mixed(keys.astype(np.int64).view(np.uint64) ^ _mixed(seed_bits))
 

@@ -1,4 +1,4 @@
-"""The task of an evaluation worker: one model, one dataset, many intervals, one forward pass a sample."""
+"""The task of an evaluation worker: one model, one dataset, many intervals, and one forward pass for each sample."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ import torch
 from torch import nn
 
 from modyn.dataset.batch import Batch, on_device
-from modyn.dataset.cache_source import CacheSource
+from modyn.dataset.batch_preprocessing import transform_batch
+from modyn.dataset.cached.cache_source import CacheSource
+from modyn.dataset.code.functions import UserFunction, compile_function
 from modyn.dataset.connections import DatasetSource, PayloadReader, PayloadSource
-from modyn.dataset.features import transformed
-from modyn.dataset.functions import UserFunction, compile_function
 from modyn.dataset.key_loader import KEYS_PER_READ, load_keys
 from modyn.dataset.session_connections import SessionConnections
 from modyn.errors import ConfigError, ModynError, UserCodeError
 from modyn.evaluator.config import EvaluationDatasetConfig, load_dataset
-from modyn.evaluator.metrics import TRANSFORMER, Metric, MetricValue, build_metrics
-from modyn.evaluator.outcomes import outcomes
+from modyn.evaluator.metrics.metrics import TRANSFORMER, Metric, MetricValue, build_metrics
+from modyn.evaluator.metrics.outcomes import outcomes
 from modyn.evaluator.outputs import EvaluationJob, KeptOutputs, write_rows
 from modyn.evaluator.records import AtPositions, InIntervals, OutputKind, Rows, SampleSource, Score
 from modyn.evaluator.samples import SampleLister
@@ -39,38 +39,43 @@ from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
 
 PROGRESS_EVERY_S: Final = 0.3
+"""Smallest number of seconds between two progress messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationInput:
-    """What a model is evaluated on, and how."""
+    """The data and the options of an evaluation."""
 
     dataset: EvaluationDatasetConfig
     source: SampleSource
-    """Its intervals are distinct; they may overlap."""
+    """The samples to evaluate on. The intervals are distinct, but may overlap."""
     storage: StorageClient
     payloads: PayloadReader
     identity: str = ""
-    """Identity of the registered dataset that is meant; NotFoundError if it is another one. Empty: any."""
+    """Identity of the expected registration of the dataset; NotFoundError if the dataset has another identity. Empty accepts any identity."""
     device: str = "cpu"
     progress: Callable[[int, int], None] = lambda seen, total: None
-    """Called after each batch with the samples seen and to see; what it raises ends the evaluation."""
+    """Function called after each batch with the number of samples seen and the number of all samples. An exception of the function ends the
+    evaluation.
+    """
     kept: KeptOutputs | None = None
-    """Outputs of earlier evaluations, which are used again; new ones are added if all goes well. None: outputs are not kept."""
+    """Outputs of earlier evaluations, which are reused; new outputs are added if the evaluation succeeds. None if outputs are not kept."""
     keys_per_listing: int = KEYS_PER_READ
-    """Keys in one batch of the listing."""
+    """Number of keys in one batch of the listing."""
     selector: SelectorClient | None = None
-    """Where positions are looked up."""
+    """Client that looks up positions of a stream."""
     payload_source: PayloadSource | None = None
-    """Where processes that decode find payloads; None: threads decode."""
+    """Client from which decoding processes fetch payloads; None if threads decode."""
     cache: CacheSource | None = None
-    """Of the samples, before they are passed; None: there is none."""
+    """Cache of the samples before the forward pass; None without a cache."""
     preprocessing: Preprocessing | None = None
-    """The statistics of the model, which make its inputs of columns and do not change; None: samples are decoded to its inputs."""
+    """Preprocessing with the model's fixed statistics, which makes the model's inputs from columns. None if samples are decoded to the model's
+    inputs.
+    """
 
     @property
     def intervals(self) -> Sequence[Interval]:
-        """Those that scores are for: of keys and positions one that holds all times."""
+        """Return the intervals to score. For keys and positions, the result is one interval that contains all times."""
         return self.source.intervals if isinstance(self.source, InIntervals) else [Interval()]
 
     @property
@@ -78,12 +83,13 @@ class EvaluationInput:
         return SampleLister(self.dataset.dataset_id, self.identity, self.storage, self.selector, self.keys_per_listing)
 
     def count_samples(self) -> int:
-        """About how many samples there are, for progress."""
+        """Return the approximate number of samples, for progress."""
         return self._lister.count(self.source)
 
     def list_samples(self) -> Iterator[SampleBatch]:
-        """The samples of the source, as they are listed now. Of intervals and keys those with labels alone; a policy says by its windows whether it
-        looks at labels."""
+        """Return the samples of the source as listed now. Intervals and keys list only samples with labels; for positions, the policy's windows
+        decide whether samples without labels are listed.
+        """
         for batch in self._lister.batches(self.source):
             if isinstance(self.source, AtPositions) or (has := has_label(batch.labels)).all():
                 yield batch
@@ -92,14 +98,15 @@ class EvaluationInput:
 
 
 def run(job: EvaluationJob, connection: JobConnection) -> list[Score] | list[Path]:
-    """Task of a worker process: fetch the model, pass the samples through it, return the scores, or the files with the rows.
+    """Run the task of a worker process: fetch the model, pass the samples through it, return the scores or the files with the rows.
 
-    Progress messages are (samples seen, samples in all). Raises CancelledError when the job is asked to stop.
+    Progress messages are pairs: number of samples seen, number of all samples. Raises CancelledError when the job is stopped.
     """
     last = 0.0
 
     def progress(seen: int, total: int) -> None:
         nonlocal last
+        # Every batch looks for a request to stop, but only some batches send a message.
         connection.check()
         if time.monotonic() - last >= PROGRESS_EVERY_S or seen == total:
             last = time.monotonic()
@@ -132,20 +139,20 @@ def run(job: EvaluationJob, connection: JobConnection) -> list[Score] | list[Pat
 
 
 def evaluate(model: nn.Module, inputs: EvaluationInput) -> list[Score]:
-    """Every metric of the input's dataset on every one of its intervals: by interval, then by metric in the order of the section.
+    """Compute every metric of the input's dataset on every interval: ordered by interval, then by metric in the order of the section.
 
-    Each sample of the source is fetched, decoded and passed through the model once, unless its output is kept. The model is left in evaluation
-    mode on the input's device.
+    Each sample of the source is fetched, decoded and passed through the model once, unless the sample's output is kept. Afterwards the model is in
+    evaluation mode on the input's device.
 
-    Raises: ConfigError: the device is not there. UserCodeError: a function of the section failed. DataError, NotFoundError,
-    UnavailableError: samples cannot be read.
+    Raises: ConfigError: the device does not exist. UserCodeError: a function of the section failed. DataError, NotFoundError, UnavailableError:
+    samples cannot be read.
     """
     dataset, intervals = inputs.dataset, inputs.intervals
     by_metric = [build_metrics(section, len(intervals)) for section in dataset.metrics]
     metrics_by_interval = [IntervalMetrics(interval, metrics) for interval, *metrics in zip(intervals, *by_metric, strict=True)]
     transform = _Transformers(dataset)
     samples = _FreshSamples(inputs)
-    with closing(_passed(model, forward, inputs, samples)) as batches:
+    with closing(_pass_samples(model, forward, inputs, samples)) as batches:
         for batch in batches:
             outputs = transform(batch.output, batch.keys)
             for number, inside in members(intervals, batch.timestamps):
@@ -156,23 +163,23 @@ def evaluate(model: nn.Module, inputs: EvaluationInput) -> list[Score]:
 
 
 def measure(model: nn.Module, inputs: EvaluationInput, kind: OutputKind) -> Iterator[Rows]:
-    """The logits, embeddings or outcomes of the samples of the source, in batches and in any order; as `evaluate` in all else.
+    """Return the logits, embeddings or outcomes of the samples of the source, in batches and in any order. For everything else, see `evaluate`.
 
-    Raises: ConfigError: the model has no last layer, or is no classifier, and outcomes are asked for. UserCodeError: it offers an `embedding`
-    that is not one row a sample.
+    Raises: ConfigError: the model has no last layer, or outcomes are requested and the model is not a classifier. UserCodeError: the model's
+    `embedding` does not return one row for each sample.
     """
     call = embedding if kind is OutputKind.EMBEDDINGS else logits
-    with closing(_passed(model, call, inputs, _FreshSamples(inputs))) as batches:
+    with closing(_pass_samples(model, call, inputs, _FreshSamples(inputs))) as batches:
         for batch in batches:
             if not isinstance(batch.output, torch.Tensor) or batch.output.shape[:1] != (len(batch.keys),):
-                raise UserCodeError(f"`embedding` of {type(model).__name__} must return one tensor with a row a sample")
+                raise UserCodeError(f"`embedding` of {type(model).__name__} must return one tensor with one row for each sample")
             output = outcomes(batch.output, batch.labels) if kind is OutputKind.OUTCOMES else batch.output
             labels, output = (t.float() if t.dtype is torch.bfloat16 else t for t in (batch.labels, output))
             yield Rows(batch.keys, batch.timestamps, np.array(labels.cpu().numpy()), np.array(output.cpu().numpy()))
 
 
 def _write_chunks(chunks: Iterator[Rows], folder: Path) -> list[Path]:
-    """Write rows into files of the folder, and return these."""
+    """Write rows into files of the folder, and return the files."""
     files = []
     for number, rows in enumerate(chunks):
         files.append(folder / f"measured-{number}")
@@ -182,7 +189,7 @@ def _write_chunks(chunks: Iterator[Rows], folder: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class _Passed:
-    """Samples that have been passed through the model, and its output for them, on the device."""
+    """Samples that have passed through the model, and the model's output for these samples, on the device."""
 
     keys: Int64Array
     timestamps: Int64Array
@@ -190,10 +197,10 @@ class _Passed:
     output: Any
 
 
-def _passed(
+def _pass_samples(
     model: nn.Module, call: Callable[[nn.Module, Data], Any], inputs: EvaluationInput, samples: _FreshSamples
 ) -> Generator[_Passed, None, None]:
-    """The one pass: each sample of the source through the model, or out of what is kept. call: of the model, for a batch."""
+    """Pass each sample of the source through the model once, or read the sample's kept output. Args: call: calls the model for a batch."""
     dataset, device, kept = inputs.dataset, inputs.device, inputs.kept
     total, seen, cached = inputs.count_samples(), 0, Counter[str]()
     batches = load_keys(
@@ -212,7 +219,7 @@ def _passed(
             keys = batch.keys.numpy()
             timestamps = samples.take_timestamps(keys)
             if inputs.preprocessing is not None:
-                batch = transformed(batch, inputs.preprocessing)  # noqa: PLW2901
+                batch = transform_batch(batch, inputs.preprocessing)  # noqa: PLW2901
             output = call(model, batch.data)
             if kept is not None:
                 kept.add(_rows(batch, timestamps, output))
@@ -223,7 +230,8 @@ def _passed(
         if inputs.cache is not None:
             get_logger("evaluation").info("samples", num_passed=seen, num_cached=dict(+cached))
         if kept:
-            # Listed again, now that `samples.listed` is complete: samples deleted since then count as listed and not seen.
+            # Kept outputs are read after the new ones, because `samples.listed` is complete only now. Samples that were deleted after the listing
+            # count as not evaluated.
             for listed in inputs.list_samples():
                 for rows in kept.rows(listed.keys, listed.timestamps, dataset.batch_size):
                     outputs, labels = (torch.from_numpy(column).to(device) for column in (rows.outputs, rows.labels))
@@ -235,17 +243,17 @@ def _passed(
 
 
 def _rows(batch: Batch, timestamps: Int64Array, output: Any) -> Rows | None:
-    """What is kept of a batch, as copies; None for an output that is not one plain tensor with a row a sample."""
+    """Copy the rows of a batch to be kept. Return None if the output is not one plain tensor with one row for each sample."""
     if not isinstance(output, torch.Tensor) or output.shape[:1] != (len(batch),) or output.layout != torch.strided:
         return None
-    if torch.bfloat16 in (output.dtype, batch.labels.dtype):  # unknown to NumPy
+    if torch.bfloat16 in (output.dtype, batch.labels.dtype):  # a dtype that NumPy does not have
         return None
     outputs, labels = (np.array(tensor.cpu().numpy()) for tensor in (output, batch.labels))
     return Rows(np.array(batch.keys.numpy()), timestamps, labels, outputs)
 
 
 class IntervalMetrics:
-    """The metrics of one interval and the number of samples that they have seen."""
+    """The metrics of one interval, and the number of samples that the metrics have seen."""
 
     def __init__(self, interval: Interval, metrics: list[Metric]) -> None:
         self._interval = interval
@@ -253,9 +261,9 @@ class IntervalMetrics:
         self._seen = 0
 
     def update(self, outputs: list[Any], labels: torch.Tensor, inside: Int64Array) -> None:
-        """Add the samples of one batch that lie in the interval.
+        """Add the samples of one batch that are in the interval.
 
-        Args: outputs: for each metric, in order, its input for the batch. labels: (n,). inside: int64, positions in the batch.
+        Args: outputs: the input of each metric for the batch, in order. labels: (n,). inside: int64, positions in the batch.
         """
         self._seen += len(inside)
         index = slice(None) if len(inside) == len(labels) else torch.from_numpy(inside).to(labels.device)
@@ -263,9 +271,9 @@ class IntervalMetrics:
             metric.update(output[index], labels[index])
 
     def scores(self, num_listed: int) -> Iterator[Score]:
-        """Return one score for each metric. Args: num_listed: samples of the interval, those deleted meanwhile included."""
+        """Return one score for each metric. Args: num_listed: number of samples of the interval, including samples deleted during the evaluation."""
         for metric in self._metrics:
-            found = metric.value() if self._seen else MetricValue(None, "undefined: there are no samples in the interval")
+            found = metric.value() if self._seen else MetricValue(None, "undefined: the interval has no samples")
             notes = [found.note] if found.note else []
             if self._seen < num_listed:
                 notes.append(
@@ -275,7 +283,7 @@ class IntervalMetrics:
 
 
 class _Transformers:
-    """The metrics' evaluation transformers: each distinct one is called once a batch."""
+    """The evaluation transformers of the metrics. Each distinct transformer is called once for each batch."""
 
     def __init__(self, dataset: EvaluationDatasetConfig) -> None:
         self._dataset_id = dataset.dataset_id
@@ -285,7 +293,7 @@ class _Transformers:
         }
 
     def __call__(self, output: Any, keys: Int64Array) -> list[Any]:
-        """What each metric gets of the model's output for these samples."""
+        """Return the input of each metric for the model's output of these samples."""
 
         def named() -> str:
             return f"the model's output for {len(keys)} samples of dataset '{self._dataset_id}', the first of which is {int(keys[0])}"
@@ -300,7 +308,9 @@ class _Transformers:
                 given = (
                     f"a tensor of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
                 )
-                raise UserCodeError(f"metrics need one row a sample: {what} returned {given} in {named()}; use {TRANSFORMER}")
+                raise UserCodeError(
+                    f"metrics need one row for each sample: {what} returned {given} in {named()}; use {TRANSFORMER}"
+                )
         return [outputs[text] for text in self._texts]
 
 
@@ -309,7 +319,7 @@ def _evaluating(model: nn.Module, device: str) -> Iterator[None]:
     if missing := missing_device(device):
         raise ConfigError(f"evaluation.device: {missing}")
     if device.startswith("cuda"):
-        # Code that asks for the current GPU must not take memory of the first one.
+        # User code that asks for the current GPU must not allocate memory on the first one.
         torch.cuda.set_device(torch.device(device).index or 0)
     model.to(device)
     model.eval()
@@ -318,17 +328,17 @@ def _evaluating(model: nn.Module, device: str) -> Iterator[None]:
 
 
 class _FreshSamples:
-    """The stream of keys in the input's intervals without a kept output, and the timestamps of those that come back as batches.
+    """The stream of the keys of samples without a kept output, and the timestamps of these samples until they return in batches.
 
-    Used by two threads without a lock: one pulls the keys and enters their timestamps, the other takes them out afterwards; to enter and
-    to take a key are single operations.
+    Two threads use this object without a lock. One thread reads the keys and inserts the timestamps; the other thread removes the timestamps
+    afterwards. Inserting and removing a key are atomic operations.
     """
 
     def __init__(self, inputs: EvaluationInput) -> None:
         self._inputs = inputs
         self._timestamps: dict[int, int] = {}
         self.listed = [0] * len(inputs.intervals)
-        """Samples that storage listed for each interval; complete once `keys` is exhausted."""
+        """Number of samples that storage listed for each interval; complete once `keys` is exhausted."""
 
     def keys(self) -> Iterator[Int64Array]:
         kept = self._inputs.kept
@@ -342,17 +352,18 @@ class _FreshSamples:
                 yield keys
 
     def take_timestamps(self, keys: Int64Array) -> Int64Array:
-        """int64 (n,). To be called once for each batch that has come back. Raises ModynError for a key that is not in the stream."""
+        """Remove and return the timestamps, int64 (n,). This method is called once for each returned batch. Raises ModynError for a key that is not
+        in the stream."""
         try:
             return np.array([self._timestamps.pop(key) for key in keys.tolist()], np.int64)
         except KeyError as error:
-            raise ModynError(f"storage answered key {error}, which was not asked for, or listed it twice") from None
+            raise ModynError(f"storage returned key {error}, which was not requested, or listed it twice") from None
 
 
 def members(intervals: Sequence[Interval], timestamps: Int64Array) -> Iterator[tuple[int, Int64Array]]:
-    """For each interval that holds any of the samples: its number, and the positions of those it holds.
+    """Yield each interval that contains any of the samples: the number of the interval, and the positions of the samples in the interval.
 
-    Args: intervals: in any order; they may overlap. timestamps: int64 (n,).
+    Args: intervals: in any order; intervals may overlap. timestamps: int64 (n,).
     """
     if not len(timestamps):
         return

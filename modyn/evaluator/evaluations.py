@@ -1,4 +1,6 @@
-"""Evaluations from request to result: those that share model and dataset become one job, and a bounded number of jobs runs at once."""
+"""Evaluations from request to result. Evaluations with the same model and dataset become one job, and a limited number of jobs runs at the same
+time.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ from typing import Final
 
 from prometheus_client import Counter
 
-from modyn.dataset.code_versions import code_version
+from modyn.dataset.code.code_versions import code_version
 from modyn.errors import CancelledError, ConflictError, ModynError, NotFoundError, UnavailableError
 from modyn.evaluator.client import EvaluationRequest, EvaluationStatus
 from modyn.evaluator.config import load_dataset
-from modyn.evaluator.metrics import METRICS, TRANSFORMER
+from modyn.evaluator.metrics.metrics import METRICS, TRANSFORMER
 from modyn.evaluator.outputs import EvaluationJob
 from modyn.evaluator.records import DriftRequest, InIntervals, MeasureRequest, SampleSource, Score, check_intervals
 from modyn.evaluator.store import EvaluationStore, ScoreKey
@@ -28,44 +30,45 @@ from modyn.run_ids import check_run_id
 from modyn.storage.client import StorageClient
 from modyn.workers import Job, JobSpec, JobTable, WorkerPool
 
-JOBS = Counter("modyn_evaluation_jobs", "Evaluation jobs that ended", ["outcome"])
-SCORES = Counter("modyn_evaluation_scores", "Values of metrics that were computed")
+JOBS = Counter("modyn_evaluation_jobs", "Finished evaluation jobs", ["outcome"])
+SCORES = Counter("modyn_evaluation_scores", "Computed values of metrics")
 
 COALESCE_S: Final = 0.03
-"""Seconds that a request waits for others with the same model and dataset, so that handlers share one pass over the samples."""
+"""Seconds that a request waits for other requests with the same model and dataset, so that handlers share one pass over the samples."""
 MAX_WAITING: Final = 10_000
-"""Live evaluations; further ones are refused until some have ended."""
+"""Largest number of unfinished evaluations; further requests are refused until evaluations have ended."""
 
 _NO_CODE: Final = ("batch_size", "dataloader_workers")
+"""Options of a dataset that name no code of users. Evaluations that differ only in these options share a session."""
 
 MakeJob = Callable[[EvaluationRequest | MeasureRequest, SampleSource, DataVersion], EvaluationJob]
-"""Makes what a worker gets, for a request that names model, dataset and device, samples (distinct intervals), and the version of the data."""
+"""Makes the job of a worker from a request (model, dataset, device), the samples (distinct intervals), and the version of the data."""
 
 
 @dataclass(eq=False)
 class _Group:
-    """Evaluations that differ in handler and intervals only."""
+    """Evaluations that differ only in handler and intervals."""
 
     created: float
     samples: str
-    """The pass over samples: one model and one way of decoding a dataset."""
+    """Name of the pass over samples. The name is equal for the same model and the same decoding of a dataset."""
     data: DataVersion
-    """Without an identity until the group begins."""
+    """Version of the data. The identity in this version is empty until the group starts."""
     digests: dict[str, str]
-    """The digest of each metric, by its label."""
+    """Digest of each metric, by the label of the metric."""
     requests: dict[str, EvaluationRequest] = field(default_factory=dict)
     known: dict[ScoreKey, Score] = field(default_factory=dict)
-    """Scores that need not be computed again."""
+    """Stored scores that the group need not compute again."""
     names: str = ""
-    """Names of the evaluations with which the group began, for messages."""
+    """Names of the evaluations at the start of the group, for messages."""
     job: Job | None = None
 
 
 class Evaluations:
     """All evaluations of the service. Thread-safe.
 
-    Known scores are used again only for the same registration of the dataset and the same code, and while storage counts as many samples and
-    as many deleted ones.
+    Known scores are reused only for the same registration of the dataset and the same code. If the number of samples or of deleted samples in storage
+    has changed, the scores are computed again.
     """
 
     def __init__(
@@ -84,47 +87,49 @@ class Evaluations:
         self._max_jobs = max_jobs
         self._coalesce_s = coalesce_s
         self._logger = get_logger("evaluations")
-        # Live evaluations only: the store holds those that have ended.
+        # The table has only unfinished evaluations; the store holds the finished evaluations.
         self.table: JobTable[str, EvaluationStatus] = JobTable(self._stored, num_ended=0)
         self._changed = self.table.changed
-        """Protects the groups below as well."""
+        """Condition variable of the table of evaluations. The condition also protects the fields below, and wakes the dispatcher."""
         self._waiting: dict[str, _Group] = {}
         self._running: list[_Group] = []
         self._closed = False
         if abandoned := store.abandon_unfinished():
             self._logger.warning("abandoned_evaluations", number=abandoned)
+        # A daemon: the interpreter does not wait for it if the service ends without `close`.
         self._dispatcher = threading.Thread(target=self._dispatch, name="evaluations", daemon=True)
         self._dispatcher.start()
 
     def close(self) -> None:
-        """Start nothing more. The pool ends the running jobs."""
+        """Start no further jobs. The pool stops the running jobs."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        # The dispatcher submits to the pool, which is closed next. Bounded: it may be in a call to storage.
+        # The dispatcher submits to the pool, which is closed next. The wait is bounded, because the dispatcher may be in a call to storage.
         self._dispatcher.join(5)
 
     def warm_up(self) -> None:
-        """Prepare for evaluations that are soon to come: the first one then finds PyTorch imported."""
+        """Prepare for evaluations that follow soon, so that PyTorch is imported before the first evaluation."""
         self._pool.warm_up()
 
     def start(self, request: EvaluationRequest) -> EvaluationStatus:
-        """Start an evaluation, or find the one that runs or has finished. One that failed or was stopped is started again, and so is one
-        whose data or code have changed since.
+        """Start an evaluation, or return the status if the evaluation is running or finished. An evaluation is started again if the evaluation failed
+        or was stopped, or if the data or the code have changed.
 
-        Raises: ConfigError: the section of the dataset is wrong. InvalidArgumentError: an interval is. NotFoundError, UnavailableError: it has
-        finished, and its dataset is gone, or storage cannot be asked for it.
+        Raises: ConfigError: the section of the dataset is wrong. InvalidArgumentError: an interval is wrong. NotFoundError, UnavailableError: the
+        evaluation has finished, and the dataset of the evaluation does not exist any more, or storage is unavailable.
         """
         load_dataset(request.dataset)
         check_run_id(request.run_id)
         check_intervals(request.intervals)
         id_ = request.evaluation_id
-        # Storage is asked outside the lock of the table; where two ask at once, the second finds the evaluation live, or all scores known.
+        # Storage is called without holding the lock of the table. If two callers arrive together, the second caller finds the evaluation running, or
+        # finds all scores.
         finished = self._finished(request)
         return self.table.start(id_, lambda: finished, lambda: self._queue(id_, request))
 
     def _finished(self, request: EvaluationRequest) -> EvaluationStatus | None:
-        """The status of an evaluation that has finished, if it would give the same scores now."""
+        """Return the status of a finished evaluation, if the evaluation would give the same scores now."""
         status = self._store.status(request.evaluation_id)
         if status is None or status.state is not JobState.FINISHED:
             return None
@@ -138,8 +143,8 @@ class Evaluations:
         identity = found.identity
         if request.dataset_identity not in ("", identity):
             raise NotFoundError(
-                f"dataset '{name}' is not the one that run {request.run_id} is evaluated on: it was deleted and registered again, and scores on "
-                "other samples would stand in one matrix with those of before; register the samples under a name of their own, NAME, "
+                f"dataset '{name}' is not the one that run {request.run_id} is evaluated on: it was deleted and registered again, so its scores "
+                "would mix with scores of other samples; register the samples under a name of their own, NAME, "
                 f"and score them by `modyn evaluate {request.run_id} --dataset NAME`"
             )
         return DataVersion(identity, decoding, found.num_deleted)
@@ -147,10 +152,11 @@ class Evaluations:
     def _queue(self, id_: str, request: EvaluationRequest) -> EvaluationStatus:
         with self._changed:
             if self._closed:
-                raise ConflictError("the evaluator is shutting down; start the evaluation again when it is back")
+                raise ConflictError("the evaluator is shutting down; start the evaluation again after its restart")
             if len(self.table) >= MAX_WAITING:
                 raise UnavailableError(f"{len(self.table)} evaluations are queued at the evaluator; try again later")
         status = EvaluationStatus(id_, JobState.QUEUED)
+        # The row must exist before a job can end the evaluation.
         self._store.put(request, status)
         decoding, digests = decoding_digest(request.dataset), metric_digests(request.dataset)
         samples = f"{request.model_id} {decoding}"
@@ -161,7 +167,7 @@ class Evaluations:
             return self.table.set(id_, status)
 
     def _stored(self, evaluation_id: str) -> EvaluationStatus:
-        """The status of an evaluation that is not live: it has ended, and its end is stored, unless the database was gone then."""
+        """Return the stored status of a finished evaluation, unless the database was unavailable when the evaluation finished."""
         status = self._store.status(evaluation_id)
         if status is None:
             raise NotFoundError(f"there is no evaluation '{evaluation_id}'; start it first")
@@ -171,21 +177,23 @@ class Evaluations:
         return status
 
     def stop(self, evaluation_id: str) -> None:
-        """Stop an evaluation; nothing happens if it has ended. Others that share its job go on."""
+        """Stop an evaluation. A finished evaluation is not changed. Other evaluations of the same job continue."""
         with self._changed:
             known = self.table.get(evaluation_id) is not None
             groups = [g for g in (*self._waiting.values(), *self._running) if evaluation_id in g.requests]
             request = groups[0].requests.pop(evaluation_id) if groups else None
+            # The job is stopped only if no other evaluation needs it.
             job = groups[0].job if groups and not groups[0].requests else None
         if request is not None:
             self._end(request, CancelledError(f"{request} was stopped on request"))
             if job is not None:
                 job.stop()
         elif not known:
+            # This raises NotFoundError for an id that does not exist.
             self.table.status(evaluation_id)
 
     def delete_run(self, run_id: RunId) -> None:
-        """Stop the evaluations of a run and delete them with their results."""
+        """Stop the evaluations of a run, and delete these evaluations and their results."""
         for evaluation_id in self._store.evaluation_ids(run_id):
             self.stop(evaluation_id)
         self._store.delete_run(run_id)
@@ -194,12 +202,12 @@ class Evaluations:
         while group := self._take():
             try:
                 self._begin(group)
-            except Exception as error:  # whatever fails here fails these evaluations, not the others
+            except Exception as error:  # An error here fails these evaluations only.
                 self._logger.exception("cannot_begin_evaluation")
-                self._concluded(group, _as_error(error, f"{group.names} cannot begin"))
+                self._conclude(group, _as_error(error, f"{group.names} cannot start"))
 
     def _take(self) -> _Group | None:
-        """Wait for a group that may begin, and count it as running. None: the service ends."""
+        """Wait for a group that may start, and count the group as running. Return None if the service is stopping."""
         with self._changed:
             while not self._closed:
                 key, wait_s = self._ready()
@@ -208,14 +216,15 @@ class Evaluations:
                     group.names = " and ".join(dict.fromkeys(map(str, group.requests.values())))
                     self._running.append(group)
                     return group
-                # Until a group is old enough, a job ends or is queued, or `close` is called: the last three notify.
+                # Wakes when a group is old enough, a job ends or is queued, or `close` is called; the last three notify.
                 self._changed.wait(wait_s)
         return None
 
     def _ready(self) -> tuple[str | None, float | None]:
-        """The first group that may begin now; if there is none, the seconds until one will; None: something else has to happen.
+        """Return the first group that may start now. If no group may start, return the seconds until a group may start; None means to wait for a
+        notification.
 
-        A job over the same samples must end first: its results or outputs may be all that the group needs.
+        A group waits for a running job over the same samples, because the results or outputs of this job may be all that the group needs.
         """
         if len(self._running) >= self._max_jobs:
             return None, None
@@ -231,13 +240,13 @@ class Evaluations:
             group.data = self._data_version(requests[0], group.data.decoding)
             group.known, missing = self._find_known(requests, group.data, group.digests)
         if not missing:
-            self._concluded(group, [])
+            self._conclude(group, [])
             return
         self._set_all(group, JobState.RUNNING)
         evaluation = self._make_job(requests[0], InIntervals(missing), group.data)
 
-        def ended(job: Job) -> None:
-            # Not in the worker, which may have been killed.
+        def conclude(job: Job) -> None:
+            # The folder is removed here and not by the worker, because the worker may have been killed.
             outcome: list[Score] | ModynError
             try:
                 rmtree(evaluation.scratch, ignore_errors=True)
@@ -245,10 +254,10 @@ class Evaluations:
                 outcome = job.error or job.result()
                 if not isinstance(outcome, ModynError):
                     SCORES.inc(len(outcome))
-            except Exception as error:  # of any class: the evaluations must end
+            except Exception as error:  # Every class of exception is handled, because the evaluations must end.
                 self._logger.exception("cannot_read_scores", job=job.name)
                 outcome = _as_error(error, f"the answer of {job.name} cannot be read")
-            self._concluded(group, outcome)
+            self._conclude(group, outcome)
 
         spec = JobSpec(
             "modyn.evaluator.evaluate:run",
@@ -258,24 +267,27 @@ class Evaluations:
             session=session_key(requests[0]),
             device=requests[0].device,
         )
-        job = self._pool.submit(spec, on_message=lambda message: self._set_all(group, JobState.RUNNING, *message), on_done=ended)
+        job = self._pool.submit(
+            spec, on_message=lambda message: self._set_all(group, JobState.RUNNING, *message), on_done=conclude
+        )
         with self._changed:
             group.job = job
             unwanted = not group.requests
-        if unwanted:
+        if unwanted:  # All evaluations of the group were stopped while the job was being submitted.
             job.stop()
 
     def _find_known(
         self, requests: Sequence[EvaluationRequest], data: DataVersion, digests: Mapping[str, str]
     ) -> tuple[dict[ScoreKey, Score], list[Interval]]:
-        """Look for scores that are stored already, of requests with one model and dataset; return them, and the distinct intervals of which
-        any is missing. digests: of each metric, by its label."""
+        """Find stored scores for requests with one model and dataset. Return these scores, and the distinct intervals with missing scores."""
         dataset = str(requests[0].dataset["dataset_id"])
         stored = self._store.known(requests[0].model_id, data)
         known: dict[ScoreKey, Score] = {}
         missing: list[Interval] = []
         for interval in dict.fromkeys(Interval(i.start, i.end) for request in requests for i in request.intervals):
             found = {key: stored[key] for digest in digests.values() if (key := (interval, digest)) in stored}
+            # All metrics of the interval have stored scores. They are valid only if the interval has the same samples now, and each score covers all
+            # of them.
             if len(found) == len(set(digests.values())):
                 num_listed = self._storage.count_samples(dataset, interval, identity=data.identity)
                 if all(score.num_listed == score.num_samples == num_listed for score in found.values()):
@@ -284,8 +296,8 @@ class Evaluations:
             missing.append(interval)
         return known, missing
 
-    def _concluded(self, group: _Group, outcome: list[Score] | ModynError) -> None:
-        """The group's job has ended: store its scores for each evaluation, and let the next job begin."""
+    def _conclude(self, group: _Group, outcome: list[Score] | ModynError) -> None:
+        """Store the scores of the group's job for each evaluation, and allow the next job to start."""
         with self._changed:
             requests = list(group.requests.values())
             group.requests.clear()
@@ -296,6 +308,7 @@ class Evaluations:
                 else:
                     self._finish(request, group, outcome)
         finally:
+            # The group ends even after an error, because the next job would otherwise never start.
             with self._changed:
                 self._running = [running for running in self._running if running is not group]
                 self._changed.notify_all()
@@ -307,7 +320,7 @@ class Evaluations:
             self._store.finish(request, status, group.known | computed, group.data, group.digests)
         except Exception as error:
             self._logger.exception("cannot_keep_results", evaluation_id=status.evaluation_id)
-            self._end(request, _as_error(error, f"the results of {request} cannot be kept"))
+            self._end(request, _as_error(error, f"the results of {request} cannot be stored"))
         else:
             self.table.settle(status.evaluation_id, lambda _: status)
 
@@ -318,7 +331,7 @@ class Evaluations:
         try:
             self._store.put(request, status)
         except Exception:
-            # Watchers get the end; the row stays queued until the next start of the service, which makes it stopped.
+            # Watchers get the final status. The row stays queued until the next start of the service, which marks it as stopped.
             self._logger.exception("cannot_store_end_of_evaluation", evaluation_id=status.evaluation_id)
         self.table.settle(status.evaluation_id, lambda _: status)
 
@@ -332,9 +345,8 @@ class Evaluations:
 
 
 def session_key(request: EvaluationRequest | MeasureRequest | DriftRequest) -> str:
-    """Equal for requests that one worker process may do one after the other: those of one run whose datasets run the same code.
-
-    So drift and performance of one run share a worker, which keeps what it has embedded.
+    """Return a key that is equal for requests that one worker process may handle one after the other: requests of one run whose datasets use the same
+    code. Drift and performance of a run therefore share a worker, which keeps the embeddings.
     """
     section = {name: value for name, value in request.dataset.items() if name not in ("dataset_id", "metrics", *_NO_CODE)}
     section["metrics"] = sorted({text for metric in request.dataset.get("metrics", ()) if (text := metric.get(TRANSFORMER))})
@@ -342,7 +354,7 @@ def session_key(request: EvaluationRequest | MeasureRequest | DriftRequest) -> s
 
 
 def _as_error(error: Exception, what: str) -> ModynError:
-    """A ModynError that begins with `what`, of the class of `error` if that is one."""
+    """Return a ModynError that begins with `what`. If `error` is a ModynError, the result has the class of `error`."""
     if isinstance(error, ModynError):
         return type(error)(f"{what}: {error.message}")
     return ModynError(f"{what}: {type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""What is compared of samples, kept in the memory of a worker between questions about drift: each sample is passed once through a model."""
+"""Keep the compared values of samples in the memory of a worker between questions about drift, so that a model sees each sample once."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from modyn.errors import DataError
 from modyn.records import Float32Array, Int64Array
 
 _BLOCK: Final = 4096
-"""Rows that are moved at once."""
+"""Number of rows that are moved at once."""
 _RECENT: Final = 4000
-"""Ticks: 2,000 questions of two windows each. Many policies may ask in turn."""
+"""Number of ticks after which a row counts as unused: 2,000 questions of two windows each. Many policies may ask one after the other."""
 
 
 class ValueTable:
-    """Rows of float32 by key, in one array that grows, and when each was asked for last. Not for threads."""
+    """Rows of float32 by key, in one growing array, with the tick of the last use of each row. The table is not thread-safe."""
 
     def __init__(self) -> None:
         self._rows: Float32Array = np.empty((0, 0), np.float32)
         self._num = 0
-        # Of the rows, in their order; and the positions of the rows, by key.
+        # Keys of the rows in their order, and the positions of the rows by key.
         self._keys: Int64Array = np.empty(0, np.int64)
         self._used: Int64Array = np.empty(0, np.int64)
         self._by_key: Int64Array = np.empty(0, np.int64)
@@ -35,22 +35,22 @@ class ValueTable:
 
     @property
     def row_bytes(self) -> int:
-        """Size of one row in bytes; 0 before the first."""
+        """Return the size of one row in bytes; 0 before the first row."""
         return 4 * int(self._rows.shape[1])
 
     @property
     def num_bytes(self) -> int:
-        """Size of all rows in bytes."""
+        """Return the size of all rows in bytes."""
         return self._rows.nbytes
 
     def missing(self, keys: Int64Array) -> Int64Array:
-        """Those of `keys`, int64 (n,), that have no row."""
+        """Return the keys, int64 (n,), that have no row."""
         return keys[self._positions(keys) < 0]
 
     def add(self, keys: Int64Array, rows: Float32Array) -> None:
-        """Append rows, (n, d), of keys that have none. They are found from the next `index` on.
+        """Append rows, (n, d), for keys without a row. The rows are found only after a call of `index`.
 
-        Raises DataError: earlier rows have another width.
+        Raises DataError: the width differs from earlier rows.
         """
         if not self._num:
             self._rows = np.empty((0, rows.shape[1]), np.float32)
@@ -59,7 +59,7 @@ class ValueTable:
                 f"samples of different widths cannot be compared: sample {keys[0]} has {rows.shape[1]} values, and others have {self._rows.shape[1]}"
             )
         if self._num + len(rows) > len(self._rows):
-            # In place where the system can: a copy would take the memory twice.
+            # The array is resized in place if the system supports this, because a copy would double the memory.
             room = max(len(rows), self._num // 4)
             self._rows.resize((self._num + room, rows.shape[1]), refcheck=False)
         self._rows[self._num : self._num + len(rows)] = rows
@@ -67,7 +67,7 @@ class ValueTable:
         self._added.append(keys)
 
     def index(self) -> None:
-        """Make what was added since the last call be found."""
+        """Index the rows that were added since the last call."""
         self._keys = np.concatenate([self._keys, *self._added])
         self._added = []
         self._used = np.concatenate([self._used, np.zeros(self._num - len(self._used), np.int64)])
@@ -75,29 +75,30 @@ class ValueTable:
         self._rows.resize((self._num, self._rows.shape[1]), refcheck=False)
 
     def found(self, keys: Int64Array, now: int) -> NDArray[np.bool_]:
-        """For each key, whether it has a row, bool (n,); those rows count as asked for. Args: now: larger than in all calls before."""
+        """Return for each key whether the key has a row, bool (n,), and mark the found rows as used. Args: now: larger than in all earlier calls."""
         positions = self._positions(keys)
         self._used[positions[positions >= 0]] = now
         return positions >= 0
 
     def take(self, keys: Int64Array) -> Float32Array:
-        """Copies of the rows of the keys, which all have one, (n, d), in their order."""
+        """Return copies of the rows of the keys, (n, d), in the order of the keys. All keys must have a row."""
         return self._rows[self._positions(keys)]
 
     def keep_newest(self, number: int) -> None:
-        """Remove all but the `number` rows that were asked for last."""
+        """Remove all rows except the `number` most recently used rows."""
         kept = np.sort(np.argsort(self._used, kind="stable")[max(0, self._num - number) :])
-        for first in range(0, len(kept), _BLOCK):  # towards the start: nothing that is still needed is overwritten
+        # Rows move towards the start, so that no row is overwritten before it is moved.
+        for first in range(0, len(kept), _BLOCK):
             self._rows[first : first + len(kept[first : first + _BLOCK])] = self._rows[kept[first : first + _BLOCK]]
         self._num, self._keys, self._used = len(kept), self._keys[kept], self._used[kept]
         self.index()
 
     def num_used_since(self, moment: int) -> int:
-        """Rows that were asked for at `moment` or later."""
+        """Return the number of rows that were used at `moment` or later."""
         return int((self._used >= moment).sum())
 
     def _positions(self, keys: Int64Array) -> NDArray[np.int64]:
-        """Where the row of each key lies; -1: nowhere."""
+        """Return the position of the row of each key; -1 if the key has no row."""
         if not len(self._by_key):
             return np.full(len(keys), -1, np.int64)
         ordered = self._keys[self._by_key]
@@ -106,43 +107,46 @@ class ValueTable:
 
 
 class KeptValues:
-    """The tables of a session, by what made their rows: a model, the decoding of samples, and what is taken of them. Not for threads.
+    """The tables of a session, by the source of their rows: a model, the decoding of samples, and the kind of values. The tables are not thread-safe.
 
-    Within one question all rows that it needs are there. `trim` removes at its end what is over a limit: first whole tables, then rows of the
-    last table, each time those that were asked for least recently.
+    During a question, all needed rows are kept. Afterwards `trim` enforces the limit: whole tables are removed first, then rows of the last table,
+    the least recently used rows first.
     """
 
     def __init__(self, recent: int = _RECENT) -> None:
-        """Args: recent: ticks for which a row is kept that nothing asks for."""
+        """Args: recent: number of ticks after which an unused row may be removed."""
         self._recent = recent
         self._tables: OrderedDict[Hashable, ValueTable] = OrderedDict()
         self.clock = 0
         """Number of the last `tick`."""
 
     def table(self, made_by: Hashable) -> ValueTable:
-        """The table of this maker, perhaps a new one; it counts as used now."""
+        """Return the table of this source, which is created if needed. The table counts as used now."""
         found = self._tables.setdefault(made_by, ValueTable())
         self._tables.move_to_end(made_by)
         return found
 
     def tick(self) -> int:
-        """A number that is larger than those before."""
+        """Return a number that is larger than all earlier ticks."""
         self.clock += 1
         return self.clock
 
     def __len__(self) -> int:
-        """How many tables there are."""
+        """Return the number of tables."""
         return len(self._tables)
 
     @property
     def num_bytes(self) -> int:
-        """Size of all rows in bytes."""
+        """Return the size of all rows in bytes."""
         return sum(table.num_bytes for table in self._tables.values())
 
     def trim(self, limit: int, since: int) -> None:
-        """Remove what is over `limit` bytes. Of the last table so much that some room is left, but not what was asked for at `since` or later,
-        as far as that fits. Remove also what no question has asked for recently, where that is most of a table: to find a row takes time that
-        grows with their number; and tables of which nothing was, so that those of earlier models end."""
+        """Remove rows until at most `limit` bytes are used.
+
+        The last table is cut until some space is free, but rows used at `since` or later are kept if the rows fit. Rows without recent use are also
+        removed if these rows are most of a table, because lookup time grows with the number of rows. Tables without recent use, such as the tables
+        of earlier models, are removed too.
+        """
         for name, table in list(self._tables.items()):
             recent = table.num_used_since(self.clock - self._recent)
             if not recent and name != next(reversed(self._tables)):
@@ -153,5 +157,6 @@ class KeptValues:
             self._tables.popitem(last=False)
         for table in self._tables.values():
             if table.num_bytes > limit:
+                # A quarter of the space stays free, so that the next answers do not trim again at once.
                 fitting = limit // table.row_bytes
                 table.keep_newest(min(fitting, max(fitting * 3 // 4, table.num_used_since(since))))

@@ -1,4 +1,4 @@
-"""The task of a worker that measures drift: the samples of pairs of windows of a stream, what is compared of them, and the metrics."""
+"""The task of a worker that measures drift: it lists the samples of pairs of windows, computes the compared values, and calls the metrics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from modyn.evaluator.drift.kept_sums import KeptSums, PartedWindow, PartOfWindow
 from modyn.evaluator.drift.projections import PROJECTIONS, Projection
 from modyn.evaluator.evaluate import EvaluationInput, measure
 from modyn.evaluator.kept_values import KeptValues
-from modyn.evaluator.outcomes import probabilities
+from modyn.evaluator.metrics.outcomes import probabilities
 from modyn.evaluator.outputs import DriftJob
 from modyn.evaluator.records import (
     AtPositions,
@@ -56,22 +56,23 @@ _OUTPUTS: Final = {ComparedData.EMBEDDINGS: OutputKind.EMBEDDINGS, ComparedData.
 
 @dataclass(slots=True)
 class DriftMemory:
-    """What the commands of one session leave for the next: values of samples, and what never changes, the registered datasets of runs
-    (`SampleLister.registered`)."""
+    """Values of samples and registered datasets of runs (`SampleLister.registered`, which never change), kept for all commands of a worker
+    session.
+    """
 
     values: KeptValues
     model: SessionModel | None = None
-    """Whose outputs are compared, while a question is answered."""
+    """The model whose outputs are compared, while a question is answered."""
     registered: dict[RunId, tuple[str, str]] = field(default_factory=dict)
     sums: KeptSums = field(default_factory=KeptSums)
-    """Over pairs of samples, by what these are of."""
+    """Sums over pairs of samples."""
 
 
 def run(job: DriftJob, connection: JobConnection) -> list[MeasuredDrift]:
-    """Task of a worker process: answer the question about each pair of windows. The model and the values of samples stay in the memory of the
+    """Run the task of a worker process: answer the question for each pair of windows. The model and the values of samples stay in memory for the
     session.
 
-    Raises CancelledError when the job is asked to stop, and otherwise as `measure_drifts`.
+    Raises CancelledError when the job is stopped, and the errors of `measure_drifts`.
     """
     request, config = job.request, job.config
     configure_logs("evaluator_worker", config.evaluator.log_level)
@@ -98,6 +99,7 @@ def run(job: DriftJob, connection: JobConnection) -> list[MeasuredDrift]:
         preprocessing=None if memory.model is None else memory.model.preprocessing(dataset),
     )
     answers = measure_within(config.evaluator.session_embeddings_bytes, request, job.data, inputs, memory)
+    # The session holds the model. A second reference would keep it in memory while the next job loads another model.
     memory.model = None
     return answers
 
@@ -105,7 +107,8 @@ def run(job: DriftJob, connection: JobConnection) -> list[MeasuredDrift]:
 def measure_within(
     limit: int, request: DriftRequest, data: DataVersion, inputs: EvaluationInput, memory: DriftMemory
 ) -> list[MeasuredDrift]:
-    """As `measure_drifts`, and at most `limit` bytes of values are left in memory."""
+    """Call `measure_drifts`, and keep at most `limit` bytes of values in memory afterwards."""
+    # Values that this question uses from now on stay as long as possible, because the next pair of windows needs most of them.
     since, answers = memory.values.clock + 1, list[MeasuredDrift]()
     for measured in measure_drifts(request, data, inputs, memory):
         answers.append(measured)
@@ -118,14 +121,13 @@ def measure_within(
 def measure_drifts(
     request: DriftRequest, data: DataVersion, inputs: EvaluationInput, memory: DriftMemory
 ) -> Iterator[MeasuredDrift]:
-    """Answer the question about each pair of windows in turn: draw the samples of both, make what is compared of those for which none is kept,
-    and measure. What several pairs have in common is listed, made and summed over once.
+    """Answer the question for each pair of windows in turn: draw the samples of both windows, compute the values that are not kept, and measure.
 
-    Args: data: what the samples are decoded from, and how. inputs: by what they are decoded and passed; its source is replaced.
-        memory: holds the model, if one is needed; the values that are made are added to it.
-    Yields: distances of the metrics that have enough samples, `min_samples`; none where the projection has too few.
-    Raises: ConfigError: a metric or the projection is wrong, the model has no embedding, or the device is not there. DataError: what is
-    compared is not finite. UserCodeError: a metric or what decodes samples failed. NotFoundError, UnavailableError: samples cannot be read.
+    Args: data: the dataset, and how its samples are decoded. inputs: how samples are decoded and passed through the model; the source of these inputs
+    is replaced. memory: holds the model, if a model is needed; new values are added to the memory.
+    Yields: distances of the metrics that have at least `min_samples` samples; no distances if the projection has too few samples.
+    Raises: ConfigError: a metric or the projection is wrong, the model has no embedding, or the device does not exist. DataError: a compared value
+    is not finite. UserCodeError: a metric or the decoding of samples failed. NotFoundError, UnavailableError: samples cannot be read.
     """
     question, pairs = request.question, request.asked_pairs
     metrics = {name: _metric(section, name, question.seed) for name, section in question.metrics.items()}
@@ -142,31 +144,32 @@ def measure_drifts(
     values = _Values(question, data, inputs, memory, _projection(question))
     sums = SumKeeper(memory.sums)
     for pair in pairs:
-        yield _measured(question, metrics, values, (drawn_windows[pair.reference], drawn_windows[pair.current]), sums)
+        yield _measure(question, metrics, values, (drawn_windows[pair.reference], drawn_windows[pair.current]), sums)
 
 
-def _measured(
+def _measure(
     question: DriftQuestion,
     metrics: Mapping[str, DriftMetric],
     values: _Values,
     drawn_pair: tuple[DrawnSamples, DrawnSamples],
     sums: SumKeeper,
 ) -> MeasuredDrift:
-    """Args: drawn_pair: the samples of reference and current window."""
+    """Measure one pair. Args: drawn_pair: the samples of the reference and the current window."""
     reference, current = drawn_pair
     projection, inputs = values.projection, values.inputs
     if not _measurable(metrics, projection, len(reference), len(current)):
         return MeasuredDrift({}, len(reference), len(current))
     num_embedded = 0
     if question.data is not ComparedData.LABELS:
-        reference, current, num_embedded = values.made_for(reference, current)
+        reference, current, num_embedded = values.make_for(reference, current)
     found = MeasuredDrift({}, len(reference), len(current), num_embedded)
     metrics = _measurable(metrics, projection, len(reference), len(current))
-    if not metrics:  # samples were deleted meanwhile, or left out by `on_bad_sample`
+    if not metrics:  # Samples were deleted during the question, or left out by `on_bad_sample`.
         return found
     compared = _Compared(values, reference, current)
     distances = {}
     for name, metric in metrics.items():
+        # This only looks for a request to stop.
         inputs.progress(0, 0)
         if question.data is ComparedData.LABELS and metric.by_category:
             refuse_quantities(name, np.concatenate([reference.labels, current.labels]))
@@ -178,7 +181,7 @@ def _measured(
 def _measurable(
     metrics: Mapping[str, DriftMetric], projection: Projection | None, num_reference: int, num_current: int
 ) -> dict[str, DriftMetric]:
-    """The metrics that have enough samples in both windows; none of them where the projection has too few to learn from."""
+    """Return the metrics that have enough samples in both windows; no metrics if the projection has too few samples to learn from."""
     if projection is not None and num_reference < projection.min_samples:
         return {}
     return {name: metric for name, metric in metrics.items() if min(num_reference, num_current) >= metric.min_samples}
@@ -203,20 +206,22 @@ def _projection(question: DriftQuestion) -> Projection | None:
 
 
 class _Compared:
-    """The values of two windows, read where a metric needs them: all, or part by part."""
+    """The values of two windows. A metric reads all values together, or part by part."""
 
     def __init__(self, values: _Values, reference: DrawnSamples, current: DrawnSamples) -> None:
         self._values = values
         self._samples = {"reference": reference, "current": current}
 
     def __str__(self) -> str:
-        """What messages say of them."""
+        """Describe the windows for messages."""
         reference, current = self.rows
         return f"{len(reference)} reference and {len(current)} current samples of {reference[0].numel()} values"
 
     @cached_property
     def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Those of the reference, (n, d), and the current ones, (m, d), projected. Raises: DataError: they cannot be compared."""
+        """Return the rows of the reference, (n, d), and of the current window, (m, d), projected. Raises: DataError: the values cannot be
+        compared.
+        """
         x, y = (self._fit(window) for window in ("reference", "current"))
         projection = self._values.projection
         if projection is not None and projection.is_fitted:
@@ -226,7 +231,7 @@ class _Compared:
 
     @cached_property
     def parts(self) -> tuple[PartedWindow, PartedWindow] | None:
-        """Both windows in parts; None: what is compared of a sample depends on the window that it is in."""
+        """Return both windows in parts; None if the value of a sample depends on the window of the sample."""
         if self._values.projection is not None and self._values.projection.is_fitted:
             return None
         return self._parted("reference"), self._parted("current")
@@ -253,7 +258,7 @@ class _Compared:
 
 
 def _distance(name: str, metric: DriftMetric, compared: _Compared, sums: SumKeeper) -> DriftDistance:
-    """Measure and time. Raises: what the metric raises, as an error that names it."""
+    """Measure the distance and the time. Errors of the metric are raised as errors that name the metric."""
     began, parts = time.perf_counter(), compared.parts
     try:
         drift = None if parts is None else compare_kept(metric, *parts, sums)
@@ -274,7 +279,7 @@ def _distance(name: str, metric: DriftMetric, compared: _Compared, sums: SumKeep
 
 @dataclass(frozen=True)
 class _Values:
-    """What is compared of samples: kept from an earlier question, or made now and kept."""
+    """The compared values of samples. Values are kept from earlier questions, or computed now and kept."""
 
     question: DriftQuestion
     data: DataVersion
@@ -282,12 +287,13 @@ class _Values:
     memory: DriftMemory
     projection: Projection | None
 
-    def made_for(self, reference: DrawnSamples, current: DrawnSamples) -> tuple[DrawnSamples, DrawnSamples, int]:
-        """Make the values of two windows that are not kept. Returns: the samples of both that have a value (others were deleted meanwhile), and
-        how many were made."""
+    def make_for(self, reference: DrawnSamples, current: DrawnSamples) -> tuple[DrawnSamples, DrawnSamples, int]:
+        """Compute the missing values of two windows. Returns: the samples of both windows that have a value (the other samples were deleted
+        during the question), and the number of computed values.
+        """
         values = self.memory.values
         table, num_made = values.table(self._made_by), 0
-        with closing(self._made(table.missing(np.union1d(reference.keys, current.keys)))) as chunks:
+        with closing(self._make(table.missing(np.union1d(reference.keys, current.keys)))) as chunks:
             try:
                 for keys, rows in chunks:
                     table.add(keys, rows)
@@ -295,12 +301,12 @@ class _Values:
             finally:
                 if num_made:
                     table.index()
-        # The reference counts as used later: it is more likely to be asked for again.
+        # The reference gets the later tick, because a reference is more likely to be used again.
         of_current, of_reference = (table.found(samples.keys, values.tick()) for samples in (current, reference))
         return reference.take(of_reference), current.take(of_current), num_made
 
     def read(self, samples: DrawnSamples, which: Int64Array | slice) -> torch.Tensor:
-        """The values of some of these samples, which have one, on the device, (m, d). Args: which: indices."""
+        """Return the values of some of these samples on the device, (m, d). All selected samples must have a value. Args: which: indices."""
         if self.question.data is ComparedData.LABELS:
             rows: NDArray[Any] = samples.labels[which].astype(np.float64).reshape(-1, 1)
         else:
@@ -308,8 +314,8 @@ class _Values:
         return torch.from_numpy(rows).to(self.inputs.device)
 
     def name(self, keys: Int64Array) -> bytes:
-        """Of the values of these samples: equal for no others. It begins with what the keys alone say, as the order of names decides in which
-        order two parts are compared: so numbers are the same, to the last bit, for the same samples of a dataset that is registered anew."""
+        """Name the values of these samples uniquely. The name begins with a hash of the keys alone, because the order of names decides the order in
+        which two parts are compared. Results are therefore equal to the last bit, even if the dataset was registered again."""
         return hashlib.blake2b(keys.tobytes(), digest_size=16).digest() + self._key
 
     @cached_property
@@ -327,10 +333,10 @@ class _Values:
     def _at_once(self) -> Projection | None:
         return self.projection if self.projection is not None and not self.projection.is_fitted else None
 
-    def _made(self, keys: Int64Array) -> Generator[tuple[Int64Array, Float32Array], None, None]:
-        """Keys and values of the samples, in batches and in any order."""
+    def _make(self, keys: Int64Array) -> Generator[tuple[Int64Array, Float32Array], None, None]:
+        """Yield keys and values of the samples, in batches and in any order."""
         projection, is_fitted = self._at_once, False
-        with closing(self._passed(keys)) as chunks:
+        with closing(self._pass_samples(keys)) as chunks:
             for found, rows in chunks:
                 values = rows.float().reshape(len(found), -1)
                 if projection is not None:
@@ -339,7 +345,7 @@ class _Values:
                     is_fitted, values = True, projection.apply(values)
                 yield found, values.numpy()
 
-    def _passed(self, keys: Int64Array) -> Generator[tuple[Int64Array, torch.Tensor], None, None]:
+    def _pass_samples(self, keys: Int64Array) -> Generator[tuple[Int64Array, torch.Tensor], None, None]:
         if not len(keys):
             return
         if not self.question.data.needs_model:
@@ -353,7 +359,7 @@ class _Values:
 
 
 def _payloads(inputs: EvaluationInput, keys: Int64Array) -> Iterator[tuple[Int64Array, torch.Tensor]]:
-    """Keys and decoded samples, flattened, in batches."""
+    """Yield keys and decoded samples, flattened, in batches."""
     dataset = inputs.dataset
     if dataset.preprocessing is not None:
         raise ConfigError(
@@ -378,7 +384,7 @@ def _payloads(inputs: EvaluationInput, keys: Int64Array) -> Iterator[tuple[Int64
 
 
 def flattened(data: Data) -> torch.Tensor:
-    """All values of each sample of a batch side by side, float32 (n, d); several tensors by position, or by name in order."""
+    """Flatten each sample of a batch, float32 (n, d). Several tensors are joined by position, or by name in order."""
     if isinstance(data, dict):
         data = tuple(data[name] for name in sorted(data))
     parts = data if isinstance(data, tuple) else (data,)

@@ -1,4 +1,4 @@
-"""Passes of a model over samples for a waiting caller: a worker makes scores, rows or distances; they are not kept as results."""
+"""Passes of a model over samples for a waiting caller. A worker computes scores, rows or distances; these values are not stored as results."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from modyn.storage.client import StorageClient
 from modyn.workers import JobSpec, WorkerPool
 
 MAX_WAITING: Final = 8
-"""Passes that are made or wait at once: each holds a thread of the server."""
+"""Largest number of passes that run or wait at the same time. Each pass holds a thread of the server."""
 
 OnStop = Callable[[Callable[[], None]], object]
-"""Is given a function that ends a pass, to be called once the caller is gone."""
+"""Registers a function that ends a pass. The server calls this function when the caller has ended the call."""
 
 
 class Measurements:
-    """Makes passes. Thread-safe. Args: make_job, make_drift_job: make what a worker gets."""
+    """Runs passes of models over samples. The object is thread-safe. Args: make_job, make_drift_job: make the job of a worker."""
 
     def __init__(
         self,
@@ -41,14 +41,14 @@ class Measurements:
         self._make_job = make_job
         self._make_drift_job = make_drift_job
         self._storage = storage
-        # Bounds the passes. Never waited for: without a permit, a pass is refused at once.
+        # The semaphore bounds the number of passes. No thread waits for a permit: without a permit, a pass is refused immediately.
         self._permits = threading.BoundedSemaphore(MAX_WAITING)
 
     def measure(self, request: MeasureRequest, on_stop: OnStop) -> Iterator[Score | Rows]:
-        """Pass the samples through the model and yield the scores, or the rows in any order.
+        """Pass the samples through the model, and yield the scores, or the rows in any order.
 
-        Raises: ConfigError, InvalidArgumentError: the request is wrong. NotFoundError: the dataset is not the one that is meant. UnavailableError:
-        too many passes are being made. What the pass raised.
+        Raises: ConfigError, InvalidArgumentError: the request is wrong. NotFoundError: the dataset is not the expected registration.
+        UnavailableError: too many passes are running. The errors of the pass are also raised.
         """
         load_dataset(request.dataset)
         check_run_id(request.run_id)
@@ -60,7 +60,7 @@ class Measurements:
                     yield found if isinstance(found, Score) else read_rows(found)
 
     def measure_drifts(self, request: DriftRequest, on_stop: OnStop) -> list[MeasuredDrift]:
-        """Measure how far the windows of each pair lie apart. Raises: as `measure`."""
+        """Measure the distance between the windows of each pair. Raises: see `measure`."""
         question = request.question
         load_section(DriftDataConfig, request.dataset, "data")
         check_run_id(request.run_id)
@@ -74,20 +74,22 @@ class Measurements:
                 return measured
 
     def _version(self, section: Mapping[str, Any], wanted: str = "") -> DataVersion:
-        """What is passed through the model. Args: wanted: the identity that is meant. Raises: NotFoundError: another dataset has the name."""
+        """Return the version of the data that is passed through the model. Args: wanted: the expected identity. Raises: NotFoundError: another
+        dataset has the name."""
         name = section["dataset_id"]
         identity = self._storage.dataset(name).identity
         if wanted not in ("", identity):
             raise NotFoundError(
-                f"dataset '{name}' was deleted and registered again since it was decided what to measure on it, so values of other samples would be "
-                "compared with those of before: nothing was measured on it; ask again"
+                f"dataset '{name}' was deleted and registered again since the request was prepared, so values of different samples would be "
+                "compared: nothing was measured; ask again"
             )
         return DataVersion(identity, decoding_digest(section))
 
     @contextmanager
     def _permit(self) -> Iterator[None]:
+        # A request over the limit is refused at once, because each waiting request would hold a thread of the server.
         if not self._permits.acquire(blocking=False):
-            raise UnavailableError(f"{MAX_WAITING} passes are being made or wait at the evaluator; try again later")
+            raise UnavailableError(f"{MAX_WAITING} passes are running or waiting at the evaluator; try again later")
         try:
             yield
         finally:
@@ -95,7 +97,7 @@ class Measurements:
 
     @contextmanager
     def _answer(self, task: str, work: EvaluationJob | DriftJob, log: str, on_stop: OnStop) -> Iterator[Any]:
-        """What the task of a worker returns. Afterwards the files that it left are gone."""
+        """Return the answer of a worker's task. Afterwards the task's files are deleted."""
         request = work.request
         try:
             log_path = work.config.log_dir / "runs" / request.run_id / log

@@ -1,8 +1,8 @@
-"""What a worker gets and returns, and the outputs of models, kept in files, so that a later evaluation passes only those samples through a
-model that no earlier one has. Imports no torch.
+"""The jobs and results of workers, and the kept outputs of models: files from which later evaluations read outputs instead of computing them. The
+module does not import torch.
 
-A file has the columns keys (sorted), timestamps, labels and outputs. The names of files of one model and one version of the data begin alike.
-The least recently used files are removed first when the limit is reached.
+A file has the columns keys (sorted), timestamps, labels and outputs. Files of the same model and version of the data have the same prefix. When the
+limit is reached, the least recently used files are removed first.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from modyn.rpc.logs import get_logger
 
 SUFFIX: Final = ".outputs"
 SEGMENT_BYTES: Final = 64 * 2**20
-"""Rows that wait in memory until they are written."""
+"""Number of bytes of rows that wait in memory until they are written."""
 MAX_SEGMENTS: Final = 256
-"""Files of one model and decoding that are used, the newest ones: each takes a file descriptor."""
+"""Largest number of files used for one model and decoding. The newest files are used; each file needs a file descriptor."""
 
 KIND: Final = FileKind(b"MODYNOUT", 2, "file of kept outputs", "delete it")
 _PLAIN: Final = "biuf"
-"""Kinds of numbers that are kept: whole, real and boolean."""
+"""Kinds of NumPy dtypes that are kept: whole, real and boolean."""
 
 
 def write_rows(path: Path, rows: Rows) -> None:
-    """Write `rows`, ordered by key, as the columnar file `path`. Raises UnavailableError if that fails."""
+    """Write `rows`, ordered by key, as the columnar file `path`. Raises UnavailableError if this fails."""
     write_columns(path, KIND, rows.take(np.argsort(rows.keys, kind="stable"))._asdict())
 
 
 def read_rows(path: Path) -> Rows:
     """Map the file `path` into memory, read only, and verify its checksums.
 
-    Raises: CorruptStateError: it is damaged. NotFoundError, UnavailableError: it cannot be read.
+    Raises: CorruptStateError: the file is damaged. NotFoundError, UnavailableError: the file cannot be read.
     """
     file = ColumnFile.open(path, KIND)
     file.verify()
@@ -58,43 +58,46 @@ def read_rows(path: Path) -> Rows:
 
 @dataclass(frozen=True, slots=True)
 class OutputCache:
-    """The folder of kept outputs, for all processes of the service. limit: bytes in all; 0: nothing is kept."""
+    """The folder of kept outputs, shared by all processes of the service. limit: largest total number of bytes; with 0, no outputs are kept."""
 
     folder: Path
     limit: int
 
     def prepare(self) -> None:
-        """Make the folder, and remove what is over the limit. For the service, when it starts."""
+        """Create the folder, and remove files over the limit. The service calls this method at its start."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with self._locked():
+        with self._lock():
             self._evict(self.limit)
 
     def publish(self, written: Iterable[Path], name: str) -> None:
-        """Move complete files in, under names that begin with `name`; the least recently used others are removed to make space.
+        """Move complete files into the folder, with names that begin with `name`. The least recently used other files are removed to make space.
 
-        Args: written: on the same file system as the folder.
+        Args: written: files on the same file system as the folder.
         """
         files = list(written)
-        with self._locked():
+        with self._lock():
             self._evict(self.limit - sum(path.stat().st_size for path in files))
             for number, path in enumerate(files):
                 os.replace(path, self.folder / f"{name}-{time.time_ns():020d}-{token_hex(4)}-{number:04d}{SUFFIX}")
 
     def remove_models(self, model_ids: Iterable[int]) -> None:
-        """Remove all outputs of these models. Not synced: what a crash brings back, no model asks for, and it is evicted in time."""
-        with self._locked():
+        """Remove all outputs of these models. The removal is not synced to disk: if a crash restores files, no evaluation reads these files, and
+        they are evicted later.
+        """
+        with self._lock():
             for model_id in model_ids:
                 for path in self.folder.glob(f"{model_id}-*{SUFFIX}"):
                     path.unlink()
 
     def remove(self, path: Path) -> None:
-        """Remove a file, if it is there."""
-        with self._locked():
+        """Remove a file if the file exists."""
+        with self._lock():
             path.unlink(missing_ok=True)
 
     def _evict(self, limit: int) -> None:
         files = [(path, path.stat()) for path in self.folder.glob(f"*{SUFFIX}")]
         total = sum(stat.st_size for _, stat in files)
+        # Each use of a file sets its time. The least recently used files come first, and the name decides among equal times.
         for path, stat in sorted(files, key=lambda file: (file[1].st_mtime_ns, file[0].name)):
             if total <= max(0, limit):
                 return
@@ -102,19 +105,22 @@ class OutputCache:
             total -= stat.st_size
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """One process at a time adds and removes files, so that the limit holds; readers need no lock, since a mapped file stays readable."""
+    def _lock(self) -> Iterator[None]:
+        """Allow one process at a time to add and remove files, so that the limit holds. Readers need no lock, because a mapped file stays
+        readable."""
         with (self.folder / "lock").open("wb") as file:
+            # Closing the file releases the lock, also if the process is killed.
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
 
 class KeptOutputs:
-    """The kept outputs of one model for samples decoded in one way, as one job uses them: those there were, and its own for later jobs.
+    """The kept outputs of one model for one decoding of samples, as one job uses them: outputs of earlier jobs, and the job's own outputs for later
+    jobs.
 
-    What was there stays the same as long as this lives, whatever other jobs add or remove. What the job adds is written to `scratch` (an
-    existing folder on the same file system) and found by later jobs once it is published; more than the limit is not kept.
-    No failure to read or write here is an error of the evaluation. `add` and `publish` are for one thread, the others for any.
+    The earlier outputs stay the same while this object exists, even if other jobs add or remove files. New outputs are written to `scratch` (an
+    existing folder on the same file system), and later jobs find these files after `publish`. Outputs over the limit are not kept. A failure to
+    read or write does not fail the evaluation. One thread must call `add` and `publish`; any thread may call the other methods.
     """
 
     def __init__(self, cache: OutputCache, name: str, scratch: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -137,27 +143,30 @@ class KeptOutputs:
                 yield rows
             except CorruptStateError as error:
                 self._logger.warning("outputs_made_anew", error=error.message)
+                # The outputs are made again in any case. A file that cannot be removed is reported again at the next use.
                 with suppress(OSError):
                     self._cache.remove(path)
             except (NotFoundError, UnavailableError, OSError) as error:
-                # Removed since it was listed, or unreadable: as if it were absent.
+                # The file was removed since the listing, or is unreadable, and counts as absent.
                 self._logger.info("outputs_not_read", path=str(path), error=str(error))
 
     def __bool__(self) -> bool:
-        """Return whether any output was there."""
+        """Return whether there were earlier outputs."""
         return bool(self._segments)
 
     def has(self, keys: Int64Array, timestamps: Int64Array) -> NDArray[np.bool_]:
-        """For each sample, whether its output was there: bool (n,) for int64 (n,) `keys` and `timestamps`, which both must be equal."""
+        """Return for each sample whether the output of the sample was kept: bool (n,) for int64 (n,) `keys` and `timestamps`. Key and timestamp
+        must both match.
+        """
         found = np.zeros(len(keys), np.bool_)
         for segment in self._segments:
             found |= _where(segment, keys, timestamps)[1]
         return found
 
     def rows(self, keys: Int64Array, timestamps: Int64Array, at_most: int) -> Iterator[Rows]:
-        """Yield the rows of the samples that were there, each once, by segment and not as asked, at most `at_most` at a time.
+        """Yield the rows of the samples with kept outputs, each row once, in chunks of at most `at_most` rows, in the order of the files.
 
-        Args: keys, timestamps: int64 (n,), of the samples.
+        Args: keys, timestamps: int64 (n,).
         """
         left = np.ones(len(keys), np.bool_)
         for segment in self._segments:
@@ -168,7 +177,7 @@ class KeptOutputs:
                 yield segment.take(wanted[start : start + at_most])
 
     def add(self, rows: Rows | None) -> None:
-        """Add rows of samples that were not there. None: they cannot be kept, and then nothing of this job is."""
+        """Add rows of samples without kept outputs. None means that the rows cannot be kept; then no output of this job is kept."""
         if not self._kept or (rows is not None and not len(rows.keys)):
             return
         if rows is None or not self._fits(rows):
@@ -180,7 +189,7 @@ class KeptOutputs:
             self._write()
 
     def publish(self) -> None:
-        """Make what was added available to later jobs."""
+        """Make the added outputs available to later jobs."""
         self._write()
         size = sum(path.stat().st_size for path in self._written)
         if not self._written or size > self._cache.limit:
@@ -192,6 +201,7 @@ class KeptOutputs:
         self._written = []
 
     def _fits(self, rows: Rows) -> bool:
+        # Rows of one file have the same types and shapes. Other outputs are not kept.
         first = self._held[0] if self._held else rows
         same = all(a.dtype == b.dtype and a.shape[1:] == b.shape[1:] for a, b in zip(first, rows, strict=True))
         plain = all(column.dtype.kind in _PLAIN and column.size for column in rows)
@@ -217,30 +227,32 @@ class KeptOutputs:
 
 
 def _where(segment: Rows, keys: Int64Array, timestamps: Int64Array) -> tuple[Int64Array, NDArray[np.bool_]]:
-    """For each sample a position in the segment, and whether it is the sample's."""
+    """Return for each sample a position in the file, and whether the row there belongs to the sample."""
     positions = np.minimum(np.searchsorted(segment.keys, keys), len(segment.keys) - 1).astype(np.int64)
     return positions, (segment.keys[positions] == keys) & (segment.timestamps[positions] == timestamps)
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationJob:
-    """What a worker gets. request: names run, model, dataset and device; what it says of samples is replaced by `source`."""
+    """The job of a worker. request: names run, model, dataset and device; `source` replaces its samples."""
 
     request: EvaluationRequest | MeasureRequest
     source: SampleSource
-    """Its intervals are distinct."""
+    """The samples to evaluate on. The intervals are distinct."""
     config: SystemConfig
     scratch: Path
-    """An empty folder of this job only; removed when the job has ended."""
+    """An empty folder for this job only; removed when the job has ended."""
     outputs: OutputCache
     data: DataVersion
-    """What is evaluated on; another registration of the dataset is refused."""
+    """The version of the dataset to evaluate on; another registration is refused."""
     kind: OutputKind = OutputKind.SCORES
 
     def kept_outputs(self, weights_sha256: str) -> KeptOutputs | None:
-        """The kept outputs of the model. Their name contains the weights, since another database repeats ids, and the version of the data.
-        None: outputs are not kept; nor are those of positions, since each check of a trigger policy passes other samples, in ever more files."""
-        # Scores are computed from what the model returns, whatever its last layer is; outcomes from logits.
+        """Open the kept outputs of the model. The name of the outputs contains the version of the data and a hash of the weights, because another
+        database may reuse ids. Return None if outputs are not kept. Outputs for positions are not kept, because each check of a trigger policy
+        passes other samples.
+        """
+        # Scores use the model's output, independent of the last layer; outcomes use logits.
         kept = OutputKind.LOGITS if self.kind is OutputKind.OUTCOMES else self.kind
         digest = hashlib.sha256(f"{weights_sha256} {self.data.digest} {kept}".encode()).hexdigest()
         name = f"{self.request.model_id}-{digest[:32]}"
@@ -250,11 +262,11 @@ class EvaluationJob:
 
 @dataclass(frozen=True, slots=True)
 class DriftJob:
-    """What a worker gets to measure drift."""
+    """The job of a worker that measures drift."""
 
     request: DriftRequest
     config: SystemConfig
     scratch: Path
-    """An empty folder of this job only; removed when the job has ended."""
+    """An empty folder for this job only; removed when the job has ended."""
     data: DataVersion
-    """What is compared; another registration of the dataset is refused."""
+    """The version of the dataset to compare; another registration is refused."""

@@ -1,6 +1,7 @@
-"""What the fork server of the evaluator imports once, so that an evaluation worker imports nothing but user code.
+"""Imports for the fork server of the evaluator, so that an evaluation worker imports nothing but user code.
 
-Starts no threads, which a fork does not carry along, and does not fail: a broken package of a user fails the worker that needs it.
+The import starts no threads, because a fork does not copy threads. The import never fails: a broken user package fails only the worker that needs the
+package.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import modyn.evaluator.evaluate
 import modyn.evaluator.measure_drift
 import modyn.models.networks
 from modyn.evaluator.drift import DRIFT_METRICS
-from modyn.evaluator.metrics import METRICS
+from modyn.evaluator.metrics.metrics import METRICS
 from modyn.models import MODELS
 from modyn.preprocessing import COMPONENTS
 from modyn.storage.payloads import preload_file_formats

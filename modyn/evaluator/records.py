@@ -1,11 +1,11 @@
-"""What is asked of a pass of a model over samples, and what comes of it. Other rooms import this from `modyn.evaluator.client`."""
+"""Requests for passes of a model over samples, and the results of passes. Other rooms import these records from `modyn.evaluator.client`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,52 +14,52 @@ from modyn.errors import InvalidArgumentError
 from modyn.records import EvalInterval, Int64Array, Interval, RunId, StreamWindow
 
 ATC: Final = "EstimatedAccuracyATC"
-"""The accuracy by average thresholded confidence, where a trigger names the metric of a score."""
+"""The accuracy estimated by average thresholded confidence. A trigger may name this accuracy as the metric of a score."""
 DOC: Final = "EstimatedAccuracyDoC"
-"""The accuracy by difference of confidences."""
+"""The accuracy estimated by the difference of confidences."""
 ESTIMATED_METRICS: Final = (ATC, DOC)
-"""Scores that need no labels of the samples; no entry of `metrics`."""
+"""Scores that need no labels of the samples. These scores are not entries of `metrics`."""
 
 
 class OutputKind(StrEnum):
-    """What is wanted of a model's pass over samples."""
+    """The kind of output of a model's pass over samples."""
 
     SCORES = "scores"
-    """The metrics of the dataset's section: one score for each interval and metric; of keys and positions one for each metric."""
+    """The metrics of the dataset's section: one score for each interval and metric; for keys and positions, one score for each metric."""
     LOGITS = "logits"
-    """What the last layer returns, (n, c)."""
+    """The output of the last layer, (n, c)."""
     EMBEDDINGS = "embeddings"
-    """What the last layer is given, or what the model offers as `embedding`, (n, d)."""
+    """The input of the last layer, or the model's `embedding`, (n, d)."""
     OUTCOMES = "outcomes"
-    """Of a classifier (n, 3), float32: error (1 if the class of the largest logit is not the label, else 0), cross-entropy (natural
-    logarithm), and confidence (the probability of that class). A single logit is that of class 1 of two."""
+    """For classifiers, (n, 3), float32: error (0 if the class of the largest logit is the label, else 1), cross-entropy (natural logarithm), and
+    confidence (the probability of that class). A single logit is the logit of class 1 of two classes."""
 
 
 @dataclass(frozen=True, slots=True)
 class InIntervals:
-    """The samples of a dataset in any of these intervals of time, as storage lists them."""
+    """The samples of a dataset in any of these time intervals, as storage lists them."""
 
     intervals: Sequence[Interval]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OfKeys:
-    """The samples of these keys, int64 (n,); each counts once, deleted ones are left out."""
+    """The samples of these keys, int64 (n,). Each sample counts once; deleted samples are left out."""
 
     keys: Int64Array
 
 
 @dataclass(frozen=True, slots=True)
 class AtPositions:
-    """The samples in windows of a run's stream, as its log at the selector holds them; each counts once, deleted ones are left out."""
+    """The samples in windows of a run's stream, as logged by the selector. Each sample counts once; deleted samples are left out."""
 
     run_id: RunId
     windows: Sequence[StreamWindow]
-    """They may overlap."""
+    """The windows, which may overlap."""
 
 
 SampleSource = InIntervals | OfKeys | AtPositions
-"""Which samples of a dataset are passed through a model."""
+"""The samples of a dataset that are passed through a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class MeasureRequest:
     """One pass of one model over the samples of a source."""
 
     run_id: RunId
-    """Whose user code it is; worker processes are shared within a run."""
+    """The run whose user code is used; worker processes are shared within a run."""
     model_id: int
     dataset: Mapping[str, Any]
     """One entry of `evaluation.datasets`, as written in the pipeline."""
@@ -77,60 +77,69 @@ class MeasureRequest:
     cache: Mapping[str, Any] = field(default_factory=dict)
     """Section `cache` of the pipeline."""
     dataset_identity: str = ""
-    """Identity of the registered dataset that is meant; another one is refused. Empty: any."""
+    """Identity of the expected registration of the dataset; another registration is refused. Empty accepts any registration."""
 
     def __str__(self) -> str:
-        """What messages call this pass."""
+        """Name this pass in messages."""
         return f"{self.kind} of run {self.run_id}, model {self.model_id} on dataset '{self.dataset['dataset_id']}'"
 
 
 class ComparedData(StrEnum):
-    """What drift metrics compare of each sample."""
+    """The data of each sample that drift metrics compare."""
 
     EMBEDDINGS = "embeddings"
-    """What the last layer of a model is given, or what the model offers as `embedding`, (n, d)."""
+    """The input of a model's last layer, or the model's `embedding`, (n, d)."""
     PREDICTIONS = "predictions"
     """The class probabilities of a model, (n, c)."""
     PAYLOAD = "payload"
-    """The parsed and transformed sample, flattened, (n, d). Needs no model."""
+    """The parsed and transformed sample, flattened, (n, d). No model is needed."""
     LABELS = "labels"
-    """The label, (n, 1). Needs no model, and reads no payload."""
+    """The label, (n, 1). No model is needed, and no payload is read."""
 
     @property
     def needs_model(self) -> bool:
-        """Whether a model makes it."""
+        """Return whether a model computes this data."""
         return self in (ComparedData.EMBEDDINGS, ComparedData.PREDICTIONS)
 
 
 @dataclass(frozen=True, slots=True)
 class WindowPair:
-    """Two windows of a run's stream that are compared."""
+    """Two windows of a run's stream to compare."""
 
     reference: StreamWindow
     current: StreamWindow
 
 
+A_co = TypeVar("A_co", covariant=True)
+
+
+class Question(Generic[A_co]):
+    """The question of a trigger policy at a check. `A_co`: the type of the answer."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class DriftQuestion:
-    """How far the distribution of a current window of a run's stream lies from that of a reference window."""
+class DriftQuestion(Question["MeasuredDrift"]):
+    """The distance between the distributions of a current and a reference window of a run's stream."""
 
     reference: StreamWindow
     current: StreamWindow
     metrics: Mapping[str, Mapping[str, Any]]
-    """Name → a drift metric by its `id`, with its options."""
+    """Drift metrics by name, each with `id` and options."""
     data: ComparedData = ComparedData.EMBEDDINGS
     model_id: int | None = None
-    """The model that makes what is compared; None where it needs none."""
+    """The model that computes the compared data; None if no model is needed."""
     projection: Mapping[str, Any] | None = None
-    """What is compared is projected by this before it is measured: a projection by its `id`, with its options."""
+    """Projection of the compared data before the measurement, with `id` and options."""
     sample_size: int | None = None
-    """Samples of each window that are compared, drawn by `seed` and key; None: all."""
+    """Number of samples of each window that are compared, drawn by `seed` and key; None to compare all samples."""
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DriftDistance:
-    """What one drift metric says of two windows. seconds: that it took, without those of the embeddings."""
+    """The distance that one drift metric measured between two windows. seconds: time of the metric, without computing embeddings."""
 
     distance: float
     p_value: float | None = None
@@ -142,12 +151,12 @@ class MeasuredDrift:
     """The answer to a DriftQuestion."""
 
     distances: Mapping[str, DriftDistance]
-    """By name of the metric. Without those that need more samples than a window has, so that they can say nothing."""
+    """Distances by name of the metric, without metrics for which a window has too few samples."""
     num_reference: int = 0
-    """Samples of the reference that were compared, without deleted ones and those left out by `sample_size`."""
+    """Number of compared reference samples, without deleted samples and without samples that `sample_size` leaves out."""
     num_current: int = 0
     num_embedded: int = 0
-    """Samples that were passed through the model for this question, and not for an earlier one; of payloads, those that were decoded."""
+    """Number of samples that were passed through the model for this question; for payloads, number of decoded samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,23 +164,23 @@ class DriftRequest:
     """A DriftQuestion about the stream of a run."""
 
     run_id: RunId
-    """Whose stream and user code it is."""
+    """The run with the stream and the user code."""
     dataset: Mapping[str, Any]
-    """A `data` section with `batch_size`, which says how samples are decoded."""
+    """A `data` section with `batch_size`, which defines how samples are decoded."""
     question: DriftQuestion
     device: str = "cpu"
     pairs: Sequence[WindowPair] = ()
-    """In place of the windows of the question: it is asked about each of these pairs. Empty: about its own."""
+    """Pairs of windows that replace the windows of the question; each pair is answered. Empty to use the question's own windows."""
     cache: Mapping[str, Any] = field(default_factory=dict)
     """Section `cache` of the pipeline."""
 
     @property
     def asked_pairs(self) -> Sequence[WindowPair]:
-        """The pairs of windows that are asked about, at least one."""
+        """Return the pairs of windows to compare, at least one."""
         return self.pairs or (WindowPair(self.question.reference, self.question.current),)
 
     def __str__(self) -> str:
-        """What messages call this question."""
+        """Name this question in messages."""
         asked = self.question
         model = f", model {asked.model_id}" if asked.data.needs_model else ""
         first, *others = self.asked_pairs
@@ -180,7 +189,7 @@ class DriftRequest:
 
 
 class Rows(NamedTuple):
-    """n samples and the outputs of a model. keys, timestamps: int64 (n,). labels: (n, …). outputs: (n, …), as the model returned them."""
+    """The outputs of a model for n samples. keys, timestamps: int64 (n,). labels: (n, …). outputs: (n, …), as the model returned them."""
 
     keys: Int64Array
     timestamps: Int64Array
@@ -189,16 +198,16 @@ class Rows(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Size of the four columns in bytes."""
+        """Return the size of the four columns in bytes."""
         return sum(column.nbytes for column in self)
 
     def take(self, positions: Int64Array) -> Rows:
-        """Copies of the rows at `positions`, int64 (m,), in that order."""
+        """Copy the rows at `positions`, int64 (m,), in that order."""
         return Rows(*(column[positions] for column in self))
 
     @staticmethod
     def concatenate(chunks: Sequence[Rows]) -> Rows | None:
-        """The rows of all chunks, ordered by key; None: there are no chunks."""
+        """Join the rows of all chunks, ordered by key. Return None if there are no chunks."""
         if not chunks:
             return None
         joined = Rows(*(np.concatenate(columns) for columns in zip(*chunks, strict=True)))
@@ -206,47 +215,48 @@ class Rows(NamedTuple):
 
 
 NOT_NUMBERS: Final = "scores are not a number"
-"""What the note of a score says that is undefined since what the model gave is."""
+"""Start of the note of a score that is undefined because an output of the model is not a number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a worker returns: the value of one metric over the samples of one interval. None: undefined, `note` says why."""
+    """The value of one metric over the samples of one interval. A value of None is undefined, and `note` gives the reason."""
 
     interval: Interval
     metric: str
-    """The label of the metric."""
+    """Label of the metric."""
     value: float | None
     note: str
     num_samples: int
-    """Samples that the value was computed over."""
+    """Number of samples that the value was computed from."""
     num_listed: int
-    """Samples in the interval when the evaluation listed them."""
+    """Number of samples in the interval when the evaluation listed the samples."""
 
     @property
     def has_diverged(self) -> bool:
-        """Whether it is undefined since outputs of the model are not numbers, and not by what its samples are."""
+        """Return whether the score is undefined because outputs of the model are not numbers, and not because of the samples."""
         return self.value is None and NOT_NUMBERS in self.note
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a pass gave: scores, or rows ordered by key."""
+    """The result of a pass: scores, or rows ordered by key."""
 
     scores: Sequence[Score] = ()
     rows: Rows | None = None
-    """None: scores were asked for, or there were no samples."""
+    """The rows, ordered by key; None if scores were requested or there were no samples."""
 
 
 def check_intervals(intervals: Iterable[Interval | EvalInterval]) -> None:
-    """Raise InvalidArgumentError for one that ends before it starts."""
+    """Raise InvalidArgumentError for an interval that ends before it starts."""
     for interval in intervals:
         if interval.start > interval.end:
             raise InvalidArgumentError(f"the interval [{interval.start}, {interval.end}) ends before it starts")
 
 
 def checked_source(source: SampleSource) -> SampleSource:
-    """The source with distinct intervals. Raises InvalidArgumentError: an interval or a window ends before it starts, or a window begins before 0."""
+    """Return the source with distinct intervals. Raises InvalidArgumentError: an interval or a window ends before it starts, or a window starts
+    before 0."""
     match source:
         case InIntervals(intervals):
             check_intervals(intervals)
@@ -256,21 +266,21 @@ def checked_source(source: SampleSource) -> SampleSource:
             for window in windows:
                 if not 0 <= window.start <= window.stop:
                     raise InvalidArgumentError(
-                        f"{window} is no range of positions: it must start at 0 or later, and not after its end"
+                        f"{window} is not a range of positions: it must start at 0 or later, and not after its end"
                     )
     return source
 
 
 def check_request(request: DriftRequest) -> None:
-    """Raise InvalidArgumentError: a window ends before it starts, no metric or no sample is asked for, or a model is needed and not named."""
+    """Raise InvalidArgumentError for a window that ends before it starts, or if the metric, the samples or a required model are missing."""
     question = request.question
     windows = [window for pair in request.asked_pairs for window in (pair.reference, pair.current)]
     checked_source(AtPositions(RunId(""), windows))
     if not question.metrics:
-        raise InvalidArgumentError("a question about drift names at least one metric, and this one names none")
+        raise InvalidArgumentError("a question about drift must name at least one metric")
     if question.sample_size is not None and question.sample_size < 1:
         raise InvalidArgumentError(f"sample_size is {question.sample_size}; it must be at least 1, or None for all samples")
     if question.data is ComparedData.LABELS and question.projection is not None:
-        raise InvalidArgumentError("labels are single numbers, which no projection makes fewer; leave the projection out")
+        raise InvalidArgumentError("a projection cannot reduce labels, which are single numbers; remove the projection")
     if question.data.needs_model and question.model_id is None:
-        raise InvalidArgumentError(f"{question.data} are made by a model, and the question names none; wait for the first one")
+        raise InvalidArgumentError(f"{question.data} need a model, and the question names none; wait for the first one")

@@ -1,4 +1,4 @@
-"""The samples of a source, as storage and the selector list them now."""
+"""List the samples of a source that storage and the selector hold now."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ from modyn.storage.client import StorageClient
 
 @dataclass(frozen=True, slots=True)
 class SampleLister:
-    """Lists the samples of a source: each once, without deleted ones. What is deleted of a run's stream it asks once."""
+    """Lists the samples of a source, each sample once, without deleted samples. The deleted keys of a run's dataset are read once."""
 
     dataset: str
     identity: str
-    """Identity of the registered dataset that is meant; NotFoundError if it is another one. Empty: any."""
+    """Identity of the expected registration of the dataset; NotFoundError if the dataset has another identity. Empty accepts any identity."""
     storage: StorageClient
     selector: SelectorClient | None
-    """None: positions are refused."""
+    """Client of the selector; None if positions are refused."""
     at_most: int
-    """Samples of a batch."""
+    """Number of samples in a batch."""
     registered: dict[RunId, tuple[str, str]] = field(default_factory=dict)
-    """By run what `SelectorClient.dataset` answered, which never changes: no other run gets its id."""
+    """Answers of `SelectorClient.dataset` by run. An answer never changes, because ids of runs are not reused."""
     _deleted: dict[RunId, KeySet] = field(default_factory=dict, init=False)
 
     def count(self, source: SampleSource) -> int:
-        """About how many samples there are: of keys and positions, deleted ones are counted, and of a window's positions those at other times."""
+        """Return the approximate number of samples. For keys and positions, deleted samples count too. Positions of a window with timestamps outside
+        the window's times also count.
+        """
         match source:
             case InIntervals(intervals):
                 counted = (self.storage.count_samples(self.dataset, i, identity=self.identity) for i in union(intervals))
@@ -44,7 +46,8 @@ class SampleLister:
                 return sum(positions.end - positions.start for positions in _positions(windows))
 
     def batches(self, source: SampleSource) -> Iterator[SampleBatch]:
-        """The samples. Raises: NotFoundError: there is no such dataset, run or key. InvalidArgumentError: the run is of another dataset."""
+        """Yield the samples in batches. Raises: NotFoundError: the dataset, the run or a key does not exist. InvalidArgumentError: the run uses
+        another dataset."""
         match source:
             case InIntervals(intervals):
                 for interval in union(intervals):
@@ -67,15 +70,18 @@ class SampleLister:
             yield SampleBatch(batch.keys[wanted], batch.timestamps[wanted], batch.labels[wanted])
 
     def at_positions(self, run_id: RunId, windows: Sequence[StreamWindow]) -> Iterator[tuple[Int64Array, SampleBatch]]:
-        """The samples at the positions of any window, whatever their times, without deleted ones, each once and in order; with their positions,
-        int64 (n,). Windows are all of the stream, or all of its labels. Raises: as `batches`."""
+        """Yield the samples at the positions of any window, without deleted samples, each sample once and in order, together with the samples'
+        positions, int64 (n,). Times do not matter. Either all windows count samples of the stream, or all windows count labels. Raises: see
+        `batches`.
+        """
         if self.selector is None:
             raise InvalidArgumentError(
-                "positions of a run's stream need a selector, and there is none here; give keys or intervals"
+                "positions of a run's stream need a selector, which is missing here; give keys or intervals"
             )
         if run_id not in self._deleted:
             self._deleted[run_id] = self._deleted_of(self.selector, run_id)
         deleted = self._deleted[run_id]
+        # All windows must count alike. The unpacking fails if they do not.
         (labelled,) = {window.labelled for window in windows} or {False}
         for positions in _positions(windows):
             position = positions.start
@@ -83,27 +89,28 @@ class SampleLister:
                 batch = self.selector.samples(run_id, position, min(self.at_most, positions.end - position), labelled=labelled)
                 if not len(batch):
                     raise InvalidArgumentError(
-                        f"run {run_id} holds {position} samples; positions up to {positions.end} were asked for"
+                        f"run {run_id} has {position} samples, but positions up to {positions.end} were requested"
                     )
                 left = np.flatnonzero(~deleted.contains(batch.keys))
                 yield position + left, SampleBatch(batch.keys[left], batch.timestamps[left], batch.labels[left])
+                # The next read begins after all samples of this batch, deleted ones included.
                 position += len(batch)
 
     def _deleted_of(self, selector: SelectorClient, run_id: RunId) -> KeySet:
-        """The deleted keys of the dataset, which is that of the run."""
+        """Return the deleted keys of the dataset of the run."""
         if run_id not in self.registered:
             self.registered[run_id] = selector.dataset(run_id)
         dataset, identity = self.registered[run_id]
         if dataset != self.dataset or (self.identity and identity not in ("", self.identity)):
             raise InvalidArgumentError(
-                f"the positions are of run {run_id}, whose keys are of dataset '{dataset}' as it was registered then, not of dataset "
-                f"'{self.dataset}' as it is now; name the dataset of the run"
+                f"the positions belong to run {run_id}, which uses dataset '{dataset}' as it was registered then, not dataset '{self.dataset}' as it "
+                "is now; name the dataset of the run"
             )
         return self.storage.deleted_keys(self.dataset, self.identity)
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Disjoint intervals in order that hold the same times; those that touch are joined, empty ones are left out.
+    """Join intervals that overlap or touch, drop empty intervals, and return the remaining intervals in order.
 
     >>> union([Interval(5, 9), Interval(0, 3), Interval(3, 6), Interval(7, 7)])
     [Interval(start=0, end=9)]
@@ -118,12 +125,12 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def _positions(windows: Iterable[StreamWindow]) -> list[Interval]:
-    """Disjoint ranges of positions that hold those of all windows."""
+    """Return disjoint ranges of positions that cover all windows."""
     return union(Interval(window.start, window.stop) for window in windows)
 
 
 def is_inside(window: StreamWindow, positions: Int64Array, timestamps: Int64Array) -> NDArray[np.bool_]:
-    """For each sample whether it lies in the window, bool (n,). Args: positions, timestamps: int64 (n,)."""
+    """Return for each sample whether the sample is in the window, bool (n,). Args: positions, timestamps: int64 (n,)."""
     times = window.times
     inside = (positions >= window.start) & (positions < window.stop)
     inside &= (timestamps >= times.start) & (timestamps < times.end)

@@ -1,4 +1,4 @@
-"""The evaluator over gRPC: decode, call, encode."""
+"""The gRPC service of the evaluator: decodes requests, calls the evaluator, encodes answers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Final
 import grpc
 
 from modyn.config.base import Severity
-from modyn.config.endpoint import Endpoint
 from modyn.config.system import SystemConfig
-from modyn.dataset.pipeline_cache import cache_redis_url
+from modyn.config.system_sections.endpoint import Endpoint
+from modyn.dataset.cached.pipeline_cache import cache_redis_url
 from modyn.db.engine import open_database
 from modyn.errors import ModynError
 from modyn.evaluator.client import EvaluationRequest
@@ -22,7 +22,7 @@ from modyn.evaluator.drift import DRIFT_METRICS
 from modyn.evaluator.drift.projections import PROJECTIONS
 from modyn.evaluator.evaluations import Evaluations
 from modyn.evaluator.measurements import Measurements
-from modyn.evaluator.metrics import METRICS
+from modyn.evaluator.metrics.metrics import METRICS
 from modyn.evaluator.outputs import DriftJob, EvaluationJob, OutputCache
 from modyn.evaluator.records import DriftRequest, MeasureRequest, OutputKind, SampleSource
 from modyn.evaluator.store import EvaluationStore
@@ -43,10 +43,7 @@ FULL_NAME: Final = "modyn.Evaluator"
 
 
 class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
-    """Calls as documented in evaluator.proto.
-
-    Each method decodes the request of the call of the same name in protos/, calls `Evaluations` or the store and encodes the answer.
-    """
+    """Calls as documented in evaluator.proto. Each method decodes its request, calls `Evaluations` or the store, and encodes the answer."""
 
     def __init__(
         self,
@@ -56,7 +53,7 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
         measurements: Measurements,
         endpoint: Endpoint,
     ) -> None:
-        """Args: endpoint: this service's, which bounds messages."""
+        """Args: endpoint: endpoint of this service, which bounds the size of messages."""
         self._evaluations = evaluations
         self._store = store
         self._outputs = outputs
@@ -64,9 +61,9 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
         self._endpoint = endpoint
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
-        """Problems in `evaluation` of a whole pipeline, and in what `trigger` and `serving.promote_if` ask of the evaluator; empty if it is valid.
-
-        Where there is an evaluation, workers are soon to be wanted."""
+        """Return the problems in `evaluation` of a whole pipeline, and in the parts of `trigger` and `serving.promote_if` that need the evaluator. A
+        valid evaluation also warms up workers, because an evaluation soon needs workers.
+        """
         pipeline = from_struct(request.pipeline)
         problems = [*check_evaluation(pipeline), *check_trigger(pipeline)]
         if all(problem.severity is not Severity.ERROR for problem in problems):
@@ -76,29 +73,29 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
         return problems_to_proto(problems)
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
-        """The metrics, drift metrics and projections that are registered here; metrics of torchmetrics are not listed."""
+        """Return the metrics, drift metrics and projections that are registered here; metrics of torchmetrics are not listed."""
         return plugins_to_proto(METRICS, DRIFT_METRICS, PROJECTIONS)
 
     def Start(self, request: evaluator_pb2.EvaluationRequest, context: grpc.ServicerContext) -> evaluator_pb2.EvaluationStatus:
-        """Start an evaluation, or return the status of the one with the same id that runs or has finished."""
+        """Start an evaluation, or return the status of a running or finished evaluation with the same id."""
         status = self._evaluations.start(from_message(request, EvaluationRequest))
         return to_message(status, evaluator_pb2.EvaluationStatus)
 
     def Watch(
         self, request: evaluator_pb2.EvaluationId, context: grpc.ServicerContext
     ) -> Iterator[evaluator_pb2.EvaluationStatus]:
-        """Stream the status on every change up to a final one; NOT_FOUND for an unknown id."""
+        """Stream the status on every change until the status is final; NOT_FOUND for an unknown id."""
         context.add_callback(self._evaluations.table.wake)
         for status in self._evaluations.table.watch(request.evaluation_id, context.is_active):
             yield to_message(status, evaluator_pb2.EvaluationStatus)
 
     def Stop(self, request: evaluator_pb2.EvaluationId, context: grpc.ServicerContext) -> common_pb2.Empty:
-        """Stop one evaluation; without effect if it has ended, NOT_FOUND for an unknown id."""
+        """Stop one evaluation. An ended evaluation is not changed; NOT_FOUND for an unknown id."""
         self._evaluations.stop(request.evaluation_id)
         return common_pb2.Empty()
 
     def DeleteRun(self, request: evaluator_pb2.EvaluatedRun, context: grpc.ServicerContext) -> common_pb2.Empty:
-        """End the evaluations of a run and remove their results; without effect for an unknown run."""
+        """Stop the evaluations of a run and remove their results. Do nothing for an unknown run."""
         self._evaluations.delete_run(RunId(request.run_id))
         self._outputs.remove_models(request.model_ids)
         return common_pb2.Empty()
@@ -106,7 +103,7 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
     def Measure(
         self, request: evaluator_pb2.MeasureRequest, context: grpc.ServicerContext
     ) -> Iterator[evaluator_pb2.MeasuredPart]:
-        """Stream the scores, or the rows in chunks; the pass ends when its caller is gone."""
+        """Stream the scores, or the rows in chunks. The pass ends when the caller has ended the call."""
         measured = self._measurements.measure(measure_request_from_proto(request), context.add_callback)
         for found in measured:
             yield from parts_to_proto(found, self._endpoint)
@@ -114,20 +111,20 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
     def MeasureDrift(
         self, request: evaluator_pb2.DriftRequest, context: grpc.ServicerContext
     ) -> Iterator[evaluator_pb2.MeasuredDrift]:
-        """Answer a question about drift by one message for each pair of windows; the work ends when its caller is gone."""
+        """Answer a question about drift with one message for each pair of windows. The work ends when the caller has ended the call."""
         answers = self._measurements.measure_drifts(drift_request_from_proto(request), context.add_callback)
         yield from map(measured_drift_to_proto, answers)
 
     def Results(
         self, request: evaluator_pb2.ResultsRequest, context: grpc.ServicerContext
     ) -> Iterator[evaluator_pb2.EvaluationResult]:
-        """Stream the results of a run, or of some of its evaluations, read from the database as they are sent; none for an unknown run."""
+        """Stream the results of a run, or of some of its evaluations, while the results are read from the database; an unknown run has no results."""
         for result in self._store.results(RunId(request.run_id), request.evaluation_ids):
             yield to_message(result, evaluator_pb2.EvaluationResult)
 
 
 def build(context: ServiceContext) -> Sequence[Registration]:
-    """The service, from its configuration. Scratch files of an earlier process are removed."""
+    """Build the service from its configuration, and remove scratch files of an earlier process."""
     config = context.config
     settings = config.evaluator
     database = open_database(config, "evaluator", "modyn.evaluator.migrations")
@@ -160,7 +157,8 @@ def build(context: ServiceContext) -> Sequence[Registration]:
         return DriftJob(request, worker_config(request), Path(mkdtemp(dir=scratch, prefix="drift-")), data)
 
     evaluations = Evaluations(store, pool, make_job, storage, settings.max_workers)
-    # Called in the reverse order: no job starts any more, then workers end, then what they report can still be stored.
+    # The functions are called in reverse order: first no further job starts, then the workers stop, and then the workers' last results can still be
+    # stored.
     context.on_shutdown(pool.close)
     context.on_shutdown(evaluations.close)
     context.when_healthy.append(pool.warm_up)

@@ -1,4 +1,4 @@
-"""The model that a session of the evaluator was asked about last, as it was built."""
+"""The last model that a worker session of the evaluator used, with the built network."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _NAME: Final = "model"
 
 @dataclass(frozen=True, slots=True)
 class SessionModel:
-    """A network with its weights, their hash, and the statistics that make its inputs, if it has some. A version of a model never changes, so that
-    its id says whether it is the one."""
+    """A network with the weights, the hash of the weights, and the statistics (or None) that make the network's inputs. A model version
+    never changes, so that the id identifies the model.
+    """
 
     model_id: int
     weights_sha256: str
@@ -30,15 +31,17 @@ class SessionModel:
 
     @classmethod
     def of(cls, model_id: int, models: ModelStorageClient, folder: Path, connection: JobConnection) -> SessionModel:
-        """The model of this id: the last one of the session, or built now in its place. So a check of a trigger policy builds none.
+        """Return the model with this id: the last model of the session, or a newly built model that replaces it. A check of a trigger policy
+        therefore rarely builds a model.
 
-        Args: folder: where its weights are put meanwhile. Raises: as `ModelStorageClient.get` and `build_model`.
+        Args: folder: temporary folder for the weights. Raises: see `ModelStorageClient.get` and `build_model`.
         """
         last: SessionModel | None = connection.memory.get(_NAME)
         if last is not None and last.model_id == model_id:
             return last
         last = None
-        connection.memory.pop(_NAME, None)  # two need not be in memory at once
+        # The old model is dropped first, so that two models are not in memory at the same time.
+        connection.memory.pop(_NAME, None)
         stored = models.get(model_id, folder / "model.safetensors", connection.models)
         network = build_model(stored.model_class, stored.model_config)
         load_weights(network, stored.path)
@@ -48,15 +51,16 @@ class SessionModel:
         return found
 
     def preprocessing(self, dataset: EvaluationDatasetConfig) -> Preprocessing | None:
-        """What makes the inputs of the model from samples of a dataset; None: they are decoded to these. Nothing of it is to be changed.
+        """Return the preprocessing that makes the inputs of the model from samples of a dataset; the caller must not change the preprocessing. None
+        if samples are decoded to inputs directly.
 
-        Raises: ConfigError: either the model or the dataset is of a pipeline with the section `preprocessing`, and the other is not.
+        Raises: ConfigError: only the model or only the dataset has the section `preprocessing`.
         """
         if (self.statistics is None) == (dataset.preprocessing is None):
             return self.statistics
         if self.statistics is None:
             raise ConfigError(
-                f"preprocessing: model {self.model_id} has no statistics, which the features of dataset '{dataset.dataset_id}' are made by; choose "
+                f"preprocessing: model {self.model_id} has no statistics, but the features of dataset '{dataset.dataset_id}' need them; choose "
                 "a model that was trained with the section `preprocessing`"
             )
         raise ConfigError(

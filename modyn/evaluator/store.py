@@ -1,4 +1,4 @@
-"""Evaluations and results in PostgreSQL. An evaluation's results and its state `finished` appear together."""
+"""Evaluations and results in PostgreSQL. One transaction writes the results of an evaluation and its state `finished`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ evaluations = Table(
     Column("evaluation_id", Text, primary_key=True),
     Column("run_id", Text, nullable=False, index=True),
     *columns(BigInteger, "trigger_id model_id samples_seen samples_total", nullable=False),
-    # state: queued until it has ended
+    # state: queued until the evaluation has ended
     *columns(Text, "handler dataset state error error_reason", nullable=False),
     Column("changed_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
 )
@@ -37,34 +37,35 @@ results = Table(
     Column("evaluation_id", Text, ForeignKey("evaluator.evaluations.evaluation_id", ondelete="CASCADE"), primary_key=True),
     *columns(BigInteger, "interval_start interval_end interval_anchor", primary_key=True),
     Column("metric", Text, primary_key=True),
-    # dataset_digest: by DataVersion.digest; metric_digest: by metric_digests
+    # dataset_digest: from DataVersion.digest; metric_digest: from metric_digests
     *columns(Text, "dataset_identity dataset_digest metric_digest note", nullable=False),
-    # num_listed: samples in the interval when it was evaluated. num_deleted: of DataVersion; NULL: not known
+    # num_listed: samples in the interval at the evaluation. num_deleted: from DataVersion; NULL if not known
     *columns(BigInteger, "model_id num_samples num_listed", nullable=False),
     Column("num_deleted", BigInteger),
     Column("value", Double),
 )
 
 _ROWS_A_FETCH = 1000
+"""Number of rows that are in memory at once while results are read."""
 
 ScoreKey = tuple[Interval, str]
-"""Key of a score among those of one model and one version of the data: interval, and digest of the metric."""
+"""Key of a score for one model and one version of the data: the interval, and the digest of the metric."""
 
 
 class EvaluationStore:
-    """The tables of the evaluator, which survive its restart."""
+    """The tables of the evaluator, which persist across restarts."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def abandon_unfinished(self) -> int:
-        """Mark the evaluations that an earlier process did not end as stopped. Returns their number."""
+        """Mark the unfinished evaluations of an earlier process as stopped. Returns the number of these evaluations."""
         statement = (
             update(evaluations)
             .where(evaluations.c.state == JobState.QUEUED.value)
             .values(
                 state=JobState.STOPPED.value,
-                error="the evaluator ended before this evaluation did; start it again",
+                error="the evaluator stopped before this evaluation ended; start it again",
                 error_reason=UnavailableError.reason,
                 changed_at=func.now(),
             )
@@ -83,7 +84,7 @@ class EvaluationStore:
         return EvaluationStatus(**{**values, "state": JobState(row.state)})
 
     def put(self, request: EvaluationRequest, status: EvaluationStatus) -> None:
-        """Write the status of an evaluation that was started, perhaps again, or that has failed or was stopped."""
+        """Write the status of an evaluation that was started, was started again, failed, or was stopped."""
         with self._database.session() as session:
             session.execute(_upsert(_row(request, status)))
 
@@ -95,9 +96,9 @@ class EvaluationStore:
         data: DataVersion,
         metrics: Mapping[str, str],
     ) -> None:
-        """Write the results of an evaluation and its status: one result for each interval and metric, from `scores`.
+        """Write the status of an evaluation and its results from `scores`: one for each interval and metric.
 
-        Args: data: version of the data. metrics: digest of each metric, by its label.
+        Args: data: the version of the data. metrics: digest of each metric by label.
         """
         rows = [
             {
@@ -127,7 +128,7 @@ class EvaluationStore:
                 session.execute(insert(results), rows)
 
     def delete_run(self, run_id: RunId) -> None:
-        """Delete the evaluations of a run and their results."""
+        """Delete the evaluations of a run and the results of these evaluations."""
         with self._database.session() as session:
             session.execute(delete(evaluations).where(evaluations.c.run_id == run_id))
 
@@ -137,7 +138,7 @@ class EvaluationStore:
             return frozenset(session.scalars(select(evaluations.c.evaluation_id).where(evaluations.c.run_id == run_id)))
 
     def known(self, model_id: int, data: DataVersion) -> dict[ScoreKey, Score]:
-        """All scores of the model `model_id` on one version of the data, with as many deletions."""
+        """Return all scores of the model `model_id` for one version of the data with the same number of deletions."""
         same_data = (results.c.dataset_digest == data.digest, results.c.num_deleted == data.num_deleted)
         statement = select(results).where(results.c.model_id == model_id, *same_data)
         with self._database.session() as session:
@@ -150,9 +151,10 @@ class EvaluationStore:
         return found
 
     def results(self, run_id: RunId, evaluation_ids: Sequence[str] = ()) -> Iterator[EvaluationResult]:
-        """All results of a run, by trigger, handler, dataset and its registration, metric and interval; read from the database as they are consumed.
+        """Yield all results of a run, ordered by trigger, handler, dataset, registration of the dataset, metric and interval, while the results are
+        read from the database.
 
-        Args: evaluation_ids: only of these; empty: all.
+        Args: evaluation_ids: yield only results of these evaluations; empty to yield all.
         """
         key = [*evaluations.c["trigger_id", "handler", "dataset", "model_id"]]
         key += results.c["dataset_identity", "metric", "interval_start", "interval_end", "interval_anchor"]
@@ -167,7 +169,7 @@ class EvaluationStore:
         with self._database.session() as session:
             found = session.execute(statement, execution_options={"yield_per": _ROWS_A_FETCH})
             for _, rows in groupby(found, lambda row: row[: len(key)]):
-                row = next(rows)  # where two evaluations cover the same interval, the newer counts, and comes first
+                row = next(rows)  # If two evaluations cover the same interval, the newer evaluation comes first and counts.
                 values = {name: value for name, value in row._mapping.items() if not name.startswith("interval_")}
                 interval = EvalInterval(row.interval_start, row.interval_end, row.interval_anchor)
                 yield EvaluationResult(run_id=run_id, interval=interval, **values)

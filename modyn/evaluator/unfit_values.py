@@ -1,4 +1,4 @@
-"""Values of samples that drift cannot be measured of, and what to do about them."""
+"""Messages for values of samples that drift metrics cannot compare."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ADVICE: Final = {
 
 
 def refuse_unfit(question: DriftQuestion, window: str, rows: torch.Tensor) -> None:
-    """Raise DataError if any of the samples of a window cannot be compared, and say what to do about it."""
+    """Raise DataError with advice if a sample of a window cannot be compared."""
     if number := num_unfit(rows):
         advice = _ADVICE[question.data].format(id=question.model_id)
         raise DataError(
@@ -30,10 +30,10 @@ def refuse_unfit(question: DriftQuestion, window: str, rows: torch.Tensor) -> No
 
 
 def refuse_quantities(name: str, labels: LabelArray) -> None:
-    """Raise DataError if labels are quantities, and no classes. Args: name: of a metric that compares classes. labels: (n,)."""
+    """Raise DataError if labels are quantities instead of classes. Args: name: the metric, which compares classes. labels: (n,)."""
     between = labels[np.isfinite(labels) & (labels != np.rint(labels))]
     if len(between):
         raise DataError(
-            f"drift metric '{name}' compares labels as classes, and {len(between)} of {len(labels)} are no whole numbers, such as {between[0]:g}: "
+            f"drift metric '{name}' compares labels as classes, and {len(between)} of {len(labels)} are not whole numbers, such as {between[0]:g}: "
             "compare quantities by another metric, such as KSDriftMetric"
         )

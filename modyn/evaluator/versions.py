@@ -1,5 +1,6 @@
-"""What scores and kept outputs were made of: one registration of a dataset, and the versions of the code that decoded and measured. Imports
-no torch."""
+"""The versions from which scores and kept outputs were computed: the registration of a dataset, and the code that decoded and measured. The
+module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -7,35 +8,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from modyn.dataset.code_versions import code_version
+from modyn.dataset.code.code_versions import code_version
 from modyn.evaluator.config import load_dataset
-from modyn.evaluator.metrics import METRICS
+from modyn.evaluator.metrics.metrics import METRICS
 from modyn.json_codec import json_digest
 from modyn.models import MODELS
 
 _NOT_DECODING: Final = ("metrics", "batch_size", "dataloader_workers")
-"""Keys of a dataset's section that do not change what the model sees of a sample."""
+"""Keys of a dataset's section that do not change the model's input."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataVersion:
-    """The samples of one registration of a dataset, as one version of the code decodes them."""
+    """The samples of one registration of a dataset, decoded by one version of the code."""
 
     identity: str
-    """As in `DatasetInfo`; empty: any."""
+    """Identity of the registered dataset, as in `DatasetInfo`; empty accepts any identity."""
     decoding: str
-    """By `decoding_digest`."""
+    """Digest of the decoding, from `decoding_digest`."""
     num_deleted: int = 0
-    """Samples of the dataset that are deleted so far. Scores with another number may be of other samples; each sample stays what it is."""
+    """Number of deleted samples of the dataset. Scores with another number may come from other samples; a sample itself never changes."""
 
     @property
     def digest(self) -> str:
-        """Equal where models see equal samples, of which some may be deleted."""
+        """Return a digest that is equal if models see equal samples; deleted samples do not change the digest."""
         return json_digest([self.identity, self.decoding])
 
 
 def decoding_digest(section: Mapping[str, Any]) -> str:
-    """Equal for sections of datasets that decode samples equally, with equal code, so that models see equal inputs and answer alike.
+    """Return a digest that is equal for two sections of datasets that decode samples to equal inputs with equal code.
 
     Args: section: an entry of `evaluation.datasets`.
     """
@@ -44,7 +45,7 @@ def decoding_digest(section: Mapping[str, Any]) -> str:
 
 
 def metric_digests(section: Mapping[str, Any]) -> dict[str, str]:
-    """Return by label, for each metric of a dataset's section, a digest that is equal for metrics that give equal values."""
+    """Return for each label of a dataset's metrics a digest that is equal for metrics that compute equal values."""
     dataset = load_dataset(section)
     options = [{name: value for name, value in metric.items() if name != "label"} for metric in dataset.metrics]
     digests = [json_digest([metric, code_version(metric, METRICS)]) for metric in options]

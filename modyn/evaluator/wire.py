@@ -1,4 +1,4 @@
-"""Converters record ↔ proto of passes over samples; all other records have the field names of their message, see `modyn.rpc.wire`."""
+"""Converters between records and protos of passes over samples. Other records have the same field names as their message (see `modyn.rpc.wire`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from modyn.config.endpoint import Endpoint
+from modyn.config.system_sections.endpoint import Endpoint
 from modyn.errors import InvalidArgumentError
 from modyn.evaluator.records import (
     AtPositions,
@@ -31,11 +31,11 @@ from modyn.rpc.columns import items_per_message, keys_from_bytes, keys_to_bytes
 from modyn.rpc.wire import from_message, from_struct, to_message, to_struct
 
 _NUMBERS = "biuf"
-"""Kinds of numbers that travel: whole, real and boolean."""
+"""Kinds of NumPy dtypes that can be sent: whole, real and boolean."""
 
 
 def measure_request_to_proto(request: MeasureRequest) -> evaluator_pb2.MeasureRequest:
-    """A request, as a message. Raises InvalidArgumentError: the section holds what cannot be sent."""
+    """Convert a request into a message. Raises InvalidArgumentError: the section has values that cannot be sent."""
     return evaluator_pb2.MeasureRequest(
         run_id=request.run_id,
         model_id=request.model_id,
@@ -49,10 +49,10 @@ def measure_request_to_proto(request: MeasureRequest) -> evaluator_pb2.MeasureRe
 
 
 def measure_request_from_proto(message: evaluator_pb2.MeasureRequest) -> MeasureRequest:
-    """The request that a message holds. Raises InvalidArgumentError: it names no source, or no kind of output that there is."""
+    """Convert a message into a request. Raises InvalidArgumentError: the message has no source, or an unknown kind of output."""
     name = evaluator_pb2.OutputKind.Name(message.kind).removeprefix("OUTPUT_KIND_")
     if name not in OutputKind.__members__:
-        raise InvalidArgumentError(f"the request names no kind of output; there are {', '.join(OutputKind)}")
+        raise InvalidArgumentError(f"the request names no known kind of output; kinds are {', '.join(OutputKind)}")
     return MeasureRequest(
         RunId(message.run_id),
         message.model_id,
@@ -66,7 +66,7 @@ def measure_request_from_proto(message: evaluator_pb2.MeasureRequest) -> Measure
 
 
 def parts_to_proto(part: Score | Rows, endpoint: Endpoint) -> Iterator[evaluator_pb2.MeasuredPart]:
-    """A score, or some rows, as messages that `endpoint` accepts, of at least one row."""
+    """Convert a score, or rows, into messages of at least one row that `endpoint` accepts."""
     if isinstance(part, Score):
         yield evaluator_pb2.MeasuredPart(score=to_message(part, evaluator_pb2.Score))
         return
@@ -82,7 +82,7 @@ def _rows_to_proto(part: Rows) -> evaluator_pb2.MeasuredPart:
 
 
 def part_from_proto(message: evaluator_pb2.MeasuredPart) -> Score | Rows:
-    """The score, or the rows, that a message holds. Raises InvalidArgumentError: an array does not have its shape."""
+    """Convert a message into a score or rows. Raises InvalidArgumentError: an array has a wrong shape."""
     if message.WhichOneof("part") == "score":
         return from_message(message.score, Score)
     rows = message.rows
@@ -91,16 +91,16 @@ def part_from_proto(message: evaluator_pb2.MeasuredPart) -> Score | Rows:
 
 
 def drift_request_from_proto(message: evaluator_pb2.DriftRequest) -> DriftRequest:
-    """The request that a message holds, which `to_message` made. Raises InvalidArgumentError: it does not say what is compared."""
+    """Convert a message of `to_message` into a request. Raises InvalidArgumentError: the compared data is missing."""
     question = message.question
     named = [pair.HasField("reference") and pair.HasField("current") for pair in (question, *message.pairs)]
     if question.data == evaluator_pb2.COMPARED_DATA_UNSPECIFIED or not all(named):
-        raise InvalidArgumentError(f"the request names two windows, and what is compared of them: {', '.join(ComparedData)}")
+        raise InvalidArgumentError(f"the request must name two windows and the compared data: {', '.join(ComparedData)}")
     return from_message(message, DriftRequest)
 
 
 def measured_drift_to_proto(measured: MeasuredDrift) -> evaluator_pb2.MeasuredDrift:
-    """The answer to a question about drift, as a message."""
+    """Convert the answer to a question about drift into a message."""
     return evaluator_pb2.MeasuredDrift(
         distances={name: to_message(found, evaluator_pb2.DriftDistance) for name, found in measured.distances.items()},
         num_reference=measured.num_reference,
@@ -110,7 +110,7 @@ def measured_drift_to_proto(measured: MeasuredDrift) -> evaluator_pb2.MeasuredDr
 
 
 def measured_drift_from_proto(message: evaluator_pb2.MeasuredDrift) -> MeasuredDrift:
-    """The answer that a message holds, by names in order."""
+    """Convert a message into an answer, with names in order."""
     distances = {name: from_message(message.distances[name], DriftDistance) for name in sorted(message.distances)}
     return MeasuredDrift(distances, message.num_reference, message.num_current, message.num_embedded)
 
@@ -151,6 +151,6 @@ def _array_from_proto(message: evaluator_pb2.Array) -> NDArray[Any]:
         raise InvalidArgumentError(f"an array of {message.dtype!r} cannot be read: {error}") from error
     if dtype.kind not in _NUMBERS or len(message.data) != prod(message.shape) * dtype.itemsize:
         raise InvalidArgumentError(
-            f"{len(message.data)} bytes are no array of {message.dtype} of shape {list(message.shape)}; use services and clients of one release"
+            f"{len(message.data)} bytes are not an array of {message.dtype} of shape {list(message.shape)}; use services and clients of one release"
         )
     return np.frombuffer(message.data, dtype).reshape(message.shape)

@@ -1,1 +1,1 @@
-"""Everything on one machine: embedded PostgreSQL and Redis, and all services as processes."""
+"""The stack of one machine: embedded PostgreSQL and Redis, and all services, as processes."""

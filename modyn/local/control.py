@@ -1,4 +1,4 @@
-"""Start, stop and look at the stack of a state folder, from other processes."""
+"""Functions with which other processes start and stop the stack of a state folder, and read its status."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, Literal
 from modyn.atomic_write import make_folder
 from modyn.config.system import SERVICES, SystemConfig
 from modyn.errors import UnavailableError
-from modyn.local.process import is_alive, runs_with
+from modyn.local.service_process import is_alive, runs_with
 from modyn.state_folders import check_state, is_locked, make_private_folder, open_private, release_shared_memory
 
 State = Literal["starting", "ready", "failed", "stopping", "stopped"]
@@ -38,18 +38,18 @@ class PartStatus:
 
 @dataclass(frozen=True, slots=True)
 class StackStatus:
-    """What the stack's process last wrote down. `stopped` when there is none, or when it was killed."""
+    """The last status that the stack's process wrote. state: `stopped` if there is no stack, or if the stack was killed."""
 
     state: State
     pid: int | None = None
     error: str = ""
     parts: tuple[PartStatus, ...] = ()
     writer: int | None = None
-    """The process that wrote it, which may be gone; `pid` is None then."""
+    """Id of the process that wrote this status. If that process has ended, `pid` is None."""
 
 
 def stack_status(config: SystemConfig) -> StackStatus:
-    """The stack of this state folder as it is now."""
+    """Return the current status of the stack of the configuration's state folder."""
     try:
         written: dict[str, Any] = json.loads(status_file(config).read_text())
     except (OSError, ValueError):
@@ -65,10 +65,11 @@ def stack_status(config: SystemConfig) -> StackStatus:
 def start_stack(
     config: SystemConfig, config_file: Path | None = None, progress: Callable[[StackStatus], None] | None = None
 ) -> StackStatus:
-    """Start the stack unless it runs, and wait until every part is healthy. A stack that runs is left alone, but waited for.
+    """Start the stack unless the stack runs, and wait until each part is healthy.
 
-    Args: config_file: handed to the services; none: they find the configuration as this process did. progress: receives each status.
-    Raises: UnavailableError: a part failed; with its last words. ConfigError: another version wrote the state folder.
+    Args: config_file: file that is passed to the services; None: the services find the configuration as this process does. progress: function that is
+    called with each status.
+    Raises: UnavailableError: a part failed; the message has the end of the part's log. ConfigError: another version wrote the state folder.
     """
     check_folders(config)
     try:
@@ -82,7 +83,7 @@ def start_stack(
     deadline = time.monotonic() + START_PATIENCE_S + 60
     while time.monotonic() < deadline:
         status = stack_status(config)
-        # What an earlier stack left behind says nothing about the one that was just launched.
+        # The status of an earlier stack is ignored.
         if process is None or status.writer == process.pid:
             if progress is not None:
                 progress(status)
@@ -93,7 +94,7 @@ def start_stack(
         if process is not None and process.poll() is not None:
             if not is_locked(lock_file(config)):
                 raise UnavailableError(f"the services could not be started: {last_words(config.log_file('stack'))}")
-            # Another process was a moment faster: its stack serves as well, once it has written its status.
+            # Another process has just started a stack, so this one waits for its status.
             process = None
             time.sleep(0.2)
         elif process is None and status.pid is None:
@@ -103,7 +104,9 @@ def start_stack(
 
 
 def _launch(config: SystemConfig, config_file: Path | None) -> subprocess.Popen[bytes]:
-    """A stack in a session of its own, which outlives this process. -P: no module of the current folder may stand for another one."""
+    """Start the stack in a separate session, so that it outlives this process. The option -P prevents that files of the current folder shadow
+    modules.
+    """
     command = [
         sys.executable,
         "-P",
@@ -120,22 +123,24 @@ def _launch(config: SystemConfig, config_file: Path | None) -> subprocess.Popen[
             start_new_session=True,
             env={**os.environ, "MODYN_STATE_DIR": str(config.state_dir)},
         )
-    # This process may outlive the stack, and must collect its exit.
+    # This process may outlive the stack. The thread collects the exit of the stack, so that no zombie stays.
     threading.Thread(target=process.wait, daemon=True, name="stack").start()
     return process
 
 
 def stop_stack(config: SystemConfig, patience_s: float = 40.0) -> bool:
-    """Stop the stack and wait for its end. Returns whether one was running. Raises: UnavailableError: not within `patience_s`."""
+    """Stop the stack, and wait for its end. Returns whether a stack was running. Raises: UnavailableError: the stack did not end within `patience_s`
+    seconds.
+    """
     status = stack_status(config)
     if status.pid is None:
-        # One that was killed has left its cache in memory. A stack that is just starting, and a trainer server without one, keep theirs.
+        # A killed stack leaves its cache in memory. If a stack starts now, or a trainer server runs without a stack, the cache stays.
         if not any(map(is_locked, (lock_file(config), config.service_dir("trainer_server") / "lock"))):
             release_shared_memory(config.state_dir)
         return False
     os.kill(status.pid, signal.SIGTERM)
     deadline = time.monotonic() + patience_s
-    while is_alive(status.pid):  # polled: it is no child of this process
+    while is_alive(status.pid):  # polled, because the stack is not a child of this process
         if time.monotonic() > deadline:
             raise UnavailableError(
                 f"the stack (process {status.pid}) did not stop within {patience_s:.0f} s; `kill -9 {status.pid}` ends it"
@@ -145,23 +150,23 @@ def stop_stack(config: SystemConfig, patience_s: float = 40.0) -> bool:
 
 
 def check_folders(config: SystemConfig) -> None:
-    """Raise ConfigError if another version of Modyn wrote any folder of the state that a part of the stack keeps."""
+    """Raise ConfigError if another version of Modyn wrote the state folder of a part of the stack."""
     for name in ("postgres", *SERVICES, *config.replicas):
         check_state(config.state_dir / name)
 
 
 def status_file(config: SystemConfig) -> Path:
-    """The file in which a running stack reports its state."""
+    """Return the file with the status of a running stack."""
     return config.state_dir / "stack.json"
 
 
 def lock_file(config: SystemConfig) -> Path:
-    """The file that a running stack holds locked, so that a state folder has one stack at most."""
+    """Return the file that a running stack locks, so that a state folder has at most one stack."""
     return config.state_dir / "stack.lock"
 
 
 def last_words(log: Path) -> str:
-    """The last line of a log that is not a structured one: why a process ended."""
+    """Return the last unstructured line of a log, which gives the reason for the end of a process."""
     try:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line and not line.startswith("{")]
     except OSError:

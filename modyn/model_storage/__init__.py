@@ -1,1 +1,1 @@
-"""Model storage: the one place where model versions live, each visible at once and complete, or not at all."""
+"""Model storage, the service that stores all model versions. A version is either visible and complete, or absent."""

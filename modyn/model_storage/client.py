@@ -1,4 +1,4 @@
-"""Typed client of model storage, with its records and the stream in which weights travel: a safetensors file, which is never executed."""
+"""Typed client of model storage, with the records of calls. Weights are streamed as a safetensors file, whose content is never executed."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ M = TypeVar("M", model_storage_pb2.PutRequest, model_storage_pb2.GetReply)
 
 @dataclass(frozen=True, slots=True)
 class ModelHeader:
-    """Description of a model that is put."""
+    """Description of a model that is stored with `put`."""
 
     run_id: RunId
-    """Empty for a model that a user imports; such a put is not idempotent."""
+    """Run that made the model; empty: the model is imported, and its `put` is not idempotent."""
     trigger_id: int
     model_class: str
-    """Registered id in `modyn.models`."""
+    """Id of the model class in the registry of `modyn.models`."""
     model_config: Mapping[str, Any] = field(default_factory=dict)
     model_storage: Mapping[str, Any] = field(default_factory=dict)
-    """That section of the pipeline; empty: whole, as safetensors."""
+    """The section `model_storage` of the pipeline; empty: the model is stored whole, as safetensors."""
     training_result: Mapping[str, Any] = field(default_factory=dict)
-    """Report of the trainer: counts, losses, seconds a stage."""
+    """Report of the trainer: counts, losses, seconds of each stage."""
     parent_id: int | None = None
-    """The version that this one was fine-tuned from."""
+    """Id of the version that this model was fine-tuned from."""
     has_optimizers: bool = False
-    """Whether the state of the optimizers goes with it; set by `put`."""
+    """Whether the state of the optimizers is sent with the model. `put` sets this field."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredModelInfo:
-    """A model version and what is needed to build its network again."""
+    """A model version with the information that is needed to build its network."""
 
     version: ModelVersion
     model_class: str
@@ -66,7 +66,9 @@ class StoredModel(StoredModelInfo):
 
 @dataclass(frozen=True, slots=True)
 class _PutVersion:
-    """What a session has put last: the next training of a run mostly starts from it. optimizers: their state; None: none, or too large a one."""
+    """The model that a session stored last. The next training of a run usually starts from this model. optimizers: state of the optimizers; None: the
+    state is missing, or too large to keep.
+    """
 
     info: StoredModelInfo
     optimizers: bytes | None
@@ -74,19 +76,19 @@ class _PutVersion:
 
 @dataclass(frozen=True, slots=True)
 class GateVerdict:
-    """What an evaluation said about one condition of a promotion."""
+    """The verdict of an evaluation on one condition of a promotion."""
 
     condition: str
-    """As `PromotionCondition` reads it."""
+    """See `PromotionCondition`."""
     value: float | None
-    """Of the version that was to be promoted; None: undefined."""
+    """Metric value of the version that was to be promoted; None: the value is undefined."""
     promoted_value: float | None
-    """Of the version that was promoted; None: not compared, or undefined."""
+    """Metric value of the version that was promoted at that time; None: the value was not compared, or is undefined."""
     passed: bool
     note: str = ""
 
     def __str__(self) -> str:
-        """For people."""
+        """Return the verdict as a text for people."""
         value = "undefined" if self.value is None else f"{self.value:.6g}"
         other = "" if self.promoted_value is None else f", promoted {self.promoted_value:.6g}"
         note = f" ({self.note})" if self.note else ""
@@ -95,37 +97,39 @@ class GateVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """An entry of the audit trail: a version became the one to use."""
+    """An entry of the audit trail, made when a version was promoted, refused or promoted again by a rollback."""
 
     run_id: RunId
     model_id: int
     action: str
-    """`promote` or `rollback`; `refuse`: an evaluation was against it, and nothing changed."""
+    """`promote` or `rollback`; `refuse`: an evaluation refused the version, and nothing changed."""
     before_id: int | None
-    """The version that was promoted until then; None: none was. `model_id` itself: it was judged once more, and nothing changed."""
+    """Id of the previously promoted version; None: no version was promoted. If this id equals `model_id`, the version was judged again, and nothing
+    changed.
+    """
     reason: str
     made_by: str
-    """Name of the user at the client's machine, as the client says."""
+    """Name of the user on the client's machine, which the client reports."""
     made_at: float
     """Seconds since 1970."""
     verdicts: tuple[GateVerdict, ...] = ()
-    """Empty: no condition was asked for."""
+    """Verdicts on the conditions; empty: the promotion had no condition."""
 
 
 @dataclass(frozen=True, slots=True)
 class CurrentVersions:
-    """The versions of a run that those who follow it ask for."""
+    """The newest and the promoted version of a run."""
 
     newest_id: int | None = None
-    """None: it has no versions."""
+    """Id of the newest version; None: the run has no versions."""
     promoted_id: int | None = None
-    """None: none is promoted."""
+    """Id of the promoted version; None: no version is promoted."""
     newest_in_trail: bool = False
-    """Whether the newest one stands in the audit trail: it was promoted, refused or taken back."""
+    """Whether the audit trail contains the newest version, because it was promoted, refused or rolled back."""
 
 
 def weights_to_proto(message: type[M], file: BinaryIO) -> Iterator[M]:
-    """Yield the content of a file as messages of at most CHUNK_BYTES, then the trailer with its size and SHA-256."""
+    """Yield the content of a file as messages of at most CHUNK_BYTES, then a trailer with the size and SHA-256 of the file."""
     digest, num_bytes = hashlib.sha256(), 0
     file.seek(0)
     while chunk := file.read(CHUNK_BYTES):
@@ -136,7 +140,9 @@ def weights_to_proto(message: type[M], file: BinaryIO) -> Iterator[M]:
 
 
 def weights_from_proto(messages: Iterable[M], file: BinaryIO) -> str:
-    """Write what `weights_to_proto` yielded to a file, up to the trailer. Returns what is wrong, for a message; empty: the content is complete."""
+    """Write the messages of `weights_to_proto` to a file, up to the trailer. Returns what is wrong with the content as a text; empty: the content is
+    complete.
+    """
     digest, num_bytes = hashlib.sha256(), 0
     trailer: model_storage_pb2.Trailer | None = None
     for message in messages:
@@ -162,7 +168,7 @@ def weights_from_proto(messages: Iterable[M], file: BinaryIO) -> str:
 
 
 class ModelStorageClient(SectionClient):
-    """Calls of model storage, which acts on the section `model_storage`."""
+    """Client of model storage, which uses the section `model_storage`."""
 
     _Stub = model_storage_pb2_grpc.ModelStorageStub
     _not_repeatable = frozenset({"Rollback", "RefusePromotion"})
@@ -170,12 +176,12 @@ class ModelStorageClient(SectionClient):
     def put(
         self, header: ModelHeader, safetensors_path: Path, kept: KeptModels | None = None, optimizers: Path | None = None
     ) -> ModelVersion:
-        """Store the weights in `safetensors_path`. The version is visible at once or not at all.
+        """Store the weights in `safetensors_path`. Either the complete version becomes visible, or nothing is stored.
 
-        Idempotent by (run, trigger) if there is a run: a second put returns the version that exists.
+        If there is a run, the call is idempotent by (run, trigger): a second put returns the existing version.
 
-        Args: kept: the version is put into it too, for a later `get` and `get_optimizers`. optimizers: a file with the state of the optimizers,
-        which is stored with the version until a later one of the run is put with one.
+        Args: kept: cache of the session, which also keeps this version for a later `get` and `get_optimizers`. optimizers: a file with the state of
+        the optimizers. The state is stored with the version until a later version of the run is stored with its own state.
         """
         header = replace(header, has_optimizers=optimizers is not None)
         with ExitStack() as stack:
@@ -201,8 +207,9 @@ class ModelStorageClient(SectionClient):
     def get(self, model_id: int, into: Path, kept: KeptModels | None = None) -> StoredModel:
         """Fetch the weights of a version into the file `into`, which appears complete and verified or not at all.
 
-        Args: kept: what is in it is not fetched again, and what is fetched is put into it; model storage is not asked for what was put last.
-        Raises: NotFoundError: the version is unknown. CorruptStateError: what arrived is not what was stored.
+        Args: kept: cache of weights: cached weights are not fetched again, and fetched weights are added. The version that this client stored last is
+            returned without a call of model storage.
+        Raises: NotFoundError: the version is unknown. CorruptStateError: the received content differs from the stored content.
         """
         if kept:
             newest = _newest(kept, model_id)
@@ -226,10 +233,11 @@ class ModelStorageClient(SectionClient):
         return StoredModel(info.version, info.model_class, info.model_config, info.training_result, into)
 
     def get_optimizers(self, model_id: int, into: Path, kept: KeptModels | None = None) -> None:
-        """Fetch the state of the optimizers that a version was put with into the file `into`, which appears complete or not at all.
+        """Fetch the state of the optimizers that was stored with a version into the file `into`, which appears complete or not at all.
 
-        Args: kept: what was put last with it is not fetched.
-        Raises: NotFoundError: there is no such version, or it has none. CorruptStateError: what arrived is not what was stored.
+        Args: kept: cache of the session. If the version was the last that was stored with this cache, the state is not fetched.
+        Raises: NotFoundError: there is no such version, or the version has no saved state. CorruptStateError: the received content differs from the
+        stored content.
         """
 
         newest = None if kept is None else _newest(kept, model_id)
@@ -244,11 +252,11 @@ class ModelStorageClient(SectionClient):
         self._retrier.call(get)
 
     def describe(self, model_id: int) -> StoredModelInfo:
-        """Return what is known of a version without its weights. Raises NotFoundError."""
+        """Return the description of a version, without its weights. Raises NotFoundError."""
         return from_message(self._stub.Describe(_named(model_id)), StoredModelInfo)
 
     def find(self, run_id: RunId, trigger_id: int) -> StoredModelInfo | None:
-        """Return the version of trigger `trigger_id` of a run; None if none is stored."""
+        """Return the version of trigger `trigger_id` of a run; None if no such version is stored."""
         try:
             found = self._stub.Find(model_storage_pb2.ModelOfTrigger(run_id=run_id, trigger_id=trigger_id))
         except NotFoundError:
@@ -256,12 +264,12 @@ class ModelStorageClient(SectionClient):
         return from_message(found, StoredModelInfo)
 
     def list(self, run_id: RunId | None = None) -> list[StoredModelInfo]:
-        """Return the versions of one run (or all, with imported ones), in the order in which they were put."""
+        """Return the versions of one run, in the order in which they were stored. Without a run, return all versions, including imported ones."""
         request = model_storage_pb2.ListModelsRequest(run_id=run_id or "")
         return self._retrier.call(lambda: [from_message(model, StoredModelInfo) for model in self._stub.List(request)])
 
     def delete(self, model_id: int, *, even_promoted: bool = False) -> None:
-        """Delete a version and its file. Raises NotFoundError, or ConflictError while it is promoted, unless `even_promoted`."""
+        """Delete a version and its file. Raises NotFoundError, or ConflictError while the version is promoted, unless `even_promoted`."""
         self._stub.Delete(model_storage_pb2.DeleteModelRequest(model_id=model_id, even_promoted=even_promoted))
 
     def promote(
@@ -273,11 +281,11 @@ class ModelStorageClient(SectionClient):
         compares: bool = False,
         compared_id: int | None = None,
     ) -> StoredModelInfo:
-        """Mark a version as the one to use, in place of the one of the same run that was promoted before.
+        """Promote a version. The version replaces the previously promoted version of the same run.
 
-        Args: reason, verdicts: for the audit trail. compares: a verdict compares with the promoted version. compared_id: that version; None: no
-        other one was promoted.
-        Raises: NotFoundError. ConflictError: the verdicts compare, and another version than `compared_id` is promoted by now; evaluate again.
+        Args: reason, verdicts: recorded in the audit trail. compares: whether a verdict compares with the promoted version. compared_id: id of that
+        promoted version; None: no other version was promoted.
+        Raises: NotFoundError. ConflictError: a verdict compares with `compared_id`, but another version is promoted now; evaluate again.
         """
         request = _promotion(model_id, reason, verdicts)
         request.compares = compares
@@ -286,23 +294,23 @@ class ModelStorageClient(SectionClient):
         return from_message(self._stub.Promote(request), StoredModelInfo)
 
     def refuse_promotion(self, model_id: int, reason: str, verdicts: Sequence[GateVerdict]) -> None:
-        """Note in the audit trail that an evaluation was against a promotion. Raises NotFoundError."""
+        """Record in the audit trail that an evaluation refused a promotion. Raises NotFoundError."""
         self._stub.RefusePromotion(_promotion(model_id, reason, verdicts))
 
     def rollback(self, run_id: RunId, reason: str = "") -> StoredModelInfo:
-        """Mark the version of a run again that was promoted before the one that is; again, and it goes one step further back.
+        """Promote again the version that was promoted before the current version. Each repetition goes back by one more promotion.
 
-        Args: reason: for the audit trail. Raises: NotFoundError: the run has no models. ConflictError: there is none to go back to.
+        Args: reason: recorded in the audit trail. Raises: NotFoundError: the run has no models. ConflictError: there is no earlier promoted version.
         """
         request = model_storage_pb2.RollbackRequest(run_id=run_id, reason=reason, made_by=_user())
         return from_message(self._stub.Rollback(request), StoredModelInfo)
 
     def current(self, run_id: RunId) -> CurrentVersions:
-        """Return the newest version of a run and the promoted one. Cheap: a follower may ask several times a second."""
+        """Return the newest and the promoted version of a run. This call is cheap enough for several calls per second."""
         return from_message(self._stub.Current(model_storage_pb2.CurrentRequest(run_id=run_id)), CurrentVersions)
 
     def promotions(self, run_id: RunId) -> tuple[Promotion, ...]:
-        """Return the promotions and rollbacks of a run, the oldest first. Imported versions are those of the run ""."""
+        """Return the promotions and rollbacks of a run, the oldest first. Imported versions belong to the run ""."""
         reply = self._stub.Promotions(model_storage_pb2.PromotionsRequest(run_id=run_id))
         return tuple(from_message(entry, Promotion) for entry in reply.promotions)
 
@@ -330,7 +338,9 @@ def _named(model_id: int) -> model_storage_pb2.ModelId:
 
 
 def _receive(replies: Iterable[model_storage_pb2.GetReply], into: Path, what: str) -> None:
-    """Write chunks to the file `into`, which appears if they are complete. Raises CorruptStateError, which begins with `what`, otherwise."""
+    """Write chunks to the file `into`. The file appears only if the chunks are complete. Raises CorruptStateError: the chunks are incomplete; the
+    message begins with `what`.
+    """
     partial = into.with_name(f"{into.name}.{uuid.uuid4().hex}.partial")
     try:
         with partial.open("wb") as file:
@@ -342,7 +352,9 @@ def _receive(replies: Iterable[model_storage_pb2.GetReply], into: Path, what: st
 
 
 def _keep(kept: KeptModels, version: ModelVersion, path: Path) -> bool:
-    """Keep the weights in `path` if they are those of `version`: a repeated put returns a version that may have others. Returns: whether they are."""
+    """Keep the weights in `path` if they are the weights of `version`. The version of a repeated put may have other weights. Returns: whether the
+    weights were kept.
+    """
     if path.stat().st_size > kept.limit or weights_sha256(path) != version.weights_sha256:
         return False
     kept.put(version.weights_sha256, path.read_bytes())
@@ -350,6 +362,6 @@ def _keep(kept: KeptModels, version: ModelVersion, path: Path) -> bool:
 
 
 def _newest(kept: KeptModels, model_id: int) -> _PutVersion | None:
-    """What is kept of a version, if it was put last."""
+    """Return the kept data of a version, if this version was stored last; otherwise None."""
     newest: _PutVersion | None = kept.newest
     return newest if newest is not None and newest.info.version.model_id == model_id else None

@@ -1,4 +1,4 @@
-"""Compression of model files, chunk by chunk; unpacking never writes more bytes than were compressed."""
+"""Compression of model files, chunk by chunk. Unpacking never writes more bytes than were compressed."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from modyn.model_storage.section import Algorithm
 from modyn.zstd import zstd
 
 _MEMBER: Final = "model"
-"""Name in a zip archive."""
+"""Name of the member in a zip archive."""
 _CHUNK_BYTES: Final = 1 << 20
 _MAX_WINDOW_LOG: Final = 27
-"""Memory that a zstd file may ask for when it is read: two to this power, in bytes."""
+"""Binary logarithm of the largest memory, in bytes, that reading a zstd file may take."""
 
 
 def compress(source: Path, target: Path, algorithm: Algorithm) -> None:
     """Write the new file `target`: a zip archive with one member, or a zstd frame."""
     with source.open("rb") as plain, target.open("xb") as packed:
         if algorithm == "zstd":
-            # With a checksum, as zip archives have one: a bit that flips outside of the weights is found as well.
+            # The zstd frame has a checksum, like a zip archive, so that a flipped bit outside of the weights is also detected.
             options: dict[int, int] = {zstd.CompressionParameter.compression_level: 3, zstd.CompressionParameter.checksum_flag: 1}
             with zstd.ZstdFile(packed, "w", options=options) as frame:
                 _copy(plain, frame, source.stat().st_size)
             return
-        # Without a date: equal weights give equal files.
+        # The member has no date, so that equal weights give equal files.
         member = zipfile.ZipInfo(_MEMBER, (1980, 1, 1, 0, 0, 0))
         member.compress_type = zipfile.ZIP_DEFLATED
         with zipfile.ZipFile(packed, "w") as archive, archive.open(member, "w", force_zip64=True) as inside:
@@ -35,7 +35,7 @@ def compress(source: Path, target: Path, algorithm: Algorithm) -> None:
 
 
 def decompress(source: Path, target: Path, algorithm: Algorithm, num_bytes: int) -> None:
-    """Write the new file `target` of exactly `num_bytes`. Raises CorruptStateError if `source` does not unpack to that many."""
+    """Write the new file `target` of exactly `num_bytes`. Raises CorruptStateError: `source` does not unpack to this number of bytes."""
     try:
         with source.open("rb") as packed, target.open("xb") as plain:
             if algorithm == "zstd":
@@ -53,7 +53,7 @@ def decompress(source: Path, target: Path, algorithm: Algorithm, num_bytes: int)
 
 
 def _copy(source: IO[bytes] | zstd.ZstdFile, target: IO[bytes] | zstd.ZstdFile, limit: int) -> int:
-    """Copy until the end or soon after `limit`, so that a bomb does not fill the disk; return the bytes copied."""
+    """Copy until the end or soon after `limit`, so that a decompression bomb does not fill the disk. Returns the number of copied bytes."""
     seen = 0
     while seen <= limit and (chunk := source.read(_CHUNK_BYTES)):
         target.write(chunk)

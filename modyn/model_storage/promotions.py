@@ -1,4 +1,4 @@
-"""Which version of a run is the one to use, and the audit trail of how it became that: who, when, why, and what was in its place."""
+"""Promotion of a run's versions, and the audit trail: who promoted a version, when, why, and which version was replaced."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from modyn.records import RunId
 
 @dataclass(frozen=True, slots=True)
 class PromotionRequest:
-    """A version that is to be promoted. reason, made_by, verdicts: for the trail."""
+    """Request to promote a version. reason, made_by, verdicts: recorded in the audit trail."""
 
     model_id: int
     reason: str = ""
@@ -28,21 +28,20 @@ class PromotionRequest:
     compares: bool = False
     """Whether a verdict compares with the promoted version."""
     compared_id: int | None = None
-    """That version; None: no other one was promoted."""
+    """Id of the promoted version that the verdicts compare with; None: no other version was promoted."""
 
 
 def rollback_target(trail: Iterable[Promotion], exists: Callable[[int], bool]) -> int | None:
-    """Return the version that was promoted before the one that is; None: there is none that still exists.
+    """Return the version that was promoted before the current version; None if no such version exists. A rollback undoes the newest promotion that is
+    not yet undone, so a second rollback goes one step further back.
 
-    A rollback takes back the newest promotion that no rollback has taken back, so that a second one in a row goes one step further.
-
-    Args: trail: of one run, in order.
+    Args: trail: entries of one run, in order.
     """
     stack: list[int] = []
     for entry in trail:
         if entry.action == "refuse":
             continue
-        if not stack and entry.before_id is not None:  # promoted when there was no trail yet
+        if not stack and entry.before_id is not None:  # this version was promoted before there was a trail
             stack.append(entry.before_id)
         if entry.action == "promote":
             stack.append(entry.model_id)
@@ -53,22 +52,24 @@ def rollback_target(trail: Iterable[Promotion], exists: Callable[[int], bool]) -
 
 
 def says_more(trail: Sequence[Promotion], model_id: int, verdicts: tuple[GateVerdict, ...]) -> bool:
-    """Return whether verdicts on a version that is promoted already are to be noted: not where a call is repeated because its answer was lost."""
+    """Return whether to record verdicts on a version that is already promoted. Verdicts are not recorded if the call only repeats an earlier call
+    whose answer was lost.
+    """
     newest = next((entry for entry in reversed(trail) if entry.model_id == model_id), None)
     return bool(verdicts) and (newest is None or newest.verdicts != verdicts)
 
 
 class ModelPromotions:
-    """Promotions of all versions. Each is one transaction with its row in the trail. Safe to use from several threads."""
+    """Promotions of all versions. A promotion and its row in the trail are written in one transaction. Thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def promote(self, request: PromotionRequest) -> None:
-        """Mark a version as the one to use, and no other of the same run; imported ones belong to no run. Repeating it changes nothing, but verdicts
-        that are new stand in the trail.
+        """Mark a version as the one to use, and unmark the other versions of the same run. Imported versions belong to no run. A repeated call only
+        adds new verdicts to the trail.
 
-        Raises: NotFoundError. ConflictError: the verdicts compare, and another version than `compared_id` is promoted by now.
+        Raises: NotFoundError. ConflictError: the verdicts compare with `compared_id`, but another version is promoted now.
         """
         with self._database.session() as session:
             run_id, before = self._found(session, request.model_id)
@@ -81,30 +82,30 @@ class ModelPromotions:
             _exchange(session, run_id, request, "promote")
 
     def refuse(self, request: PromotionRequest) -> None:
-        """Note that an evaluation was against a promotion; nothing else changes. Raises: NotFoundError."""
+        """Record that an evaluation refused a promotion. Nothing else changes. Raises: NotFoundError."""
         with self._database.session() as session:
             run_id, before = self._found(session, request.model_id)
             _note(session, run_id, request, "refuse", before)
 
     def _found(self, session: Session, model_id: int) -> tuple[RunId, int | None]:
-        """The run of a version, whose versions are locked then, and its promoted version. Raises NotFoundError."""
+        """Return the run of a version and the run's promoted version, and lock the run's versions. Raises NotFoundError."""
         run_id = session.execute(select(models.c.run_id).where(models.c.model_id == model_id)).scalar_one_or_none()
         if run_id is None:
             raise NotFoundError(f"there is no model {model_id}; `modyn models ls` lists those that exist")
-        if model_id not in _locked(session, run_id, model_id):
+        if model_id not in _lock_versions(session, run_id, model_id):
             raise NotFoundError(f"model {model_id} was deleted meanwhile; `modyn models ls` lists those that exist")
         return RunId(run_id), _promoted(session, run_id, model_id)
 
     def rollback(self, run_id: RunId, reason: str = "", by: str = "") -> int:
-        """Mark the version again that was promoted before the one that is. Returns its id.
+        """Promote the previously promoted version again. Returns its id.
 
-        Raises: InvalidArgumentError: no run is named. NotFoundError: the run has no models. ConflictError: none of its versions is promoted,
-        or none was before that still exists.
+        Raises: InvalidArgumentError: no run is named. NotFoundError: the run has no models. ConflictError: no version is promoted, or no earlier
+        promoted version exists.
         """
         if not run_id:
             raise InvalidArgumentError("name a run: imported models have no order to go back in; promote one of them")
         with self._database.session() as session:
-            ids = _locked(session, run_id)
+            ids = _lock_versions(session, run_id)
             if not ids:
                 raise NotFoundError(f"run '{run_id}' has no models; `modyn models ls` lists those that exist")
             if _promoted(session, run_id, 0) is None:
@@ -118,7 +119,7 @@ class ModelPromotions:
             return target
 
     def current(self, run_id: RunId) -> CurrentVersions:
-        """Return the newest version of a run and the promoted one; of an unknown run, none."""
+        """Return the newest and the promoted version of a run. Both are None for an unknown run."""
         newest = func.max(models.c.model_id)
         wanted = select(newest, newest.filter(models.c.promoted)).where(models.c.run_id == run_id)
         with self._database.session() as session:
@@ -133,8 +134,10 @@ class ModelPromotions:
             return _trail(session, run_id)
 
 
-def _locked(session: Session, run_id: str, model_id: int | None = None) -> set[int]:
-    """The versions of a run (of an imported one, itself), locked in one order, so that two promotions at once end with one promoted version."""
+def _lock_versions(session: Session, run_id: str, model_id: int | None = None) -> set[int]:
+    """Lock and return the versions of a run. For an imported version, only this version is locked. Rows are locked in a fixed order, so that two
+    concurrent promotions end with one promoted version.
+    """
     return set(
         session.scalars(
             select(models.c.model_id).where(_own(run_id, model_id or 0)).order_by(models.c.model_id).with_for_update()

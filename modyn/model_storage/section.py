@@ -24,8 +24,8 @@ class FullModelStrategy(Section):
         "BinaryFullModel (raw weights, architecture needed to load)",
     )
     zip: bool = Field(False, description="compress the file")
-    zip_algorithm: Algorithm = Field("ZIP_DEFLATED", description="how it is compressed; needs `zip: true`")
-    config: dict[str, Any] = Field(default_factory=dict, description="options of a format that has some")
+    zip_algorithm: Algorithm = Field("ZIP_DEFLATED", description="compression; needs `zip: true`")
+    config: dict[str, Any] = Field(default_factory=dict, description="options of the format, if it has some")
 
     @field_validator("name")
     @classmethod
@@ -38,7 +38,7 @@ class FullModelStrategy(Section):
 
     @model_validator(mode="after")
     def _check_compression(self) -> Self:
-        # Files of the published system write the default out.
+        # Files of the published system contain this option with its default value.
         if not self.zip and self.zip_algorithm != type(self).model_fields["zip_algorithm"].default:
             raise ValueError(f"zip_algorithm is {self.zip_algorithm}, but zip is false: set zip: true, or remove zip_algorithm")
         return self
@@ -49,7 +49,7 @@ class ModelStorageSection(Section):
 
     full_model_strategy: FullModelStrategy = FullModelStrategy()
     incremental_model_strategy: _NotYet = Field(
-        None, description="store versions as differences to their parents; not available yet"
+        None, description="how versions are stored as differences to their parents; not available yet"
     )
     full_model_interval: _NotYet = Field(
         None, description="every n-th version is stored whole; needs an incremental strategy, not available yet"

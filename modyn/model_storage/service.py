@@ -26,7 +26,7 @@ SENT_BYTES = Counter("modyn_models_sent_bytes", "Bytes of weights that were sent
 
 
 def build(context: ServiceContext) -> Sequence[Registration]:
-    """Open the catalogue, set aside what a crash has left, and return the servicer."""
+    """Open the catalogue, set aside files that a crash left, and return the servicer."""
     database = open_database(context.config, "model_storage", "modyn.model_storage.migrations")
     context.on_shutdown(database.close)
     context.remove_outlived(f"{QUARANTINE}/*")
@@ -35,7 +35,7 @@ def build(context: ServiceContext) -> Sequence[Registration]:
 
 
 class ModelStorageServicer(model_storage_pb2_grpc.ModelStorageServicer):
-    """Calls as documented in model_storage.proto.
+    """The calls of model_storage.proto.
 
     Each method decodes the request of the call of the same name in protos/, calls the store and encodes the answer.
     """
@@ -45,17 +45,17 @@ class ModelStorageServicer(model_storage_pb2_grpc.ModelStorageServicer):
         self._logger = get_logger("model_storage")
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
-        """Problems of the `model_storage` section of a whole pipeline; empty if it is valid."""
+        """Return the problems of the section `model_storage` of a whole pipeline; empty if the section is valid."""
         return problems_to_proto(validate_section(from_struct(request.pipeline)))
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
-        """The file formats of models that are registered here."""
+        """Return the registered file formats of models."""
         return plugins_to_proto(MODEL_FORMATS)
 
     def Put(
         self, request_iterator: Iterator[model_storage_pb2.PutRequest], context: grpc.ServicerContext
     ) -> model_storage_pb2.StoredModelInfo:
-        """Store a version, visible once it is complete; or return the one of this (run, trigger), if there is one, and drop what is sent.
+        """Store a version, which is visible when it is complete. If (run, trigger) already has a version, return that version and drop the sent one.
 
         INVALID_ARGUMENT: the stream has no header, is cut, or does not match its checksum.
         """
@@ -79,7 +79,9 @@ class ModelStorageServicer(model_storage_pb2_grpc.ModelStorageServicer):
             return to_message(info, model_storage_pb2.StoredModelInfo)
 
     def Get(self, request: model_storage_pb2.ModelId, context: grpc.ServicerContext) -> Iterator[model_storage_pb2.GetReply]:
-        """Stream a version as safetensors, whatever its format on disk. NOT_FOUND; CORRUPT_STATE for a damaged file."""
+        """Stream a version as safetensors, converted from its format on disk. Status NOT_FOUND: there is no such version. CORRUPT_STATE: the file is
+        damaged.
+        """
         with self._store.fetch(request.model_id) as (info, path), path.open("rb") as file:
             yield model_storage_pb2.GetReply(info=to_message(info, model_storage_pb2.StoredModelInfo))
             for reply in weights_to_proto(model_storage_pb2.GetReply, file):
@@ -89,16 +91,16 @@ class ModelStorageServicer(model_storage_pb2_grpc.ModelStorageServicer):
     def GetOptimizers(
         self, request: model_storage_pb2.ModelId, context: grpc.ServicerContext
     ) -> Iterator[model_storage_pb2.GetReply]:
-        """Stream the state of a version's optimizers; NOT_FOUND if none is kept, CORRUPT_STATE for a damaged file."""
+        """Stream the state of a version's optimizers; status NOT_FOUND if no state is kept, CORRUPT_STATE if the file is damaged."""
         with self._store.open_optimizers(request.model_id) as file:
             yield from weights_to_proto(model_storage_pb2.GetReply, file)
 
     def Describe(self, request: model_storage_pb2.ModelId, context: grpc.ServicerContext) -> model_storage_pb2.StoredModelInfo:
-        """A version without its weights; NOT_FOUND if there is none."""
+        """Return a version without its weights; status NOT_FOUND if there is no such version."""
         return to_message(self._store.describe(request.model_id), model_storage_pb2.StoredModelInfo)
 
     def Find(self, request: model_storage_pb2.ModelOfTrigger, context: grpc.ServicerContext) -> model_storage_pb2.StoredModelInfo:
-        """The version of a trigger of a run; NOT_FOUND if it has none."""
+        """Return the version of a trigger of a run; status NOT_FOUND if the trigger has no version."""
         found = self._store.find(RunId(request.run_id), request.trigger_id)
         if found is None:
             raise NotFoundError(f"run '{request.run_id}' has no model of trigger {request.trigger_id}")
@@ -107,12 +109,12 @@ class ModelStorageServicer(model_storage_pb2_grpc.ModelStorageServicer):
     def List(
         self, request: model_storage_pb2.ListModelsRequest, context: grpc.ServicerContext
     ) -> Iterator[model_storage_pb2.StoredModelInfo]:
-        """The versions of a run, or all, in the order in which they were stored."""
+        """Stream the versions of a run, or all versions, in the order in which they were stored."""
         for info in self._store.list(RunId(request.run_id)):
             yield to_message(info, model_storage_pb2.StoredModelInfo)
 
     def Delete(self, request: model_storage_pb2.DeleteModelRequest, context: grpc.ServicerContext) -> common_pb2.Empty:
-        """Delete a version and its file; CONFLICT while it is promoted, NOT_FOUND if there is none."""
+        """Delete a version and its file; status CONFLICT while the version is promoted, NOT_FOUND if there is no such version."""
         self._store.delete(request.model_id, even_promoted=request.even_promoted)
         self._logger.info("model_deleted", model_id=request.model_id)
         return common_pb2.Empty()
@@ -120,14 +122,14 @@ class ModelStorageServicer(model_storage_pb2_grpc.ModelStorageServicer):
     def Promote(
         self, request: model_storage_pb2.PromoteRequest, context: grpc.ServicerContext
     ) -> model_storage_pb2.StoredModelInfo:
-        """Mark a version as the promoted one of its run in place of any other; repeating it changes nothing."""
+        """Mark a version as the promoted version of its run. A repeated call changes nothing."""
         asked = from_message(request, PromotionRequest)
         info = self._store.promote(asked)
         self._logger.info("model_promoted", model_id=request.model_id, made_by=request.made_by)
         return to_message(info, model_storage_pb2.StoredModelInfo)
 
     def RefusePromotion(self, request: model_storage_pb2.PromoteRequest, context: grpc.ServicerContext) -> common_pb2.Empty:
-        """Note that an evaluation was against a promotion; NOT_FOUND if there is no such version."""
+        """Record that an evaluation refused a promotion; status NOT_FOUND if there is no such version."""
         self._store.promotions.refuse(from_message(request, PromotionRequest))
         self._logger.info("promotion_refused", model_id=request.model_id, made_by=request.made_by)
         return common_pb2.Empty()
@@ -135,7 +137,7 @@ class ModelStorageServicer(model_storage_pb2_grpc.ModelStorageServicer):
     def Rollback(
         self, request: model_storage_pb2.RollbackRequest, context: grpc.ServicerContext
     ) -> model_storage_pb2.StoredModelInfo:
-        """Mark the version again that was promoted before; CONFLICT if there is none."""
+        """Promote the previously promoted version again; status CONFLICT if there is no such version."""
         model_id = self._store.promotions.rollback(RunId(request.run_id), request.reason, request.made_by)
         self._logger.info("model_rolled_back", run_id=request.run_id, model_id=model_id, made_by=request.made_by)
         return to_message(self._store.describe(model_id), model_storage_pb2.StoredModelInfo)
@@ -143,12 +145,12 @@ class ModelStorageServicer(model_storage_pb2_grpc.ModelStorageServicer):
     def Current(
         self, request: model_storage_pb2.CurrentRequest, context: grpc.ServicerContext
     ) -> model_storage_pb2.CurrentVersions:
-        """The newest version of a run and the promoted one."""
+        """Return the newest and the promoted version of a run."""
         return to_message(self._store.promotions.current(RunId(request.run_id)), model_storage_pb2.CurrentVersions)
 
     def Promotions(
         self, request: model_storage_pb2.PromotionsRequest, context: grpc.ServicerContext
     ) -> model_storage_pb2.PromotionsReply:
-        """The audit trail of a run."""
+        """Return the audit trail of a run."""
         trail = self._store.promotions.trail(RunId(request.run_id))
         return model_storage_pb2.PromotionsReply(promotions=[to_message(entry, model_storage_pb2.Promotion) for entry in trail])

@@ -1,10 +1,10 @@
 """Model versions: files in a folder, rows in the catalogue. A version exists if and only if its row is committed.
 
-<folder>/models/     one file a version, with a random name, and perhaps the state of its optimizers; complete and on the disk before the row is
-                     committed
-<folder>/incoming/   what is being received, encoded or decoded; of no value after a restart
-<folder>/quarantine/ files that no row names: of interrupted puts and deletions, or of versions that an older, restored database does not know
-<folder>/store_id    which catalogue the folder belongs to
+<folder>/models/     one file per version, with a random name, and perhaps a file with the state of its optimizers; both files are complete and on the
+                     disk before the row is committed
+<folder>/incoming/   files that are being received, encoded or decoded; useless after a restart
+<folder>/quarantine/ files that no row names, left by interrupted puts and deletions, or by versions that an older, restored database does not know
+<folder>/store_id    id of the catalogue that the folder belongs to
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from modyn.atomic_write import make_folder, sync, write_atomically
 from modyn.config.base import load_section
 from modyn.db.engine import Database
 from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError, NotFoundError, UnavailableError
+from modyn.keep_limits import set_aside
 from modyn.model_storage.client import ModelHeader, StoredModelInfo
 from modyn.model_storage.compression import compress, decompress
 from modyn.model_storage.formats import MODEL_FORMATS, FullModelFormat
@@ -36,9 +37,8 @@ from modyn.model_storage.section import FullModelStrategy, ModelStorageSection
 from modyn.model_storage.tables import models, store
 from modyn.models.weights import TensorSpec, read_tensors, weights_sha256, wire_order
 from modyn.records import ModelVersion, RunId
-from modyn.retention import set_aside
 
-# Layouts are long and only of use to read the file.
+# Layouts are long and needed only for reading the file.
 _WITHOUT_LAYOUT: Final = tuple(column for column in models.c if column.name != "layout")
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -47,7 +47,7 @@ QUARANTINE: Final = "quarantine"
 
 
 class ModelStore:
-    """All versions of one installation. Safe to use from several threads; one process works on a folder."""
+    """All versions of one installation. Thread-safe. Only one process at a time uses a folder."""
 
     def __init__(self, database: Database, folder: Path, logger: FilteringBoundLogger) -> None:
         self._database = database
@@ -71,12 +71,11 @@ class ModelStore:
             yield path
 
     def publish(self, header: ModelHeader, safetensors: Path, optimizers: Path | None = None) -> StoredModelInfo:
-        """Store the model in `safetensors`: afterwards it is complete and visible, or (if this raises or the process dies) unknown.
-
-        A second one of the same run and trigger is dropped in favour of the first. `optimizers`, the state of its optimizers, takes the place
-        of those of earlier triggers of the run, from which nothing goes on any more.
-        Raises: ConfigError: the `model_storage` section is wrong. InvalidArgumentError: the file is no safetensors file.
-        UnavailableError: the disk or PostgreSQL cannot be used. ConflictError: the first one is deleted meanwhile.
+        """Store the model in `safetensors`. Afterwards the model is complete and visible, or unknown if this raises or the process dies. A second
+        model of the same run and trigger is dropped. `optimizers` is the state of the model's optimizers. This state replaces the states of the run's
+        earlier triggers, because no training resumes from them any more.
+        Raises: ConfigError: the `model_storage` section is wrong. InvalidArgumentError: the file is not a safetensors file. UnavailableError: the
+        disk or PostgreSQL cannot be used. ConflictError: the first model of the run and trigger was deleted meanwhile.
         """
         strategy = load_section(ModelStorageSection, header.model_storage, "model_storage").full_model_strategy
         try:
@@ -110,7 +109,7 @@ class ModelStore:
         return existing
 
     def _write(self, strategy: FullModelStrategy, safetensors: Path, optimizers: Path | None) -> tuple[Path, int]:
-        """Write the files of a version to the disk; return the path of the model, and its bytes before it was compressed."""
+        """Write the files of a version to the disk; return the path of the model, and the number of its bytes before compression."""
         path = self._models / f"{uuid.uuid4().hex}.model"
         with self._writing(), self._scratch() as encoded, self._scratch() as packed:
             _format(strategy).encode(safetensors, encoded)
@@ -120,16 +119,17 @@ class ModelStore:
             (packed if strategy.zip else encoded).rename(path)
             if optimizers is not None:
                 optimizers.rename(_optimizers_of(path))
-            # Under their names already: so the first of these waits for most of what the others would wait for.
+            # All files are renamed before any file is synced, because the first sync then also writes most data of the other files.
             for written in (path, _optimizers_of(path)) if optimizers is not None else (path,):
                 sync(written)
             sync(self._models)
         return path, unpacked_bytes
 
     def _insert(self, row: dict[str, Any]) -> RowMapping | None:
-        """Insert a version, and remove the optimizers that its own take the place of; None if its run and trigger have one already."""
+        """Insert a version, and remove the replaced optimizers. Returns None if its run and trigger already have a version."""
         outlived: list[str] = []
-        # A commit that fails may have happened: the file stays, and the next start sets it aside if it is an orphan.
+        # A commit that reports a failure may still have succeeded. Therefore the file stays, and the next start sets the file aside if no row names
+        # it.
         with self._database.session() as session:
             new = upsert(models).values(row).on_conflict_do_nothing().returning(*_WITHOUT_LAYOUT)
             stored = session.execute(new).mappings().one_or_none()
@@ -138,13 +138,13 @@ class ModelStore:
                 forgotten = update(models).where(*earlier, models.c.optimizers_bytes.is_not(None)).values(optimizers_bytes=None)
                 outlived = list(session.scalars(forgotten.returning(models.c.file_name)))
         for name in outlived:
-            # Not synced, which the next put does: what a crash brings back until then, the next start sets aside.
+            # The next put syncs the removal. If a crash brings a file back before that, the next start sets the file aside.
             _optimizers_of(self._models / name).unlink(missing_ok=True)
         return stored
 
     @contextmanager
     def fetch(self, model_id: int) -> Iterator[tuple[StoredModelInfo, Path]]:
-        """Open a version: yields it and its weights as a safetensors file, which is removed when the block ends.
+        """Open a version. Yields the version, and its weights as a safetensors file that is removed when the block ends.
 
         Raises: NotFoundError. CorruptStateError: the file on disk does not hold the weights that were put. UnavailableError: the disk or
         PostgreSQL cannot be used.
@@ -167,7 +167,7 @@ class ModelStore:
     def open_optimizers(self, model_id: int) -> Iterator[BinaryIO]:
         """Open the state of the optimizers of a version.
 
-        Raises: NotFoundError: there is no such version, or it has none. CorruptStateError: the file is missing or was cut.
+        Raises: NotFoundError: there is no such version, or the version has no saved state. CorruptStateError: the file is missing or was cut.
         """
         row = self._row(model_id)
         if row["optimizers_bytes"] is None:
@@ -189,7 +189,7 @@ class ModelStore:
         return _info(self._row(model_id))
 
     def find(self, run_id: RunId, trigger_id: int) -> StoredModelInfo | None:
-        """Return the version of a trigger of a run; None if there is none, or `run_id` is empty (an imported version)."""
+        """Return the version of a trigger of a run; None if the trigger has no version, or if `run_id` is empty, as for imported versions."""
         if not run_id:
             return None
         wanted = select(*_WITHOUT_LAYOUT).where(models.c.run_id == run_id, models.c.trigger_id == trigger_id)
@@ -198,7 +198,7 @@ class ModelStore:
         return None if row is None else _info(row)
 
     def list(self, run_id: RunId | None) -> list[StoredModelInfo]:
-        """Return the versions of a run, or all, in the order in which they were put."""
+        """Return the versions of a run, or all versions, in the order in which they were stored."""
         wanted = select(*_WITHOUT_LAYOUT).order_by(models.c.model_id)
         if run_id:
             wanted = wanted.where(models.c.run_id == run_id)
@@ -206,7 +206,7 @@ class ModelStore:
             return [_info(row) for row in session.execute(wanted).mappings()]
 
     def delete(self, model_id: int, *, even_promoted: bool = False) -> None:
-        """Delete a version, then its file. Its children stay: a parent is lineage only, as every version is stored whole.
+        """Delete a version, then its file. Versions that were fine-tuned from this version stay, because every version is stored whole.
 
         Raises NotFoundError, or ConflictError while the version is promoted, unless `even_promoted`.
         """
@@ -221,10 +221,10 @@ class ModelStore:
         with self._writing():
             for file in (path, _optimizers_of(path)):
                 file.unlink(missing_ok=True)
-            sync(self._models)  # Files that a crash brings back would be set aside, and stay.
+            sync(self._models)  # Without the sync, a crash could bring files back, which would then be set aside and stay.
 
     def promote(self, request: PromotionRequest) -> StoredModelInfo:
-        """Mark a version as the one to use, as `ModelPromotions.promote`."""
+        """Promote a version. See `ModelPromotions.promote`."""
         self.promotions.promote(request)
         return self.describe(request.model_id)
 
@@ -240,12 +240,12 @@ class ModelStore:
                     decompress(path, unpacked, strategy.zip_algorithm, row["unpacked_bytes"])
                 _format(strategy).decode(unpacked if strategy.zip else path, layout, wire)
         except FileNotFoundError as error:
-            self._row(row["model_id"])  # Deleted while it was fetched: then it is unknown, not corrupt.
+            self._row(row["model_id"])  # raises NotFoundError if the version was deleted meanwhile
             raise CorruptStateError("the file is missing") from error
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            # An archive whose directory points to before its begin.
+            # The directory of the archive points before its beginning.
             raise CorruptStateError(f"it cannot be unpacked: {error}") from error
         if (found := weights_sha256(wire)) != row["weights_sha256"]:
             raise CorruptStateError(
@@ -267,7 +267,7 @@ class ModelStore:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turn errors of the disk into UnavailableError with the cause."""
+        """Turn errors of the disk into an UnavailableError that names the cause."""
         try:
             yield
         except OSError as error:
@@ -280,14 +280,14 @@ class ModelStore:
             ) from error
 
     def _check_identity(self) -> None:
-        """Raise ConflictError for a folder of another catalogue, whose models would be set aside as orphans."""
+        """Raise ConflictError if the folder belongs to another catalogue. The models of such a folder would be set aside as orphans."""
         with self._database.session() as session:
             expected = session.scalars(select(store.c.store_id)).one()
             known = _known_files(session)
         path = self._folder / "store_id"
         found = path.read_text(errors="replace") if path.exists() else ""
         if not found and known.issuperset(file.name for file in self._models.iterdir()):
-            # A new folder, or one that lost the file: every model in it is of this catalogue, so nothing can be set aside by mistake.
+            # The folder is new or has lost the file. All models in the folder belong to this catalogue, so no model can be set aside by mistake.
             found = expected
             write_atomically(path, [expected.encode()])
         if found != expected:
@@ -298,9 +298,8 @@ class ModelStore:
             )
 
     def _set_orphans_aside(self) -> None:
-        """Move files to `quarantine/` that no row names, and remove what an interrupted put or get has left half done.
-
-        A database that was restored from a backup may lack rows of models that are in use: nothing that is complete is removed.
+        """Move files that no row names to `quarantine/`, and remove incomplete files of interrupted calls. Complete files are kept, because a
+        restored database may lack rows of models in use.
         """
         with self._database.session() as session:
             known = _known_files(session)
@@ -323,12 +322,12 @@ def _format(strategy: FullModelStrategy) -> FullModelFormat:
 
 
 def _optimizers_of(path: Path) -> Path:
-    """Where the state of the optimizers of a version lies. path: of its weights."""
+    """Return the path of the state of a version's optimizers. Args: path: path of the version's weights."""
     return path.with_suffix(".optimizers")
 
 
 def _known_files(session: Session) -> set[str]:
-    """The names of all files that versions have."""
+    """Return the names of all files that belong to versions."""
     rows = session.execute(select(models.c.file_name, models.c.optimizers_bytes)).all()
     states = {_optimizers_of(Path(name)).name for name, num_bytes in rows if num_bytes is not None}
     return {name for name, _ in rows} | states

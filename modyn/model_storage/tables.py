@@ -1,4 +1,6 @@
-"""The catalogue of models. A row is what makes a version visible; its file lies in the folder `models` before the row is committed."""
+"""The catalogue of models. A version is visible when its row is committed. The file of the version is in the folder `models` before the row is
+committed.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ promotions = Table(
     Column("verdicts", JSON, nullable=False),  # list of the fields of `GateVerdict`
     Index("promotions_of_a_run", "run_id", "promotion_id"),
 )
-"""The audit trail: one row for each change of the promoted version of a run, and for each that an evaluation was against."""
+"""The audit trail: one row for each change of a run's promoted version, and for each refused promotion."""
 
 store = Table("store", metadata, Column("store_id", Text, primary_key=True))
-"""One row: the name of the folder that belongs to this catalogue."""
+"""Table with one row, which identifies the folder that belongs to this catalogue."""

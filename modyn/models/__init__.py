@@ -1,8 +1,8 @@
-"""Model definitions: the registry that finds them by id, and the check of `model.id` and `model.config` of a pipeline.
+"""Model definitions: the registry of models by id, and the check of `model.id` and `model.config` of a pipeline.
 
-What is registered is a class with a `Config`, of one of three kinds. An `nn.Module` takes the config as its only argument. The others need
-no torch to be checked: one takes the config too and makes the network in `build()`; one, as all of ours, declares the import path of its
-`network`, which is called with the config and the `arguments` (by default none).
+A registered class has a `Config`, and is of one of three kinds. An `nn.Module` takes the config as its only argument. Modyn can check the two other
+kinds without torch: a class that takes the config and makes the network in `build()`, and a class that declares the import path of its `network`,
+like the built-in models. `build_model` calls the object at this path with the config and the `arguments` of the class (by default no arguments).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MODELS: Registry[type] = Registry(group="modyn.models", kind="model", builtin={i
 
 
 def check_model(id_: str, config: object) -> list[Problem]:
-    """What is wrong with a pipeline's `model.id` and `model.config`; empty: nothing. Imports torch only for plug-ins."""
+    """Return every mistake in a pipeline's `model.id` and `model.config`. Imports torch only for plug-ins."""
     if not isinstance(config, Mapping):
         return [
             Problem(
@@ -34,14 +34,14 @@ def check_model(id_: str, config: object) -> list[Problem]:
 
 
 def config_class(id_: str) -> type[Section]:
-    """The options of the model that is registered under `id_`. Raises ConfigError: it is unknown, has none, or is of none of the kinds."""
+    """Return the class of the options of a registered model. Raises ConfigError: the id is unknown, or the class is of none of the three kinds."""
     definition = MODELS.get(id_)
     found = getattr(definition, "Config", None)
     if not (inspect.isclass(definition) and inspect.isclass(found) and issubclass(found, Section)):
         raise ConfigError(
             f"model '{id_}' must be a class with a `Config` that derives from modyn.config.base.Section; it is {definition!r}"
         )
-    torch = sys.modules.get("torch")  # without it there is no nn.Module
+    torch = sys.modules.get("torch")  # If torch is not imported, no class is an nn.Module.
     is_module = torch is not None and issubclass(definition, torch.nn.Module)
     if not (is_module or hasattr(definition, "build") or hasattr(definition, "network")):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Which labels are classes of a model, as far as its pipeline says it. Imports no torch but for plug-ins."""
+"""Check whether labels are classes of a model, as far as the pipeline defines the classes. This module imports torch only for plug-ins."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ _OF_CLASSES: Final = ("CrossEntropyLoss", "NLLLoss")
 _OF_PROBABILITIES: Final = ("BCELoss", "BCEWithLogitsLoss")
 _OF_NUMBERS: Final = ("GaussianNLLLoss", "HuberLoss", "L1Loss", "MSELoss", "PoissonNLLLoss", "SmoothL1Loss")
 _IGNORED: Final = -100
-"""The label that these losses leave out, if no other is set."""
+"""The label that losses for classes ignore by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelClasses:
-    """Labels are whole numbers from 0 to `number` - 1, or the one that the loss ignores; of probabilities also the numbers in between."""
+    """The valid labels: whole numbers from 0 to `number` - 1, and the label that the loss ignores. For probabilities, also all numbers in between."""
 
     number: int | None
-    """None: not known, of a model of a plug-in."""
+    """Number of classes; None: the number is not known, because the model is a plug-in."""
     ignored: int
     of_probabilities: bool = False
 
     @property
     def largest(self) -> int:
-        """The largest class."""
+        """Return the largest class."""
         return 2**63 - 1 if self.number is None else self.number - 1
 
     def why_not(self, label: float) -> str:
-        """Why a label is none of these; empty: it is one."""
+        """Return a text that says why a label is not valid; empty: the label is valid."""
         if label == self.ignored or (0 <= label <= self.largest and (self.of_probabilities or label == int(label))):
             return ""
         if self.number is None:
@@ -42,7 +42,7 @@ class LabelClasses:
 
 
 def num_classes(model: object) -> int | None:
-    """Return the number of classes of the section `model`, if it is valid and a built-in model; None: it is not known."""
+    """Return the number of classes of a section `model`. None: the section is not valid, or its model is not built in."""
     if (
         not isinstance(model, Mapping)
         or not isinstance(id_ := model.get("id"), str)
@@ -54,7 +54,7 @@ def num_classes(model: object) -> int | None:
 
 
 def label_classes(pipeline: Mapping[str, Any]) -> LabelClasses | None:
-    """Return the classes that a training of this pipeline takes as labels, after a label_transformer_function; None: any.
+    """Return the labels that a training of this pipeline accepts, after a label_transformer_function. None: any label.
 
     >>> model = {"id": "MLP", "config": {"input_size": 4, "hidden_sizes": [8], "num_classes": 3}}
     >>> label_classes({"model": model, "training": {"optimization_criterion": {"name": "CrossEntropyLoss"}}})
@@ -69,7 +69,7 @@ def label_classes(pipeline: Mapping[str, Any]) -> LabelClasses | None:
 
 
 def is_regression(pipeline: Mapping[str, Any]) -> bool:
-    """Whether a pipeline trains with a loss whose labels are numbers."""
+    """Return whether a pipeline trains with a loss for regression."""
     return _criterion(pipeline).get("name") in _OF_NUMBERS
 
 

@@ -1,4 +1,4 @@
-"""A model as a program of `torch.export`: a file that runs with PyTorch alone, without Modyn and without the Python code of the model."""
+"""Export a model as a program of `torch.export`: a file that PyTorch runs without Modyn and without the model's Python code."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 FEATURES: Final = "features"
-"""In place of inputs: those of `feature_inputs`."""
+"""Text that users write instead of inputs, for the inputs of `feature_inputs`."""
 _INPUT = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>\d+(?:,\d+)*)(?::(?P<dtype>[a-z]+\d+|bool))?")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """One input of a model, without the dimension of the batch."""
+    """One input of a model. The shape of an input has no dimension for the batch."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"
     name: str | None = None
-    """None: it is given by position."""
+    """Name of the argument; None: the input is passed by position."""
     rows: Literal["batch", "entries"] = field(default="batch", repr=False)
-    """What its first dimension counts: samples, or their sparse features together."""
+    """Meaning of the first dimension of the input: samples, or all sparse features of the samples."""
 
     def __str__(self) -> str:
-        """As `parse_input` reads it."""
+        """Return the input in the form that `parse_input` reads."""
         dtype = "" if self.dtype == "float32" else f":{self.dtype}"
         return f"{f'{self.name}=' if self.name else ''}{','.join(map(str, self.shape))}{dtype}"
 
 
 def feature_inputs(num_dense: int, num_sparse: int) -> Sequence[ModelInput]:
-    """Return the inputs of a model behind the section `preprocessing`: its features as `modyn.preprocessing.Features.to_torch` gives them.
+    """Return the inputs of a model with the section `preprocessing`: the features in the form of `modyn.preprocessing.Features.to_torch`.
 
     >>> [(given.name, given.shape, given.rows) for given in feature_inputs(2, 57)]
     [('indices', (), 'entries'), ('offsets', (), 'batch'), ('values', (), 'entries'), ('dense', (2,), 'batch')]
@@ -55,7 +55,8 @@ def feature_inputs(num_dense: int, num_sparse: int) -> Sequence[ModelInput]:
 
 
 def parse_input(text: str) -> ModelInput:
-    """Return an input as users write it: sizes of one sample, in front a name, behind a dtype of torch. Raises InvalidArgumentError.
+    """Parse an input in the form that users write: an optional name, the sizes of one sample, and an optional dtype of torch. Raises
+    InvalidArgumentError.
 
     >>> parse_input("1,28,28"), parse_input("tokens=128:int64")
     (ModelInput(shape=(1, 28, 28), dtype='float32', name=None), ModelInput(shape=(128,), dtype='int64', name='tokens'))
@@ -65,18 +66,20 @@ def parse_input(text: str) -> ModelInput:
     match = _INPUT.fullmatch(text.replace(" ", ""))
     if match is None:
         raise InvalidArgumentError(
-            f"{text!r} is no input of a model; write the sizes of one sample, for example 1,28,28, or with name and dtype tokens=128:int64"
+            f"{text!r} is not an input of a model; write the sizes of one sample, for example 1,28,28, or with name and dtype tokens=128:int64"
         )
     return ModelInput(tuple(map(int, match["shape"].split(","))), match["dtype"] or "float32", match["name"])
 
 
 def input_names(inputs: Sequence[ModelInput]) -> list[str]:
-    """Return the names of inputs: one without a name is `input`, several are `input_0` and so on."""
+    """Return the names of inputs. A single input without a name is `input`; several inputs are `input_0`, `input_1`, and so on."""
     return [given.name or ("input" if len(inputs) == 1 else f"input_{number}") for number, given in enumerate(inputs)]
 
 
 def named_outputs(found: Any) -> dict[str, Any]:
-    """Return what a model returns by name: one tensor is `output`, several are `output_0` and so on, a dictionary's have its names."""
+    """Return the outputs of a model by name. One tensor is `output`; several tensors are `output_0`, `output_1`, and so on. A dictionary keeps its
+    names.
+    """
     if isinstance(found, Mapping):
         return {str(name): values for name, values in found.items()}
     if isinstance(found, tuple | list):
@@ -86,21 +89,21 @@ def named_outputs(found: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TracedInputs:
-    """What a model is called with to follow its code: batches of two and of three samples, each as positional and named arguments."""
+    """Example calls of a model with batches of two and of three samples. A call has positional and named arguments."""
 
     two: tuple[tuple[Tensor, ...], dict[str, Tensor]]
     three: tuple[tuple[Tensor, ...], dict[str, Tensor]]
     shapes: Any
-    """The dimensions that torch.export keeps open: that of the batch, and that of sparse features."""
+    """The dynamic dimensions of the export: the batch, and the sparse features."""
 
     @staticmethod
     def of(inputs: Sequence[ModelInput]) -> TracedInputs:
-        """Draw batches. Raises InvalidArgumentError: there is no input, only some have a name, or a dtype is unknown."""
+        """Make example calls for inputs. Raises InvalidArgumentError: there is no input, only some inputs have a name, or a dtype is unknown."""
         import torch
 
         named = {given.name for given in inputs if given.name is not None}
         if not inputs or len(named) not in (0, len(inputs)):
-            raise InvalidArgumentError("give all inputs of a model by position, or each with a name of its own")
+            raise InvalidArgumentError("give all inputs of a model by position, or give each a name")
 
         def batch(num_samples: int) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
             tensors = [_example(given, num_samples) for given in inputs]
@@ -115,12 +118,12 @@ class TracedInputs:
 
 
 def export_program(model: nn.Module, inputs: Sequence[ModelInput], path: Path) -> None:
-    """Write a model in evaluation mode as a program, for batches of any size, which is complete or as before. Read by `torch.export.load`.
+    """Write a model in evaluation mode atomically as a program for batches of any size. `torch.export.load` reads the file.
 
-    The program is run once and must return what the model returns.
+    Before the function writes the program, it runs the program once and compares the values with the values of the model.
 
     Args: inputs: at least one; all by position, or all by name.
-    Raises: InvalidArgumentError: the model does not take these inputs, or torch.export cannot follow its code. OSError: as it is written.
+    Raises: InvalidArgumentError: the model does not take these inputs, or torch.export cannot follow the model's code. OSError: writing failed.
     """
     import torch
 
@@ -138,10 +141,10 @@ def export_program(model: nn.Module, inputs: Sequence[ModelInput], path: Path) -
 
 
 def not_exported(model: nn.Module, inputs: Sequence[ModelInput], what: str, error: Exception) -> InvalidArgumentError:
-    """Make, not raise, the error of a model that cannot be exported."""
+    """Make the error for a model that cannot be exported."""
     return InvalidArgumentError(
         f"{type(model).__name__} cannot be exported as {what} with inputs {' and '.join(map(str, inputs))}: {error}; check the inputs "
-        f"(`{FEATURES}`: those that the section `preprocessing` makes), or export its weights and build it by its class"
+        f"(`{FEATURES}` means the features of the section `preprocessing`), or export its weights and build it by its class"
     )
 
 
@@ -151,7 +154,7 @@ def _example(given: ModelInput, num_samples: int) -> Tensor:
     dtype = getattr(torch, given.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise InvalidArgumentError(f"torch has no dtype '{given.dtype}'; write for example float32 or int64")
-    # Sparse features: another number than that of the samples, or torch would take the two for one dimension.
+    # The number of sparse features must differ from the number of samples. Otherwise torch would treat the two as one dimension.
     shape = (num_samples if given.rows == "batch" else 2 * num_samples + 1, *given.shape)
-    # Whole numbers are often indices: zeros are valid ones.
+    # Whole numbers are often indices, and 0 is a valid index.
     return torch.randn(shape, dtype=dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)

@@ -1,4 +1,4 @@
-"""The networks of `specs`."""
+"""Networks of the models in `specs`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from modyn.models.specs import LogisticRegressionConfig, MLPConfig, ResNetConfig
 
 
 class EmbeddingNetwork(nn.Module):
-    """A network of an `embedding` and a last linear layer, by default `output`."""
+    """A network with an `embedding` and a last linear layer, by default `output`."""
 
     output: nn.Linear
 
     @property
     def last_layer(self) -> nn.Linear:
-        """The layer that turns an embedding into logits."""
+        """Return the layer that turns an embedding into logits."""
         return self.output
 
     def embedding(self, x: Tensor) -> Tensor:
@@ -26,13 +26,13 @@ class EmbeddingNetwork(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        """x as for `embedding` → logits (batch, num_classes)."""
+        """x (like in `embedding`) → logits (batch, num_classes)."""
         logits: Tensor = self.last_layer(self.embedding(x))
         return logits
 
 
 class MLPNetwork(EmbeddingNetwork):
-    """`hidden`: linear layers with ReLU and dropout; `output`: the last linear layer."""
+    """A multilayer perceptron. `hidden`: linear layers with ReLU and dropout; `output`: the last linear layer."""
 
     def __init__(self, config: MLPConfig | LogisticRegressionConfig) -> None:
         super().__init__()
@@ -51,13 +51,15 @@ class MLPNetwork(EmbeddingNetwork):
 
 
 class SparseLogisticRegressionNetwork(nn.Module):
-    """`weight`: a row for each feature, and one of zeros behind them for none; `dense`: a row for each dense feature; `bias`."""
+    """A linear model. `weight` has a row for each feature, and a row of zeros for "no feature". `dense` has a row for each dense feature. The model
+    adds `bias`.
+    """
 
     def __init__(self, config: SparseLogisticRegressionConfig) -> None:
         super().__init__()
         self.weight = nn.EmbeddingBag(config.num_features + 1, config.num_classes, mode="sum", padding_idx=config.num_features)
         nn.init.zeros_(self.weight.weight)
-        # No nn.Linear: it would be taken for the last layer, whose input is an embedding.
+        # This is not an nn.Linear, which would count as the last layer with an embedding as its input.
         self.dense = nn.Parameter(torch.zeros(config.num_dense, config.num_classes)) if config.num_dense else None
         self.bias = nn.Parameter(torch.zeros(config.num_classes))
 
@@ -69,9 +71,9 @@ class SparseLogisticRegressionNetwork(nn.Module):
         values: Tensor | None = None,
         dense: Tensor | None = None,
     ) -> Tensor:
-        """x int64 (batch, k), or features as `modyn.preprocessing.Features.to_torch` gives them → logits (batch, num_classes).
+        """x int64 (batch, k), or the features of `modyn.preprocessing.Features.to_torch` → logits (batch, num_classes).
 
-        Raises RuntimeError: there is no such sparse feature; ConfigError: there are more dense ones, or fewer.
+        Raises RuntimeError: a sparse feature is out of range; ConfigError: the number of dense features is wrong.
         """
         if x is not None:
             logits: Tensor = self.weight(x.masked_fill(x < 0, self.weight.num_embeddings - 1))
@@ -81,13 +83,13 @@ class SparseLogisticRegressionNetwork(nn.Module):
         taken = 0 if self.dense is None else len(self.dense)
         if given != taken:
             raise ConfigError(
-                f"model.config.num_dense: samples have {given} dense features, and the model takes {taken}; set it to {given}"
+                f"model.config.num_dense: samples have {given} dense features, but the model takes {taken}; set it to {given}"
             )
         return logits + self.bias if dense is None or self.dense is None else logits + dense @ self.dense + self.bias
 
 
 class SmallCNNNetwork(EmbeddingNetwork):
-    """`features`: the convolutions; `hidden`: the embedding; `output`: the last layer."""
+    """A small convolutional network. `features`: the convolutions; `hidden`: the embedding; `output`: the last layer."""
 
     def __init__(self, config: SmallCNNConfig) -> None:
         super().__init__()
@@ -112,24 +114,24 @@ class SmallCNNNetwork(EmbeddingNetwork):
 
 
 def _convolution(in_channels: int, out_channels: int, size: int, stride: int = 1) -> nn.Conv2d:
-    """Make a convolution without bias: batch normalisation follows and has its own."""
+    """Make a convolution without bias, because the following batch normalisation has a bias."""
     return nn.Conv2d(in_channels, out_channels, size, stride=stride, padding=size // 2, bias=False)
 
 
 def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Sequential | None:
-    """A projection where the shape changes (option B of the paper), else none: the identity."""
+    """Make a projection if the shape changes (option B of the paper). None: the shape stays the same, so the shortcut is the identity."""
     if stride == 1 and in_channels == out_channels:
         return None
     return nn.Sequential(_convolution(in_channels, out_channels, 1, stride), nn.BatchNorm2d(out_channels))
 
 
 class BasicBlock(nn.Module):
-    """relu(x + f(x)) with f two 3×3 convolutions; the first one strides. Figure 5, left."""
+    """relu(x + f(x)), where f has two 3×3 convolutions, of which the first has the stride. Figure 5, left."""
 
     expansion = 1
 
     def __init__(self, in_channels: int, channels: int, stride: int) -> None:
-        """Args: stride: of the first convolution, and of the projection where there is one."""
+        """Args: stride: stride of the first convolution, and of a projection."""
         super().__init__()
         self.conv1 = _convolution(in_channels, channels, 3, stride)
         self.bn1 = nn.BatchNorm2d(channels)
@@ -144,12 +146,13 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """relu(x + f(x)) with f a 1×1, a 3×3 and a 1×1 convolution. Figure 5, right; the stride is in the 3×3, as became customary."""
+    """relu(x + f(x)), where f has a 1×1, a 3×3 and a 1×1 convolution. Figure 5, right, but with the stride in the 3×3 convolution, as is usual
+    today."""
 
     expansion = 4
 
     def __init__(self, in_channels: int, channels: int, stride: int) -> None:
-        """Args: channels: of the inner convolutions; the block returns `expansion` times as many."""
+        """Args: channels: channels of the inner convolutions; the block returns `expansion` times this number of channels."""
         super().__init__()
         out_channels = self.expansion * channels
         self.conv1 = _convolution(in_channels, channels, 1)
@@ -167,13 +170,13 @@ class Bottleneck(nn.Module):
 
 
 class ResNetNetwork(EmbeddingNetwork):
-    """Stem, four stages of blocks with 64, 128, 256 and 512 channels, mean over the image, last layer `fc`.
+    """A residual network: a stem, four stages of blocks with 64, 128, 256 and 512 channels, the mean over the image, and the last layer `fc`.
 
-    Names and shapes of parameters are the customary ones, so that weights trained elsewhere can be loaded.
+    Names and shapes of parameters follow the usual convention, so that weights trained elsewhere can be loaded.
     """
 
     def __init__(self, config: ResNetConfig, blocks: Sequence[int], bottleneck: bool) -> None:
-        """Args: blocks: number of blocks of each stage. bottleneck: of `Bottleneck`; otherwise `BasicBlock`."""
+        """Args: blocks: number of blocks of each stage. bottleneck: whether blocks are `Bottleneck`; otherwise blocks are `BasicBlock`."""
         super().__init__()
         block: type[BasicBlock] | type[Bottleneck] = Bottleneck if bottleneck else BasicBlock
         self.conv1 = _convolution(config.in_channels, 64, 3) if config.small_input else _convolution(config.in_channels, 64, 7, 2)
@@ -195,7 +198,7 @@ class ResNetNetwork(EmbeddingNetwork):
 
     @property
     def last_layer(self) -> nn.Linear:
-        """The layer that turns an embedding into logits."""
+        """Return the layer that turns an embedding into logits."""
         return self.fc
 
     def embedding(self, x: Tensor) -> Tensor:

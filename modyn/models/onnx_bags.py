@@ -1,4 +1,4 @@
-"""Sums over the sparse features of samples by operators that ONNX has. Imports torch: for exports only."""
+"""Sums over the sparse features of samples, with operators that ONNX has. Only exports use this module, which imports torch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch.nn.functional import embedding
 
 
 class SummedBags(nn.Module):
-    """Returns what an `nn.EmbeddingBag` with `mode="sum"` returns, of which torch's exporter makes a loop: 0.4 ms for each sample."""
+    """Computes the same as an `nn.EmbeddingBag` with `mode="sum"`. Torch's exporter would turn an EmbeddingBag into a loop of 0.4 ms per sample."""
 
     def __init__(self, bags: nn.EmbeddingBag) -> None:
         super().__init__()
         self.weight, self.num_embeddings, self._padding = bags.weight, bags.num_embeddings, bags.padding_idx
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
-        """As of `nn.EmbeddingBag`: (batch, embedding_dim)."""
+        """Return the sums, (batch, embedding_dim)."""
         entries = embedding(input, self.weight)
         if per_sample_weights is not None:
             entries = entries * per_sample_weights.unsqueeze(-1)
@@ -26,7 +26,7 @@ class SummedBags(nn.Module):
             entries = entries.masked_fill((input == self._padding).unsqueeze(-1), 0)
         if offsets is None:
             return entries.sum(1)
-        # How many samples begin at or before each entry; one more, for samples without entries at the end.
+        # For each entry, count the samples that start at or before it. One more count is for samples without entries at the end.
         ones = torch.ones_like(offsets)
         begun = torch.cat([torch.zeros_like(input), ones[:1]]).index_add(0, offsets, ones).cumsum(0)[:-1]
         sums = torch.zeros_like(offsets, dtype=entries.dtype).unsqueeze(1).repeat(1, entries.shape[1])
@@ -34,8 +34,8 @@ class SummedBags(nn.Module):
 
 
 @contextmanager
-def summed_bags(model: nn.Module) -> Iterator[None]:
-    """Put `SummedBags` in the place of the parts of a model that these stand for, until the block ends."""
+def replace_bags(model: nn.Module) -> Iterator[None]:
+    """Replace the bags of a model by `SummedBags` within a `with` block."""
     found = [
         (parent, name, child)
         for parent in model.modules()

@@ -1,4 +1,4 @@
-"""A model as an ONNX file, for runtimes that know no PyTorch. Needs `pip install modyn[onnx]`."""
+"""Export a model as an ONNX file, for runtimes without PyTorch. Needs `pip install modyn[onnx]`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from torch import nn
 
 _LARGEST: Final = 2**31 - 1
-"""Bytes of a file that protobuf can write."""
+"""Largest number of bytes of a file that protobuf can write."""
 
 
 def exporter(format: str) -> Callable[[nn.Module, Sequence[ModelInput], Path], None]:
-    """Return what writes models in a format: `torch` or `onnx`. Raises InvalidArgumentError: there is no such format."""
+    """Return the function that writes models in a format: `torch` or `onnx`. Raises InvalidArgumentError: the format is unknown."""
     known = {"torch": export_program, "onnx": export_onnx}
     if format not in known:
         raise InvalidArgumentError(
@@ -33,28 +33,29 @@ def exporter(format: str) -> Callable[[nn.Module, Sequence[ModelInput], Path], N
 
 
 def export_onnx(model: nn.Module, inputs: Sequence[ModelInput], path: Path) -> None:
-    """Write a model in evaluation mode as one ONNX file, for batches of any size, which is complete or as before.
+    """Write a model in evaluation mode atomically as one ONNX file for batches of any size.
 
-    Names are those that `modyn serve` uses, by `input_names` and `named_outputs`. The file is run once, by ONNX Runtime if it is installed, else by
-    the reference of ONNX, and must return what the model returns.
+    Inputs and outputs have the same names as in `modyn serve`, from `input_names` and `named_outputs`. Before the function writes the file, it runs
+    the program once, with ONNX Runtime if ONNX Runtime is installed, otherwise with the reference implementation. The program must return the same
+    values as the model.
 
     Args: inputs: at least one; all by position, or all by name.
-    Raises: ConfigError: ONNX is not installed. InvalidArgumentError: the model does not take these inputs, its code cannot be followed, or it is
-    larger than a file may be (2 GiB). OSError: as it is written.
+    Raises: ConfigError: ONNX is not installed. InvalidArgumentError: the model does not take these inputs, cannot be traced, or is larger
+    than 2 GiB. OSError: writing failed.
     """
     import torch
 
-    from modyn.models.onnx_bags import summed_bags
+    from modyn.models.onnx_bags import replace_bags
 
     for name in ("onnx", "onnxscript"):
         if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"exporting to ONNX needs {name}, which is not installed; `pip install modyn[onnx]` brings it")
+            raise ConfigError(f"exporting to ONNX needs {name}, which is not installed; `pip install modyn[onnx]` installs it")
     traced = TracedInputs.of(inputs)
     args, kwargs = traced.three
     try:
         with torch.no_grad(), _quietly():
             expected = named_outputs(model(*args, **kwargs))
-            with summed_bags(model):
+            with replace_bags(model):
                 program: Any = torch.onnx.export(
                     model,
                     *traced.two[:1],
@@ -83,19 +84,20 @@ def export_onnx(model: nn.Module, inputs: Sequence[ModelInput], path: Path) -> N
 
 
 def _open_sizes(graph: Any, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Let sizes be any that are other ones for another batch. Where a parameter has the name of an input, torch writes those that it has followed.
+    """Make sizes dynamic that differ between batches, because torch writes the fixed sizes of the traced batch if a parameter has the name of an
+    input.
 
-    Args: graph: of a file. shapes: of its outputs for another number of samples than the followed one.
+    Args: graph: graph of a file. shapes: shapes of the graph's outputs for a number of samples that was not traced.
     """
     for output in graph.output:
         for dim, size in zip(output.type.tensor_type.shape.dim, shapes[output.name], strict=True):
             if dim.HasField("dim_value") and dim.dim_value != size:
                 dim.dim_param = "batch"
-    del graph.value_info[:]  # Sizes of values in between, which may be wrong too: runtimes infer them.
+    del graph.value_info[:]  # Sizes of intermediate values may also be wrong; without them, runtimes infer the sizes.
 
 
 def _run(content: bytes, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What the outputs of an ONNX file are, as arrays by name."""
+    """Run an ONNX file and return its outputs by name."""
     given = {name: values.numpy() for name, values in inputs.items()}
     if importlib.util.find_spec("onnxruntime") is not None:
         import onnxruntime
@@ -112,7 +114,7 @@ def _run(content: bytes, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without what torch's exporter and what it is made of write to users of its own command."""
+    """Suppress the output that torch's exporter and its dependencies print."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

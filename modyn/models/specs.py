@@ -1,6 +1,7 @@
-"""Our models as a pipeline names them: their options. Their networks are in `networks` and are imported when one is built.
+"""Options of the built-in models.
 
-So a pipeline is checked, and its format described, without importing torch.
+The networks of the models are in `networks`, which is imported only when a network is built. Therefore pipelines can be checked and described without
+torch.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from modyn.config.base import Section
 
 
 class _Spec:
-    """A model by the import path of its network, which is called with the config and the `arguments`."""
+    """A model that declares the import path of its network. `build_model` calls the network's class with the config and the `arguments`."""
 
     Config: ClassVar[type[Section]]
     network: ClassVar[str]
@@ -23,19 +24,19 @@ class _Spec:
 class MLPConfig(Section):
     """Options of MLP."""
 
-    input_size: int = Field(ge=1, description="values in a sample; samples of several dimensions are flattened")
+    input_size: int = Field(ge=1, description="number of values in a sample; samples of several dimensions are flattened")
     hidden_sizes: tuple[Annotated[int, Field(ge=1)], ...] = Field((128,), description="width of each hidden layer, in order")
-    num_classes: int = Field(ge=1, description="logits that come out")
-    dropout: float = Field(0.0, ge=0, lt=1, description="share of hidden values set to 0 while training")
+    num_classes: int = Field(ge=1, description="number of output logits")
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of hidden values that are set to 0 in training")
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
-        """Sizes of one sample, for serving; -1: any."""
+        """Return the sizes of one sample for serving; -1 means any."""
         return (self.input_size,)
 
 
 class MLP(_Spec):
-    """Linear layers with ReLU (and dropout) in between, on x flattened to (batch, input_size)."""
+    """Linear layers with ReLU (and dropout) between them. The input is x, flattened to (batch, input_size)."""
 
     Config = MLPConfig
     network = "modyn.models.networks:MLPNetwork"
@@ -44,14 +45,14 @@ class MLP(_Spec):
 class LogisticRegressionConfig(Section):
     """Options of LogisticRegression: an MLP without a hidden layer."""
 
-    input_size: int = Field(ge=1, description="values in a sample; samples of several dimensions are flattened")
-    num_classes: int = Field(ge=1, description="logits that come out")
+    input_size: int = Field(ge=1, description="number of values in a sample; samples of several dimensions are flattened")
+    num_classes: int = Field(ge=1, description="number of output logits")
     hidden_sizes: ClassVar[tuple[int, ...]] = ()
     dropout: ClassVar[float] = 0.0
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
-        """Sizes of one sample, for serving; -1: any."""
+        """Return the sizes of one sample for serving; -1 means any."""
         return (self.input_size,)
 
 
@@ -65,14 +66,15 @@ class LogisticRegression(_Spec):
 class SparseLogisticRegressionConfig(Section):
     """Options of SparseLogisticRegression."""
 
-    num_features: int = Field(ge=1, description="features that there are; a sample names those that it has by number")
-    num_classes: int = Field(ge=1, description="logits that come out; 1 for BCEWithLogitsLoss")
-    num_dense: int = Field(0, ge=0, description="dense features beside them, where the section `preprocessing` makes such")
+    num_features: int = Field(ge=1, description="number of features; samples are lists of numbers of features")
+    num_classes: int = Field(ge=1, description="number of output logits; 1 for BCEWithLogitsLoss")
+    num_dense: int = Field(0, ge=0, description="number of additional dense features, if the section `preprocessing` makes any")
 
 
 class SparseLogisticRegression(_Spec):
-    """logits = sum of W over the features that a sample has, + b: x is int64 (batch, k), the numbers of features that are 1, as one-hot or hashed
-    categories are; a negative number stands for none. Or the features that the section `preprocessing` makes, sparse ones with their values."""
+    """logits = b + the sum of the rows of W for the features of a sample. x is int64 (batch, k): the numbers of the features that are 1, such as
+    one-hot or hashed categories; a negative number means no feature. Or x holds the features of the section `preprocessing`, whose sparse features
+    have values."""
 
     Config = SparseLogisticRegressionConfig
     network = "modyn.models.networks:SparseLogisticRegressionNetwork"
@@ -82,20 +84,20 @@ class SmallCNNConfig(Section):
     """Options of SmallCNN."""
 
     in_channels: int = Field(1, ge=1, description="1 for gray images, 3 for RGB")
-    num_classes: int = Field(10, ge=1, description="logits that come out")
+    num_classes: int = Field(10, ge=1, description="number of output logits")
     image_size: int = Field(28, ge=4, description="height and width of the images, in pixels")
     width: int = Field(16, ge=1, description="channels of the first convolution; the second has twice as many")
-    embedding_size: int = Field(64, ge=1, description="values in the embedding, before the last layer")
-    dropout: float = Field(0.0, ge=0, lt=1, description="share of embedding values set to 0 while training")
+    embedding_size: int = Field(64, ge=1, description="number of values in the embedding, before the last layer")
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of embedding values that are set to 0 in training")
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
-        """Sizes of one sample, for serving; -1: any."""
+        """Return the sizes of one sample for serving; -1 means any."""
         return (self.in_channels, self.image_size, self.image_size)
 
 
 class SmallCNN(_Spec):
-    """Two 3×3 convolutions, each with ReLU and 2×2 max pooling, a hidden linear layer, a last linear layer (after LeNet-5, 1998)."""
+    """Two 3×3 convolutions, each with ReLU and 2×2 max pooling, followed by a hidden and a last linear layer (like LeNet-5, 1998)."""
 
     Config = SmallCNNConfig
     network = "modyn.models.networks:SmallCNNNetwork"
@@ -104,16 +106,16 @@ class SmallCNN(_Spec):
 class ResNetConfig(Section):
     """Options of every ResNet."""
 
-    num_classes: int = Field(1000, ge=1, description="logits that come out")
+    num_classes: int = Field(1000, ge=1, description="number of output logits")
     in_channels: int = Field(3, ge=1, description="1 for gray images, 3 for RGB")
     small_input: bool = Field(
         False,
-        description="for images of about 32 pixels: first convolution 3×3 without stride, no pooling (section 4.2 of the paper)",
+        description="for images of about 32 pixels: the first convolution is 3×3 without stride or pooling (section 4.2 of the paper)",
     )
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
-        """Sizes of one sample, for serving; -1: any."""
+        """Return the sizes of one sample for serving; -1 means any."""
         return (self.in_channels, -1, -1)
 
 

@@ -1,8 +1,8 @@
-"""Networks with fresh weights, weights to and from safetensors files, and the files' layout, header and hash, by which two models are equal.
+"""Networks with new weights, weights in safetensors files, and the layout, header and hash of these files.
 
-A file is an 8-byte little-endian header length, a JSON header {name: {dtype, shape, data_offsets}}, then the tensors' bytes.
-Reading never runs code; every number in the header is checked before it is used. Only
-`build_model`, `save_weights` and `load_weights` import torch.
+A file consists of an 8-byte little-endian length of the header, a JSON header {name: {dtype, shape, data_offsets}}, and the bytes of the tensors.
+Reading a file never runs code, and every number in the header is checked before it is used. Only `build_model`, `save_weights` and `load_weights`
+import torch.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ _DTYPES_BY_BITS = {
     64: "U64 I64 F64 C64",
 }
 DTYPE_BITS = {name: bits for bits, names in _DTYPES_BY_BITS.items() for name in names.split()}
-"""Width of every dtype of the format, in bits."""
+"""Width of each dtype of the format, in bits."""
 
 STATISTICS: Final = "modyn.preprocessing"
-"""Name of a tensor of bytes, U8 (n,), that is no part of the module: the statistics by which the inputs of the model are made."""
+"""Name of a U8 tensor (n,) that is not part of the module. The tensor holds the statistics of the preprocessing that makes the inputs of the model.
+"""
 _MAX_HEADER_BYTES = 100_000_000
 _CHUNK_BYTES = 1 << 20
 
@@ -52,7 +53,7 @@ class TensorSpec:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the tensor's values in bytes."""
+        """Return the size of the tensor's values in bytes."""
         return math.prod(self.shape) * DTYPE_BITS[self.dtype] // 8
 
 
@@ -61,12 +62,14 @@ Layout = tuple[TensorSpec, ...]
 
 
 def wire_order(specs: Iterable[TensorSpec]) -> Layout:
-    """Widest dtype first, then by name: so every tensor starts at a multiple of its width, which readers that map the file need."""
+    """Order tensors by width, widest dtype first, then by name. Therefore every tensor starts at a multiple of its width, as memory-mapped readers
+    need.
+    """
     return tuple(sorted(specs, key=lambda spec: (-DTYPE_BITS[spec.dtype], spec.name)))
 
 
 def header_bytes(layout: Layout) -> bytes:
-    """The beginning of a safetensors file whose tensors follow in the order of `layout`."""
+    """Return the header of a safetensors file whose tensors follow in the order of `layout`."""
     header: dict[str, object] = {}
     end = 0
     for spec in layout:
@@ -78,7 +81,7 @@ def header_bytes(layout: Layout) -> bytes:
 
 
 def read_tensors(path: Path) -> list[TensorSpec]:
-    """The tensors of the file, in the order of their bytes. Raises CorruptStateError if the header promises what the file has not."""
+    """Return the tensors of a file, in the order of their bytes. Raises CorruptStateError: the header does not match the file."""
     with path.open("rb") as file:
         file_bytes, length = path.stat().st_size, int.from_bytes(file.read(8), "little")
         if file_bytes < 8 or length > min(_MAX_HEADER_BYTES, file_bytes - 8):
@@ -97,7 +100,9 @@ def read_tensors(path: Path) -> list[TensorSpec]:
             raise CorruptStateError(f"{path}: tensor '{spec.name}' starts at byte {spec.start}, not at {end}")
         end += spec.num_bytes
     if end != file_bytes:
-        raise CorruptStateError(f"{path} has {file_bytes} bytes, its header promises {end}: the file is truncated or has a tail")
+        raise CorruptStateError(
+            f"{path} has {file_bytes} bytes, but its header promises {end}: the file is truncated or has a tail"
+        )
     return found
 
 
@@ -116,7 +121,7 @@ def _spec_of(name: str, value: dict[str, object], base: int) -> TensorSpec:
 
 
 def chunks(file: BinaryIO, start: int, num_bytes: int) -> Iterator[bytes]:
-    """The bytes [start, start + num_bytes) of the file, a megabyte at a time. Raises CorruptStateError if the file ends earlier."""
+    """Yield the bytes [start, start + num_bytes) of a file, one megabyte at a time. Raises CorruptStateError: the file ends earlier."""
     file.seek(start)
     while num_bytes:
         chunk = file.read(min(_CHUNK_BYTES, num_bytes))
@@ -127,14 +132,14 @@ def chunks(file: BinaryIO, start: int, num_bytes: int) -> Iterator[bytes]:
 
 
 def weights_sha256(path: Path) -> str:
-    """SHA-256 over (name, dtype, shape, bytes) of each tensor, in order of name: what makes two models equal, whatever file they are in.
+    """Return the SHA-256 of name, dtype, shape and bytes of all tensors, in order of name. Equal models have equal hashes in all kinds of files.
 
-    Metadata and the order of tensors in the file do not count. Raises CorruptStateError: this is no safetensors file.
+    The hash does not depend on metadata, nor on the order of tensors in the file. Raises CorruptStateError: this is not a safetensors file.
     """
     digest = hashlib.sha256()
     with path.open("rb") as file:
         for spec in sorted(read_tensors(path), key=lambda spec: spec.name):
-            # Unambiguous: no bytes can move from one tensor to the next unnoticed.
+            # With name, dtype and shape, the hash changes if bytes move from one tensor to the next.
             digest.update(json.dumps([spec.name, spec.dtype, list(spec.shape)]).encode() + b"\n")
             for chunk in chunks(file, spec.start, spec.num_bytes):
                 digest.update(chunk)
@@ -142,10 +147,10 @@ def weights_sha256(path: Path) -> str:
 
 
 def build_model(id_: str, config: Mapping[str, Any]) -> nn.Module:
-    """Build a network with fresh weights, drawn from PyTorch's global generator.
+    """Build a network with new weights, which PyTorch's global generator draws.
 
     Args: id_: `model.id` of a pipeline. config: `model.config`.
-    Raises: ConfigError: the id is unknown or the configuration wrong; names the path in the pipeline.
+    Raises: ConfigError: the id is unknown, or the configuration is wrong. The message names the path in the pipeline.
 
     >>> import torch
     >>> build_model("MLP", {"input_size": 64, "hidden_sizes": [32, 16], "num_classes": 10})(torch.zeros(3, 8, 8)).shape
@@ -170,12 +175,12 @@ def build_model(id_: str, config: Mapping[str, Any]) -> nn.Module:
 
 
 def save_weights(module: nn.Module, path: Path, statistics: bytes | None = None) -> None:
-    """All parameters and persistent buffers of the module as a safetensors file; the module's device and mode do not matter.
+    """Write all parameters and persistent buffers of a module as a safetensors file. The module's device and mode do not matter.
 
-    Args: statistics: of preprocessing, which go with the weights from then on, under their hash; None: the model takes its inputs as they are.
+    Tensors that share memory (tied weights) are written separately, so that every name can be read alone. The same weights give the same bytes.
 
-    Tensors that share memory (tied weights) are written once each, so that every name can be read alone. The same weights give the
-    same bytes. Raises InvalidArgumentError for state that is no tensor.
+    Args: statistics: statistics of preprocessing, which the file stores and the hash includes; None: the model has no statistics.
+    Raises: InvalidArgumentError: a part of the module's state is not a tensor.
     """
     from safetensors.torch import save_file
     from torch import Tensor, contiguous_format, frombuffer, uint8
@@ -193,10 +198,10 @@ def save_weights(module: nn.Module, path: Path, statistics: bytes | None = None)
 
 
 def load_weights(module: nn.Module, path: Path, *, strict: bool = True) -> None:
-    """Copy the weights in the file into the module, where names agree; dtypes and devices are the module's. Statistics are left out.
+    """Copy the weights of a file into a module by name. The module keeps its dtypes and devices. Statistics are ignored.
 
-    Args: strict: every name must be in both.
-    Raises: InvalidArgumentError: names tensors that are missing, unexpected or of another shape. CorruptStateError: the file is not a
+    Args: strict: every name must be in the file and in the module.
+    Raises: InvalidArgumentError: tensors are missing, unexpected or of another shape; the message names them. CorruptStateError: the file is not a
     safetensors file.
     """
     from safetensors import SafetensorError
@@ -216,7 +221,9 @@ def load_weights(module: nn.Module, path: Path, *, strict: bool = True) -> None:
 
 
 def read_statistics(path: Path) -> bytes | None:
-    """The statistics of preprocessing that a file of weights has; None: none. Raises CorruptStateError: this is no safetensors file."""
+    """Return the statistics of preprocessing in a file of weights; None: the file has no statistics. Raises CorruptStateError: this is not a
+    safetensors file.
+    """
     for spec in read_tensors(path):
         if spec.name == STATISTICS:
             with path.open("rb") as file:
@@ -225,7 +232,7 @@ def read_statistics(path: Path) -> bytes | None:
 
 
 def load_model(id_: str, config: Mapping[str, Any], path: Path) -> nn.Module:
-    """Build the network as `build_model`, with the weights in the file at `path`, in evaluation mode. Raises: also as `load_weights`."""
+    """Build a network with the weights of the file `path`, in evaluation mode. Raises: see `build_model` and `load_weights`."""
     module = build_model(id_, config)
     load_weights(module, path)
     return module.eval()

@@ -1,4 +1,4 @@
-"""ColumnParser: from the payloads of many samples to columns, by the schema that the pipeline declares."""
+"""ColumnParser: converts the payloads of many samples into columns, by the schema of the pipeline."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from modyn.registry import nearest
 _TYPES: Final = {ColumnKind.NUMBER: pa.float64(), ColumnKind.CATEGORY: pa.string(), ColumnKind.TEXT: pa.string()}
 _LARGEST_BLOCK: Final = (1 << 31) - 1
 _LISTED: Final = 20
-"""Most fields of an object in a message."""
+"""Largest number of fields of an object that a message shows."""
 _BOM: Final = "\ufeff".encode()
 _BLANKS: Final = b" \t\r\n"
-"""What JSON takes for white space."""
+"""White space characters of JSON."""
 
 
 def _is_number(text: str) -> bool:
-    """Whether a text is a number that is not NaN."""
+    """Return whether a text is a number that is not NaN."""
     try:
         return not math.isnan(float(text))
     except ValueError:
@@ -39,23 +39,23 @@ def _is_number(text: str) -> bool:
 
 
 class ColumnSchema(Section):
-    """Which columns samples have, and how they stand in payloads."""
+    """Columns of samples, and their form in payloads."""
 
     columns: dict[ColumnName, Literal["number", "category", "text"]] = Field(
-        min_length=1, description="columns that are read, by name; others in the data are left out"
+        min_length=1, description="columns that are read, by name; other columns of the data are ignored"
     )
     format: Literal["csv", "json"] | None = Field(
-        None, description="a payload is one row of CSV, or one JSON object; without it, columns come from elsewhere"
+        None, description="format of a payload: one row of CSV, or one JSON object; none: columns come from elsewhere"
     )
     names: tuple[ColumnName, ...] | None = Field(
         None,
         min_length=1,
-        description="csv: names of all fields of a row, in order; by default those that the first lines of the dataset's files give",
+        description="for csv: names of all fields of a row, in order; by default, the header in the first lines of the dataset's files",
     )
-    separator: str = Field(",", min_length=1, max_length=1, description="csv: what stands between two fields")
+    separator: str = Field(",", min_length=1, max_length=1, description="for csv: separator between two fields")
     na_values: tuple[str, ...] = Field(
         ("", "NA", "N/A", "null", "None", "NaN", "?", "-"),
-        description="texts that mean a missing number, exactly as they stand in a payload; in a category or text, only an empty CSV field is missing",
+        description="texts that mean a missing number, exactly as in a payload; in a category or text, only an empty CSV field is missing",
     )
 
     @field_validator("na_values")
@@ -64,7 +64,7 @@ class ColumnSchema(Section):
         for value in values:
             if _is_number(value):
                 raise ValueError(
-                    f"'{value}' is a number, which is not missing; leave it out, and treat it in the model or the data"
+                    f"'{value}' is a number, so it cannot mean a missing one; remove it, and handle such values in the model or the data"
                 )
         return values
 
@@ -72,14 +72,18 @@ class ColumnSchema(Section):
     def _fits(self) -> Self:
         if self.format != "csv":
             if self.names is not None:
-                raise PlacedError("names", "only `format: csv` has names of fields; remove the key or add the format")
+                raise PlacedError(
+                    "names", "needs `format: csv`, since only CSV has field names; remove the key or add the format"
+                )
             return self
         if not self.separator.isascii() or self.separator in '"\r\n':
-            raise PlacedError("separator", f"is {self.separator!r}; write one ASCII character that is no quote and no line end")
-        if self.names is None:  # they are those of the dataset
+            raise PlacedError(
+                "separator", f"is {self.separator!r}; write one ASCII character that is neither a quote nor a line end"
+            )
+        if self.names is None:  # The column names are the names of the dataset's columns.
             return self
         if len(set(self.names)) < len(self.names):
-            raise PlacedError("names", f"'{max(self.names, key=self.names.count)}' stands twice; name each field once")
+            raise PlacedError("names", f"'{max(self.names, key=self.names.count)}' occurs twice; name each field once")
         for name in self.columns:
             if name not in self.names:
                 raise PlacedError(
@@ -90,35 +94,37 @@ class ColumnSchema(Section):
 
     @property
     def kinds(self) -> dict[str, ColumnKind]:
-        """Kinds of the columns by name."""
+        """Return the kinds of the columns by name."""
         return {name: ColumnKind(kind) for name, kind in self.columns.items()}
 
 
 class BadRowError(DataError):
-    """A payload is not a row as declared."""
+    """Error: a payload is not a row of the schema."""
 
     row: int
-    """From 0, in the payloads that were parsed."""
+    """Index of the row in the parsed payloads, from 0."""
     what: str
-    """The message without the row."""
+    """The message without the number of the row."""
 
     @classmethod
     def of(cls, row: int, what: str) -> Self:
-        """Make one."""
+        """Make the error for a row."""
         error = cls(f"row {row}, {what}")
         error.row, error.what = row, what
         return error
 
 
 class ColumnParser:
-    """Parses payloads, all at once by pyarrow, and one by one only to find a bad one.
+    """Parses payloads: pyarrow parses all payloads together, and single payloads are parsed only to find a bad payload.
 
-    A row is read alike, or refused alike, alone and among any others. An empty CSV field and a JSON field that is null or absent are missing, and of
-    numbers each of `na_values`. In JSON, a category or text may be a whole number or a boolean.
+    A row gives the same result alone and together with other rows. An empty CSV field, a JSON field that is null or absent, and a number that equals
+    one of
+    `na_values` are missing. In JSON, a category or text may be a whole number or a boolean.
     """
 
     def __init__(self, schema: ColumnSchema, *, absent_is_missing: bool = True) -> None:
-        """Args: absent_is_missing: a JSON object without the field of a column has no value there; false: it is no row as declared, and null says so.
+        """Args: absent_is_missing: whether a JSON object without the field of a column has a missing value. If false, such an object is refused, and
+        a missing value must be null.
 
         Raises: ConfigError: the schema has no format, or no names of the fields of CSV.
         """
@@ -132,27 +138,27 @@ class ColumnParser:
         self._parse = rows.parse
 
     def parse(self, payloads: Sequence[bytes]) -> dict[str, pa.Array]:
-        """Columns of n samples, float64 or string arrays (n) with nulls.
+        """Parse payloads into columns of n samples: float64 or string arrays (n) with nulls.
 
-        Raises: BadRowError: a payload is not a row as declared; the first one is named, with column and value.
+        Raises: BadRowError: a payload is not a row of the schema; the error names the first such payload, with column and value.
         """
         return self._parse(payloads) if payloads else {name: pa.array([], type_) for name, type_ in self._types.items()}
 
 
 class _CsvRows:
-    """Reads rows of CSV with a mark behind each, a field that no payload holds: a table that has it in each of as many rows has one row a payload."""
+    """Reads rows of CSV. A marker field is appended to each row: if each row of the table ends with the marker, each payload is exactly one row."""
 
     def __init__(self, schema: ColumnSchema, types: dict[str, pa.DataType]) -> None:
         self._fields, self._types, self._separator = schema.names or (), types, schema.separator
         self._na_values = list(schema.na_values)
         self._mark = "\x1d" if self._separator == "\x1e" else "\x1e"
         self._marks = "#".join(self._fields) + "#"
-        """Its column, named as no field is."""
+        """Name of the marker's column, which no field has."""
         self._parsing = pacsv.ParseOptions(delimiter=self._separator, newlines_in_values=True, ignore_empty_lines=False)
         self._converting = self._conversion(types)
 
     def parse(self, payloads: Sequence[bytes]) -> dict[str, pa.Array]:
-        """As `ColumnParser.parse`, of one row or more."""
+        """See `ColumnParser.parse`. Takes one row or more."""
         rows = [payload.rstrip(b"\r\n") for payload in payloads]
         try:
             return {
@@ -165,27 +171,27 @@ class _CsvRows:
         return pacsv.ConvertOptions(
             column_types={**types, self._marks: pa.bool_()},
             include_columns=[*types, self._marks],
-            null_values=self._na_values,  # of numbers alone: a category may be called so
+            null_values=self._na_values,  # This applies to numbers only, because a category may have this name.
             true_values=[self._mark],
             false_values=[],
             strings_can_be_null=False,
         )
 
     def _read(self, rows: Sequence[bytes], converting: pacsv.ConvertOptions) -> pa.Table:
-        """A table of as many rows, and the column of marks. Raises ArrowInvalid: one is no row, or its values are of other types."""
+        """Return a table of the rows, and the column of markers. Raises ArrowInvalid: a payload is not a row, or its values have other types."""
         end = f"{self._separator}{self._mark}\n".encode()
         content = end.join([*rows, b""])
         if len(rows) > 1 and content.count(self._mark.encode()) > len(rows):
             return pa.concat_tables([self._read([row], converting) for row in rows])
         if _BOM[:1] in content:
             content = end.join([*(row.removeprefix(_BOM) for row in rows), b""])
-        content = _BOM + content  # pyarrow leaves out one
+        content = _BOM + content  # pyarrow removes one byte order mark.
         reading = pacsv.ReadOptions(
             use_threads=False, column_names=[*self._fields, self._marks], block_size=min(len(content) + 1, _LARGEST_BLOCK)
         )
         table = pacsv.read_csv(pa.BufferReader(content), reading, self._parsing, converting)
         if table.num_rows != len(rows) or table[self._marks].null_count:
-            raise pa.ArrowInvalid(f"{len(rows)} samples are not as many rows")
+            raise pa.ArrowInvalid(f"{len(rows)} samples do not give this number of rows")
         return table
 
     def _can_read(self, rows: Sequence[bytes], types: dict[str, pa.DataType]) -> bool:
@@ -196,7 +202,7 @@ class _CsvRows:
         return True
 
     def _bad_row(self, rows: Sequence[bytes]) -> BadRowError:
-        """What is wrong with the first bad one of the rows, found by halves."""
+        """Describe the first bad row, which bisection finds."""
         good, bad = 0, len(rows)
         while bad - good > 1:
             middle = (good + bad) // 2
@@ -211,18 +217,15 @@ class _CsvRows:
             return f"'', is empty; a sample is one row with the fields {', '.join(self._fields)}"
         name = next((name for name, type_ in self._types.items() if not self._can_read([row], {name: type_})), "")
         if not name or not self._can_read([row], {}):
-            return (
-                f"{_shown(row)}, is no CSV row as declared, one line of {len(self._fields)} fields with each quote closed; correct it or `names` "
-                "and `separator`"
-            )
+            return f"{_shown(row)}, is not one CSV line of {len(self._fields)} fields with all quotes closed; correct it, or `names` and `separator`"
         value = self._read([row], self._conversion({name: pa.binary()}))[name][0].as_py().decode(errors="backslashreplace")[:80]
         if pa.types.is_string(self._types[name]):
-            return f"column '{name}': '{value}' is no UTF-8; correct it"
-        return f"column '{name}': '{value}' is no number; correct it, add it to na_values, or declare the column as category"
+            return f"column '{name}': '{value}' is not UTF-8; correct it"
+        return f"column '{name}': '{value}' is not a number; correct it, add it to na_values, or declare the column as category"
 
 
 class _JsonRows:
-    """Reads rows of JSON, value by value where one is none, or has a category that is a number."""
+    """Reads rows of JSON with pyarrow, or value by value if a value is missing or a category is a number."""
 
     def __init__(self, schema: ColumnSchema, types: dict[str, pa.DataType], absent_is_missing: bool) -> None:
         self._kinds, self._types, self._absent_is_missing = schema.kinds, types, absent_is_missing
@@ -232,14 +235,14 @@ class _JsonRows:
         )
 
     def parse(self, payloads: Sequence[bytes]) -> dict[str, pa.Array]:
-        """As `ColumnParser.parse`, of one row or more."""
+        """See `ColumnParser.parse`. Takes one row or more."""
         table = self._read(payloads)
         if table is None:
             values = zip(*(self._values(row, payload) for row, payload in enumerate(payloads)), strict=True)
             return {name: pa.array(found, type_) for (name, type_), found in zip(self._types.items(), values, strict=True)}
         columns = _arrays(table, self._types)
         if not self._absent_is_missing:
-            # For pyarrow, a field that is null and one that is absent are the same.
+            # pyarrow does not distinguish a null field from an absent field.
             nulls = {row for column in columns.values() if column.null_count for row in np.flatnonzero(column.is_null()).tolist()}
             for row in sorted(nulls):
                 if not self._has_all(payloads[row]):
@@ -247,12 +250,13 @@ class _JsonRows:
         return columns
 
     def _read(self, payloads: Sequence[bytes]) -> pa.Table | None:
-        """A table of as many rows; None: not all are rows as they are declared."""
+        """Return a table with one row for each payload; None if a payload is not a row of the schema."""
         if not _are_in_brackets(payloads):
             payloads = [payload.strip(_BLANKS) for payload in payloads]
             if not _are_in_brackets(payloads):
                 return None
-        # As many objects as payloads, each is one: behind a closing bracket, an opening one stands only where no object is open.
+        # Each payload is one object if the number of payloads equals the number of objects: a closing bracket before an opening bracket occurs only
+        # between objects.
         content = b"\n".join(payloads)
         reading = pajson.ReadOptions(use_threads=False, block_size=min(len(content) + 1, _LARGEST_BLOCK))
         try:
@@ -273,7 +277,7 @@ class _JsonRows:
         return [_value(row, name, found.get(name), kind, self._na_values) for name, kind in self._kinds.items()]
 
     def _has_all(self, payload: bytes) -> bool:
-        """Whether an object plainly has the fields of all columns."""
+        """Return whether an object certainly has the fields of all columns."""
         try:
             found = json.loads(payload)
         except (ValueError, RecursionError):
@@ -284,19 +288,21 @@ class _JsonRows:
         try:
             found = json.loads(payload, parse_int=_Digits)
         except (ValueError, RecursionError) as error:
-            # pyarrow takes a little more: deep nesting and wrong UTF-8 in columns that are not declared, "Inf".
+            # pyarrow accepts a little more: deep nesting, wrong UTF-8 in undeclared columns, and "Inf".
             if (table := self._read([payload])) is not None:
                 taken: dict[str, Any] = table.to_pylist()[0]
                 return {name: value for name, value in taken.items() if value is not None or f'"{name}"'.encode() in payload}
             why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-            raise BadRowError.of(row, f"{_shown(payload)}, is no JSON: {why}; a sample is one JSON object") from error
+            raise BadRowError.of(row, f"{_shown(payload)}, is not JSON: {why}; a sample is one JSON object") from error
         if not isinstance(found, dict):
-            raise BadRowError.of(row, f"{_shown(payload)}, is no JSON object; a sample is one, with the names of columns")
+            raise BadRowError.of(
+                row, f"{_shown(payload)}, is not a JSON object; a sample is one object with the names of the columns"
+            )
         return found
 
 
 class _Digits(str):
-    """A whole number of JSON, as long as it may be."""
+    """A whole number of JSON with any number of digits."""
 
     __slots__ = ()
 
@@ -310,7 +316,7 @@ def _arrays(table: pa.Table, names: Iterable[str]) -> dict[str, pa.Array]:
 
 
 def _without_empty(array: pa.Array) -> pa.Array:
-    """Texts with null where one is empty; numbers as they are."""
+    """Replace empty texts by null. Keep numbers."""
     if not pa.types.is_string(array.type):
         return array
     is_empty = pc.equal(pc.binary_length(array), 0)
@@ -327,25 +333,26 @@ def _value(row: int, name: str, value: Any, kind: ColumnKind, na_values: frozens
             return None
         raise BadRowError.of(
             row,
-            f"column '{name}': {_shown_value(value)} is no number; correct it, add it to na_values, or declare the column as category",
+            f"column '{name}': {_shown_value(value)} is not a number; correct it, add it to na_values, or declare the column as category",
         )
     if isinstance(value, bool):
         return json.dumps(value)
     if not isinstance(value, str):
         raise BadRowError.of(
-            row, f"column '{name}': {_shown_value(value)} is no text or whole number; correct it, or declare another kind"
+            row,
+            f"column '{name}': {_shown_value(value)} is neither a text nor a whole number; correct it, or declare another kind",
         )
     try:
         value.encode()
     except UnicodeEncodeError as error:
         raise BadRowError.of(
-            row, f"column '{name}': {_shown_value(value)} is no text, it has half of a surrogate pair; correct it"
+            row, f"column '{name}': {_shown_value(value)} is not a text, it has half of a surrogate pair; correct it"
         ) from error
     return value
 
 
 def _shown_value(value: Any) -> str:
-    if isinstance(value, dict | list):  # which may be nested too deeply to be shown
+    if isinstance(value, dict | list):  # The row may be nested too deeply to be shown.
         return "a list" if isinstance(value, list) else "an object"
     return json.dumps(value)[:80]
 

@@ -1,11 +1,12 @@
-"""Named columns on their way through a preprocessing pipeline, and how they are made of Arrow arrays and of arrays of a request.
+"""Named columns of a preprocessing pipeline, and their conversion from Arrow arrays and from arrays of a request.
 
-A column is read once for each batch: numbers become float64 with NaN where a value is missing, and categories are dictionary-encoded, so that
-every component after it works on the distinct values of the batch only.
+A column is converted once for each batch. Numbers become float64 with NaN for missing values. Categories are dictionary-encoded, so that components
+process only the distinct values of the batch.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,37 +17,37 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from modyn.errors import DataError
-from modyn.preprocessing.categories import Categories
+from modyn.preprocessing.statistics.categories import Categories
 
 Float64Array: TypeAlias = npt.NDArray[np.float64]
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 RawColumns: TypeAlias = Mapping[str, Any] | pa.RecordBatch | pa.Table
-"""What comes in: pyarrow arrays or numpy arrays by name, or Arrow rows."""
+"""Inputs: pyarrow arrays or numpy arrays by name, or Arrow rows."""
 
 LARGEST: Final = 1e140
-"""Numbers beyond ± this count as missing, as infinite ones do: float64 does not hold the sums of their squares."""
+"""Largest absolute value of a number. Larger numbers count as missing, like infinite numbers, because sums of their squares overflow float64."""
 
 
 class ColumnKind(StrEnum):
-    """What the values of a column are. The first three are declared; the others come out of components."""
+    """Kind of the values of a column. A section declares columns of the first three kinds; components produce the others."""
 
     NUMBER = "number"
-    """float64 (n,), NaN where missing."""
+    """Numbers: float64 (n,), NaN where missing."""
     CATEGORY = "category"
     """`Categories`."""
     TEXT = "text"
-    """pyarrow.StringArray (n), null where missing."""
+    """Texts: pyarrow.StringArray (n), null where missing."""
     INDEX = "index"
-    """int64 (n,) in [0, width); 0 where missing or unknown."""
+    """Indices: int64 (n,) in [0, width); 0 if missing or unknown."""
     DENSE = "dense"
-    """float64 (n, width)."""
+    """Dense features: float64 (n, width)."""
     SPARSE = "sparse"
     """`SparseColumn`, of `width` features."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnType:
-    """Kind of a column and how many indices or features it has, 1 for numbers."""
+    """Kind of a column, and the number of its indices or features; 1 for numbers."""
 
     kind: ColumnKind
     width: int = 1
@@ -56,8 +57,8 @@ class ColumnType:
 class SparseColumn:
     """Sparse features in rows of equal or different lengths.
 
-    indices: int64, (n, k) where each row has k entries, else (m,). values: float32 of the same shape, None: all 1. indptr: int64 (n + 1,), where each
-    row begins; None: rows of equal length.
+    indices: int64, (n, k) if each row has k entries, else (m,). values: float32 of the same shape; None if all values are 1. indptr: int64 (n + 1,),
+    start of each row; None if the rows have equal length.
     """
 
     indices: Int64Array
@@ -69,15 +70,15 @@ class SparseColumn:
 
 
 Column: TypeAlias = Any
-"""A column as its `ColumnKind` describes it."""
+"""A column of one of the kinds of `ColumnKind`."""
 Columns: TypeAlias = Mapping[str, Column]
 
 
 @dataclass(frozen=True, slots=True)
 class ReadColumns:
-    """What `read_columns` has made of the declared columns of `source`: read once, and in any thread, they can be used several times.
+    """The declared columns of a batch, which any thread may convert once for repeated use.
 
-    kinds: those declared. source: None: some of its rows.
+    kinds: kinds of the declared columns, by name. source: the batch that was converted; None: these are only some rows of a converted batch.
     """
 
     columns: Columns
@@ -86,11 +87,11 @@ class ReadColumns:
 
     @classmethod
     def of(cls, source: RawColumns, kinds: Mapping[str, ColumnKind]) -> Self:
-        """Read them. Raises: as `read_columns`."""
+        """Convert the columns. Raises: see `read_columns`."""
         return cls(read_columns(source, kinds), kinds, source)
 
     def first(self, num_rows: int) -> ReadColumns:
-        """The first rows, as if they alone had been read."""
+        """Return the first rows. The result equals a conversion of only these rows."""
         parts = {
             name: column.first(num_rows) if isinstance(column, Categories) else column[:num_rows]
             for name, column in self.columns.items()
@@ -99,17 +100,17 @@ class ReadColumns:
 
 
 def read_columns(raw: RawColumns, kinds: Mapping[str, ColumnKind]) -> dict[str, Column]:
-    """Convert the declared columns of a batch; others in `raw` are left out.
+    """Convert the declared columns of a batch. Other columns of `raw` are ignored.
 
-    Args: raw: pyarrow arrays, or numpy arrays (n,) or (n, 1) of numbers, text or bytes in UTF-8. kinds: by name of declared columns.
-    Raises: DataError: a column is missing, has another type or another length than the first one.
+    Args: raw: pyarrow arrays, or numpy arrays (n,) or (n, 1) of numbers, text or bytes in UTF-8. kinds: of the declared columns, by name.
+    Raises: DataError: a column is missing, or its type or length is wrong.
     """
     given = {name: raw.column(name) for name in raw.schema.names} if isinstance(raw, pa.RecordBatch | pa.Table) else raw
     found = dict[str, Column]()
     for name, kind in kinds.items():
         if name not in given:
             raise DataError(
-                f"column '{name}' is missing; given are {', '.join(given) or 'no columns'}: send it, with nulls where it is unknown"
+                f"column '{name}' is missing; the batch has {', '.join(given) or 'no columns'}: send it, with nulls where it is unknown"
             )
         found[name] = _READERS[kind](name, _as_arrow(name, given[name]))
         if len(found[name]) != len(found[next(iter(found))]):
@@ -118,6 +119,15 @@ def read_columns(raw: RawColumns, kinds: Mapping[str, ColumnKind]) -> dict[str, 
                 f"column '{name}' has {len(found[name])} rows, '{first}' has {len(found[first])}; send one value a row"
             )
     return found
+
+
+def beyond_largest(raw: RawColumns, name: str, row: int) -> float | None:
+    """Return the finite value of a number that counts as missing because it is beyond `LARGEST`; else None."""
+    given = {found: raw.column(found) for found in raw.schema.names} if isinstance(raw, pa.RecordBatch | pa.Table) else raw
+    if name not in given:
+        return None  # A component makes this column.
+    value = _as_arrow(name, given[name])[row].as_py()
+    return value if isinstance(value, float) and LARGEST < abs(value) < math.inf else None
 
 
 def _as_arrow(name: str, values: Any) -> pa.Array:
@@ -177,5 +187,7 @@ _READERS: Final = {ColumnKind.NUMBER: _read_numbers, ColumnKind.CATEGORY: _read_
 
 
 def stacked(columns: Columns, names: Sequence[str]) -> Float64Array:
-    """Columns of numbers as the rows of one matrix, float64 (columns, n). Must not be changed: it may be what the columns share."""
+    """Stack columns of numbers as the rows of one matrix, float64 (columns, n). Do not change the matrix, because the matrix may share memory
+    with the columns.
+    """
     return np.stack([columns[name] for name in names])

@@ -1,4 +1,4 @@
-"""Preprocessing: components one after the other, made from the section `preprocessing` of a pipeline file."""
+"""Preprocessing: a sequence of components, built from the section `preprocessing` of a pipeline file."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from modyn.preprocessing.base import MOST_COMBINATIONS, Component, State, take
 from modyn.preprocessing.column_parser import ColumnParser, ColumnSchema
 from modyn.preprocessing.columns import Column, ColumnKind, Columns, ColumnType, Int64Array, RawColumns, ReadColumns
 from modyn.preprocessing.components import COMPONENTS
-from modyn.preprocessing.features import FeatureRange, Features, assemble, feature_ranges
-from modyn.preprocessing.input_guard import InputCounts, InputGuard, input_shares, unusual_inputs
-from modyn.preprocessing.state_bytes import decode_state, encode_state
+from modyn.preprocessing.components.input_guard import InputCounts, InputGuard, input_shares, unusual_inputs
+from modyn.preprocessing.feature_matrix import FeatureRange, Features, assemble, feature_ranges
+from modyn.preprocessing.statistics.state_bytes import decode_state, encode_state
 from modyn.registry import nearest
 
 _NO_FEATURES: Final = {
@@ -30,32 +30,37 @@ _NO_FEATURES: Final = {
 
 
 class PreprocessingConfig(ColumnSchema):
-    """The section `preprocessing`: the columns of a sample, and what is done with them, in order."""
+    """The section `preprocessing`: the columns of a sample, and the components that process them in order."""
 
     components: tuple[dict[str, Any], ...] = Field(
-        (), description="each with its `id`, the `columns` that it reads, and its options; what no component takes passes through"
+        (),
+        description="components in order, each with its `id`, the `columns` that it reads, and its options; other columns pass through",
     )
 
 
 class Preprocessing:
-    """Statistics of a stream, and the features that they make of samples.
+    """Statistics of a stream, and features made from samples with these statistics.
 
-    Each component updates its statistics with what the one before it gives, and transforms by them, as scikit-learn's partial_fit and transform.
+    Each component updates its statistics with the output of the previous component, and then transforms that output, like scikit-learn's partial_fit
+    and
+    transform.
 
-    **Deterministic.** The same batches in the same order give the same state and features, bit by bit. `transform` changes nothing and gives each
-    row the same bits, alone or in a batch: what serves a model computes what it was trained on.
-    **Bounded.** Memory and the number of features depend on the section only, not on the stream.
-    **Merged.** Statistics of two parts of a stream merge as if one part had come after the other. A component that follows another one with
-    statistics has seen each part as that part's statistics had made it.
+    **Deterministic.** The same batches in the same order give the same state and features, bit for bit. `transform` changes no statistics and returns
+    the same bits for a row alone or in a batch, so that serving computes the same features as training. **Bounded.** Memory and the number of
+    features depend only on the section, not on the stream. **Merged.** Statistics of two parts of a stream merge as if one part had followed the
+    other part. For a component after another component with statistics, the merge is not exact, because each part was transformed by its own
+    statistics.
     """
 
     def __init__(self, section: Mapping[str, Any], path: str = "preprocessing") -> None:
-        """Args: section: as in the pipeline file. path: where it stands there. Raises: ConfigError: lists every mistake of the first wrong place."""
+        """Args: section: the section as in the pipeline file. path: path of the section in the file. Raises: ConfigError: lists every mistake of
+        the first wrong component.
+        """
         self.config = load_section(PreprocessingConfig, section, path)
         self.num_rows = 0
-        """Rows that updates brought."""
+        """Number of rows of all updates."""
         self.kinds = self.config.kinds
-        """Of the declared columns, by name."""
+        """Kinds of the declared columns by name."""
         types = {name: ColumnType(kind) for name, kind in self.kinds.items()}
         self._components: list[Component] = []
         for at, options in enumerate(self.config.components):
@@ -63,37 +68,42 @@ class Preprocessing:
             types = _after(types, self._components[-1])
         refuse(_without_features(types, path))
         self.ranges: tuple[FeatureRange, ...] = feature_ranges(types)
-        """Where the features of each column stand."""
+        """Ranges of the features of each column."""
 
     @cached_property
     def parser(self) -> ColumnParser:
-        """What makes columns of payloads. Raises: ConfigError: the section has no `format`."""
+        """Return the parser that converts payloads into columns. Raises: ConfigError: the section has no `format`."""
         return ColumnParser(self.config)
 
     @property
     def num_features(self) -> int:
-        """Dense and sparse features together; fixed by the section."""
+        """Return the number of dense and sparse features, which the section determines."""
         return self.num_dense + self.num_sparse
 
     @property
     def num_dense(self) -> int:
-        """Width of `Features.dense`."""
+        """Return the width of `Features.dense`."""
         return sum(found.width for found in self.ranges if not found.sparse)
 
     @property
     def num_sparse(self) -> int:
-        """Bound of `Features.indices`."""
+        """Return the bound of `Features.indices`."""
         return sum(found.width for found in self.ranges if found.sparse)
 
     def read(self, raw: RawColumns) -> ReadColumns:
-        """The columns of a batch, for several calls of objects of this section. Raises: DataError: they are not as declared."""
+        """Convert the columns of a batch, for several calls of objects with this section. Raises: DataError: the columns do not match the section."""
         return ReadColumns.of(raw, self.kinds)
 
     def _columns(self, given: RawColumns | ReadColumns) -> Columns:
         return (given if isinstance(given, ReadColumns) else self.read(given)).columns
 
+    def _assembled(self, columns: Columns, num_rows: int, given: RawColumns | ReadColumns) -> Features:
+        return assemble(columns, self.ranges, num_rows, given.source if isinstance(given, ReadColumns) else given)
+
     def update(self, raw: RawColumns | ReadColumns) -> None:
-        """Take a batch into all statistics. The state afterwards is that of `update_and_transform`. Raises: DataError: nothing was changed."""
+        """Add a batch to all statistics. The state afterwards equals the state after `update_and_transform`. Raises: DataError: a column is wrong; no
+        statistics were changed.
+        """
         columns = self._columns(raw)
         self.num_rows += _num_rows(columns)
         for component in self._components[:-1]:
@@ -102,11 +112,13 @@ class Preprocessing:
             self._components[-1].update(_inputs(self._components[-1], columns))
 
     def transform(self, raw: RawColumns | ReadColumns) -> Features:
-        """Features of n rows by the statistics as they are, which do not change. Raises: DataError."""
+        """Compute the features of n rows with the current statistics, without changing them. Raises: DataError."""
         return self._transformed(raw, lambda *_: None)
 
     def transform_and_look(self, raw: RawColumns | ReadColumns) -> tuple[Features, dict[str, InputCounts]]:
-        """As `transform`, and by column what InputGuards find unlike all before; of a column that several read, the first one. Raises: DataError."""
+        """Transform like `transform`, and also return the values of each column that InputGuards find unlike earlier values. If several guards
+        read a column, the first guard counts. Raises: DataError.
+        """
         found = dict[str, InputCounts]()
 
         def look(component: Component, columns: Columns) -> None:
@@ -116,29 +128,30 @@ class Preprocessing:
         return self._transformed(raw, look), found
 
     def _transformed(self, raw: RawColumns | ReadColumns, look: Callable[[Component, Columns], None]) -> Features:
-        """Args: look: is shown each component and its inputs."""
+        """Transform a batch. Args: look: is called with each component and its inputs."""
         columns = self._columns(raw)
         num_rows = _num_rows(columns)
         for component in self._components:
             inputs = _inputs(component, columns)
             look(component, inputs)
             columns = _passed(component, columns, component.transform(inputs))
-        return assemble(columns, self.ranges, num_rows)
+        return self._assembled(columns, num_rows, raw)
 
     def update_and_transform(self, raw: RawColumns | ReadColumns) -> Features:
-        """Let each component update its statistics and then transform by them what the next one gets.
+        """Update the statistics of each component, and transform the input of the next component with these statistics.
 
-        Raises: DataError: columns are not as declared, and nothing was changed; or a feature is missing or too large, and statistics have the batch.
+        Raises: DataError: the columns do not match the section; then no statistics were changed. Or a feature is missing or too large; then the
+        statistics include the batch.
         """
         columns = self._columns(raw)
         num_rows = _num_rows(columns)
         self.num_rows += num_rows
         for component in self._components:
             columns = _passed(component, columns, component.update_and_transform(_inputs(component, columns)))
-        return assemble(columns, self.ranges, num_rows)
+        return self._assembled(columns, num_rows, raw)
 
     def merge(self, other: Self) -> None:
-        """Add the statistics of another part of the stream. Raises: ConflictError: `other` is made from another section."""
+        """Add the statistics of another part of the stream. Raises: ConflictError: `other` was built from another section."""
         if other.config != self.config:
             raise ConflictError(
                 "statistics of different preprocessing sections cannot be merged; use the same columns and components for both"
@@ -148,11 +161,11 @@ class Preprocessing:
         self.num_rows += other.num_rows
 
     def state(self) -> State:
-        """All statistics, by place and name of the component."""
+        """Return all statistics, by index and name of the component."""
         return {"num_rows": self.num_rows, **{name: component.state() for name, component in self._named().items()}}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Replace all statistics. Raises: CorruptStateError: the state is of other components; statistics may then be replaced in part."""
+        """Replace all statistics. Raises: CorruptStateError: the state belongs to other components; statistics may be partly replaced."""
         expected = ["num_rows", *self._named()]
         if sorted(state) != sorted(expected):
             raise CorruptStateError(
@@ -163,27 +176,30 @@ class Preprocessing:
         self.num_rows = take(state, "num_rows", int)
 
     def to_bytes(self) -> bytes:
-        """Section and statistics, versioned and with a checksum; equal for equal statistics."""
+        """Return section and statistics, with a version and a checksum; equal for equal statistics."""
         return self.snapshot().to_bytes()
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
-        """What `to_bytes` has written. Raises: CorruptStateError: damaged or of another version. ConfigError: a component is not installed here."""
+        """Build an object from the output of `to_bytes`. Raises: CorruptStateError: the bytes are damaged or of another version. ConfigError: a
+        component is not installed here.
+        """
         return cls.from_snapshot(StatisticsSnapshot.from_bytes(content))
 
     def snapshot(self) -> StatisticsSnapshot:
-        """The statistics as they are. With large vocabularies a copy of them takes a fraction of what `to_bytes` and `from_snapshot` take."""
+        """Copy the current statistics. With large vocabularies this takes a fraction of the time of `to_bytes` and `from_snapshot`."""
         return StatisticsSnapshot(self.config, self.state())
 
     @classmethod
     def from_snapshot(cls, snapshot: StatisticsSnapshot) -> Self:
-        """Statistics of their own, as `snapshot` has kept them. Raises: as `from_bytes`."""
+        """Build an object with the statistics of a snapshot. Raises: see `from_bytes`."""
         found = cls(snapshot.config.model_dump())
         found.load_state(snapshot.state)
         return found
 
     def summary(self) -> dict[str, Any]:
-        """For users: rows, features, and by component and column means, sizes of vocabularies, shares over the bound; what JSON can express."""
+        """Summarise for users, as JSON values: rows, features, and for each component and column means, sizes of vocabularies, shares over the
+        bound."""
         components = {name: found for name, component in self._named().items() if (found := component.summary())}
         return {
             "rows": self.num_rows,
@@ -193,7 +209,7 @@ class Preprocessing:
         }
 
     def over_bound(self) -> dict[str, dict[str, float]]:
-        """By component and column, the share of values so far that a full vocabulary does not hold; without those that it holds all, or is none."""
+        """Return, by component and column, the share of values that did not fit into a full vocabulary. Columns without such values are omitted."""
         return {
             name: shares
             for name, columns in self.summary()["components"].items()
@@ -201,11 +217,13 @@ class Preprocessing:
         }
 
     def input_counts(self) -> dict[str, Int64Array]:
-        """What InputGuards have counted, by column: `InputGuard.counts`. Of a column that several read, by the first one."""
+        """Return the counts of InputGuards by column: `InputGuard.counts`. If several guards read a column, the first guard counts."""
         return {name: counts for guard in reversed(self._guards()) for name, counts in guard.counts().items()}
 
     def looked_at(self, raw: RawColumns | ReadColumns) -> dict[str, Int64Array]:
-        """Counts as of `input_counts` of a batch that is no update: what is unlike all that updates brought. Changes nothing. Raises: DataError."""
+        """Return counts of a batch like `input_counts`, without an update: the values are compared with the values of all updates. No statistics are
+        changed. Raises: DataError.
+        """
         guards = self._guards()
         if not guards:
             return {}
@@ -221,15 +239,16 @@ class Preprocessing:
         return found
 
     def unusual_inputs(self, counts: Mapping[str, Int64Array]) -> list[str]:
-        """What is unusual in a stretch of the stream, a clause for each column. Args: counts: differences of `input_counts`."""
+        """Describe unusual inputs in a part of the stream, with a clause for each column. Args: counts: differences of `input_counts`."""
         found = list[str]()
         for guard in self._guards():
             found += unusual_inputs({name: input_shares(counts[name]) for name in guard.names if name in counts}, guard.config)
         return list(dict.fromkeys(found))
 
     def extremes(self, raw: RawColumns | ReadColumns) -> dict[str, float]:
-        """What `InputGuard.extremes` finds, of those before all other components. Changes nothing; columns that are not as declared have none, for
-        `update` says what is wrong with them."""
+        """Return the results of `InputGuard.extremes` of the guards before all other components. No statistics are changed. Columns that do not
+        match the section are omitted, because `update` raises the error of these columns.
+        """
         guards = list(takewhile(lambda component: isinstance(component, InputGuard), self._components))
         if not guards:
             return {}
@@ -252,29 +271,30 @@ class Preprocessing:
 
 @dataclass(frozen=True, eq=False)
 class StatisticsSnapshot:
-    """Statistics as they were when it was taken. state: of `Preprocessing.state`."""
+    """A copy of statistics. state: the result of `Preprocessing.state`."""
 
     config: PreprocessingConfig
     state: State
 
     @cached_property
     def statistics(self) -> Preprocessing:
-        """What transforms by them: made once, when it is first asked for, and not to be updated."""
+        """Return preprocessing with these statistics. The object is built at the first use, and must not be updated."""
         return Preprocessing.from_snapshot(self)
 
     def to_bytes(self) -> bytes:
-        """As `Preprocessing.to_bytes`."""
+        """See `Preprocessing.to_bytes`."""
         return encode_state({"section": self.config.model_dump_json(), "state": self.state})
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
-        """What `to_bytes` has written. Raises: CorruptStateError."""
+        """Read the output of `to_bytes`. Raises: CorruptStateError."""
         decoded = decode_state(content)
         return cls(PreprocessingConfig.model_validate_json(take(decoded, "section", str)), take(decoded, "state", dict))
 
 
 def check_preprocessing_section(section: Mapping[str, Any], path: str = "preprocessing") -> list[Problem]:
-    """Every mistake of a section, as far as they can be found at once: those of the frame, else those of the first wrong component."""
+    """Return every mistake of a section that can be found at once: mistakes of the section's own keys, or else mistakes of the first wrong
+    component."""
     if found := check_section(PreprocessingConfig, section, path):
         return found
     config = load_section(PreprocessingConfig, section, path)
@@ -294,12 +314,12 @@ def _built(options: Mapping[str, Any], types: Mapping[str, ColumnType], path: st
 
 
 def _read_by(policy: type[Component], config: Any, types: Mapping[str, ColumnType]) -> list[str]:
-    """Names of the columns that a component reads."""
+    """Return the names of the columns that a component reads."""
     return list(config.columns or [name for name, found in types.items() if found.kind in policy.kinds(config)])
 
 
 def _wrong_columns(options: Mapping[str, Any], types: Mapping[str, ColumnType], path: str) -> list[Problem]:
-    """Mistakes in what a component reads and gives. Args: options: valid ones."""
+    """Find mistakes in the inputs and outputs of a component. Args: options: valid options of the component."""
     policy, config = load_policy(COMPONENTS, options, "id", path)
     kinds, names, found = policy.kinds(config), _read_by(policy, config, types), list[Problem]()
     takes = f"{options['id']} takes columns of the kind {' or '.join(sorted(kinds))}"
@@ -329,7 +349,7 @@ def _after(types: Mapping[str, ColumnType], component: Component) -> dict[str, C
 
 
 def _passed(component: Component, columns: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns, or their types, behind a component: replaced ones at their places, new ones at the end."""
+    """Return the columns, or their types, after a component: replaced columns keep their places, and new columns are at the end."""
     kept = {
         name: column
         for name, column in columns.items()
@@ -339,7 +359,7 @@ def _passed(component: Component, columns: Mapping[str, Any], outputs: Mapping[s
 
 
 def _without_features(types: Mapping[str, ColumnType], path: str) -> list[Problem]:
-    """A problem for each column that comes out as no number."""
+    """Return a problem for each column that does not become a number."""
     return [
         Problem(
             f"{path}.columns.{name}",

@@ -1,1 +1,1 @@
-"""What users may write: JSON schema, `modyn explain`, generated pages."""
+"""The reference of the configuration: JSON schema, `modyn explain`, and generated pages."""

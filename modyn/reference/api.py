@@ -1,4 +1,4 @@
-"""The reference of the Python interface, made from its source files: signatures and docstrings. Nothing is imported, so no room is needed."""
+"""Generate the reference of the Python interface from signatures and docstrings of source files. The module does not import these files."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _PUBLIC: Final = (
     ("modyn.dataset", "dataset/batch.py", ("Batch", "on_device")),
     ("modyn.errors", "errors.py", ()),
 )
-"""The module that names are imported from, the file that holds them, and the names; none: all."""
+"""Public names. Each entry has the module from which users import the names, the file that defines them, and the names (empty: all names)."""
 
 _BASES: Final = {"Connections": "connections.py", "ResultTables": "result_tables.py", "ModelAccess": "model_access.py"}
-"""The files of classes whose methods stand first among those of the classes above."""
+"""Files of base classes, whose methods the reference lists first."""
 
 _SECTIONS: Final = re.compile(r"^\n?(Args|Returns|Raises): ", re.MULTILINE)
-"""What begins a paragraph of its own: Markdown joins lines."""
+"""Beginnings of lines that become paragraphs, because Markdown joins lines."""
 
 
 def api_reference() -> Iterator[str]:

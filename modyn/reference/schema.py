@@ -1,4 +1,4 @@
-"""The JSON Schema of a pipeline file, composed from the configuration classes of all rooms. `modyn schema` prints it."""
+"""JSON Schema of a pipeline file, composed from the configuration classes of all rooms. `modyn schema` prints it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from modyn.config.downsampling_turns import ScoreThresholds
 from modyn.config.online import OnlineConfig
 from modyn.config.pipeline import NOT_YET, EvaluationFrame, Identity, PipelineFrame
 from modyn.config.serving import ServedRun
+from modyn.config.trigger_parts import CRITERION
 from modyn.dataset.config import DataConfig
 from modyn.evaluator.config import EvaluationDatasetConfig
 from modyn.evaluator.drift import DRIFT_METRICS
 from modyn.evaluator.drift.projections import PROJECTIONS
-from modyn.evaluator.metrics import METRICS, torchmetrics_names
-from modyn.evaluator.torch_metric import TorchMetric, TorchMetricConfig
+from modyn.evaluator.metrics.metrics import METRICS, torchmetrics_names
+from modyn.evaluator.metrics.torch_metric import TorchMetric, TorchMetricConfig
 from modyn.model_storage.formats import MODEL_FORMATS
 from modyn.model_storage.section import ModelStorageSection
 from modyn.models import MODELS
@@ -34,10 +35,9 @@ from modyn.supervisor.criteria import CRITERIA, PERFORMANCE_CRITERIA
 from modyn.supervisor.detectors import DETECTORS
 from modyn.supervisor.evaluation import EVALUATION_STRATEGIES, EvaluationHandler
 from modyn.supervisor.triggers import TRIGGERS
-from modyn.supervisor.triggers.drift import CRITERION
 from modyn.supervisor.triggers.interval import WARM_UP_POLICIES
-from modyn.trainer_server.config import TrainingConfig
-from modyn.trainer_server.downsampling import DOWNSAMPLING
+from modyn.trainer_server.downsampling.policies import DOWNSAMPLING
+from modyn.trainer_server.request.config import TrainingConfig
 
 JsonSchema = dict[str, Any]
 
@@ -118,12 +118,12 @@ def _online(plugins: bool) -> JsonSchema:
 
 def _trigger(plugins: bool) -> JsonSchema:
     criteria = one_of(policies(CRITERIA, plugins), "id")
-    criteria["description"] = "which distances are unusual"
+    criteria["description"] = "criterion for unusual distances"
     metrics = one_of(policies(DRIFT_METRICS, plugins), "id", partial(_with_criterion, criteria=criteria))
     performance_criteria = one_of(policies(PERFORMANCE_CRITERIA, plugins), "id")
     warm_up = one_of(WARM_UP_POLICIES, "id")
     projections = one_of(policies(PROJECTIONS, plugins), "id")
-    # Its options stand with those of `metrics`, once.
+    # The options are described once, with those of `metrics`.
     named = {
         "enum": list(policies(DRIFT_METRICS, plugins)),
         "description": "a drift metric, with options as in `metrics` of DataDriftTrigger",
@@ -154,7 +154,7 @@ def _trigger(plugins: bool) -> JsonSchema:
 
 
 def _mappings(schema: JsonSchema) -> list[JsonSchema]:
-    """The schema of a section that may be null, without that; nothing for no schema."""
+    """Return the schema of a nullable section without null."""
     return [branch for branch in schema.get("anyOf", [schema]) if "properties" in branch]
 
 
@@ -183,7 +183,7 @@ def _evaluation_dataset(plugins: bool) -> JsonSchema:
 
 
 def _replace(schema: JsonSchema, name: str, choice: JsonSchema) -> None:
-    """Replace a property that is a plain mapping by the options of policies; its description and default stay."""
+    """Replace a property that is a plain mapping by the options of policies. The description and the default of the property stay."""
     old = schema["properties"][name]
     said = {keyword: old[keyword] for keyword in ("description", "default", "examples") if keyword in old}
     is_optional = {"type": "null"} in old.get("anyOf", [])
@@ -191,14 +191,14 @@ def _replace(schema: JsonSchema, name: str, choice: JsonSchema) -> None:
 
 
 def _replace_values(mapping: JsonSchema, choice: JsonSchema) -> None:
-    """Replace the values of a mapping, which are plain mappings, by the options of policies; the pattern of its names stays."""
+    """Replace the values of a mapping, which are plain mappings, by the options of policies. The pattern of its names stays."""
     mapping["additionalProperties"] = choice
     for pattern in mapping.pop("patternProperties", {}):
         mapping["propertyNames"] = {"pattern": pattern}
 
 
 def of_model(model: type[BaseModel]) -> JsonSchema:
-    """Return the schema of one configuration class, with references resolved and without generated titles."""
+    """Return the schema of a configuration class, with resolved references and without generated titles."""
     schema = model.model_json_schema(mode="validation")
     definitions = schema.pop("$defs", {})
     plain = _plain(schema, definitions)
@@ -206,7 +206,7 @@ def of_model(model: type[BaseModel]) -> JsonSchema:
     if "description" not in schema or model.__doc__ is None:
         plain.pop("description", None)
     for name, field in model.model_fields.items():
-        if (field.alias or name) not in plain["properties"]:  # not for users (SkipJsonSchema)
+        if (field.alias or name) not in plain["properties"]:  # The field is not for users (SkipJsonSchema).
             continue
         shown = plain["properties"][field.alias or name]
         default = field.get_default(call_default_factory=True, validated_data={})
@@ -214,7 +214,7 @@ def of_model(model: type[BaseModel]) -> JsonSchema:
             shown["default"] = list(default) if isinstance(default, tuple) else default
         branches = shown.get("anyOf", [])
         for limit in field.metadata:
-            # Pydantic does not say to which kind of input (`86400` or `1d`) a bound belongs: it is the number.
+            # A field may have two forms of input (`86400` or `1d`). Pydantic does not say that its bounds belong to the number.
             for kind, (attribute, keyword) in _BOUNDS.items():
                 for branch in branches:
                     if isinstance(limit, kind) and branch.get("type") == "integer":
@@ -225,16 +225,16 @@ def of_model(model: type[BaseModel]) -> JsonSchema:
 def one_of(
     policies: Mapping[str, Any], key: str, change: Callable[[JsonSchema], JsonSchema] = lambda options: options
 ) -> JsonSchema:
-    """Return the schema of a mapping that names one of `policies` under `key` and holds that policy's options beside it.
+    """Return the schema of a mapping that names one of `policies` under `key` and holds the options of this policy.
 
-    Args: change: applied to the schema of each policy's options.
+    Args: change: function that is applied to the schema of each policy's options.
     """
     variants = [_variant(id_, key, policy, change(of_model(policy.Config))) for id_, policy in policies.items()]
     return {"type": "object", "required": [key], "oneOf": variants}
 
 
 def policies(registry: Registry[Any], plugins: bool) -> dict[str, Any]:
-    """Return the policies of a registry by id, without broken ones; only the built-in ones unless `plugins` is set."""
+    """Return the policies of a registry by id, without broken policies. Args: plugins: include policies of installed packages."""
     return {id_: registry.get(id_) for id_ in (registry if plugins else sorted(registry.builtin)) if not registry.problem(id_)}
 
 
@@ -242,7 +242,7 @@ def _variant(id_: str, key: str, policy: object, options: JsonSchema) -> JsonSch
     beside = {name: value for name, value in options.get("properties", {}).items() if name != key}
     return {
         "title": id_,
-        # Without the examples, which are for authors of policies.
+        # Examples are removed, because they are for authors of policies.
         "description": (inspect.getdoc(policy) or "").partition(">>>")[0].strip(),
         "type": "object",
         "properties": {key: {"const": id_, "description": "chooses this one"}, **beside},
@@ -270,7 +270,7 @@ def _plain(schema: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 def _choice(schema: JsonSchema, chooser: JsonSchema, definitions: Mapping[str, Any]) -> JsonSchema:
-    """The schema of a field that takes one of several classes, in the form of `one_of`."""
+    """Return the schema of a field that takes one of several classes, like `one_of`."""
     key = chooser["propertyName"]
     variants = []
     for id_, reference in chooser["mapping"].items():

@@ -1,7 +1,7 @@
-"""Calls between services: start a server, open a channel, translate errors once on each side."""
+"""Calls between services: servers, channels, and the translation of errors on both sides."""
 
 import os
 
-# A fork is followed by another program here, or made before there is a channel. The threads that gRPC would start in it end it, by chance, when its
-# open files are closed. Before gRPC begins: it looks once.
+# Processes of Modyn fork before the first channel, or execute another program after the fork. With fork support, gRPC starts threads in a fork, and
+# these threads may end the fork when the open files of the fork are closed. gRPC reads this variable once, when gRPC starts.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

@@ -1,4 +1,4 @@
-"""A service as a process: `python -m modyn.rpc SERVICE --config FILE`."""
+"""Process of a service: `python -m modyn.rpc SERVICE --config FILE`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from modyn.rpc.environment import keep_allowed, look_here_last
 
 
 def main() -> int:
-    """Run the service that the arguments name until SIGTERM.
-
-    The exit code: 0 after SIGTERM or SIGINT, 1 when the service could not start, also for a wrong configuration.
-    """
+    """Run the service of the command line until SIGTERM or SIGINT. Returns the exit code; 1: the service could not start."""
     parser = argparse.ArgumentParser(prog="python -m modyn.rpc", description="One service of Modyn.")
     parser.add_argument("service", choices=SERVICES)
     parser.add_argument("--config", type=Path, help="system configuration, YAML; default: $MODYN_CONFIG, or else the defaults")
@@ -31,11 +28,11 @@ def main() -> int:
         sys.stderr.write(f"modyn {name}: {error.message}\n")
         return 1
     if isinstance(settings := config.service(name), WorkerServiceConfig):
-        # What this process starts runs user code, which must not inherit passwords. The configuration has been read.
+        # User code in child processes must not inherit passwords. The configuration has been read.
         keep_allowed(os.environ, settings.worker_environment)
-    # structlog imports rich where it can, for a renderer that no service uses: five megabytes in each.
+    # structlog would import rich, which takes 5 MB, for a renderer that no service uses.
     sys.modules["rich"] = None  # type: ignore[assignment]
-    # Imported late, so that a wrong configuration is reported at once.
+    # A late import, so that a wrong configuration is reported at once.
     from modyn.rpc.server import run_service
 
     build: Any = load_object(f"modyn.{name}.service:build")

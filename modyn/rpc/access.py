@@ -1,7 +1,7 @@
-"""Access rights of calls: each call needs a role, and the token that comes with the call stands for one.
+"""Access rights of calls. Each call needs a role, and the token of a call has a role.
 
-From a token of the system file, which is an admin's, the tokens of lower roles are derived: they are neither made nor distributed by hand. A process
-that runs user code is given a derived one, and the digests of those that it accepts.
+The token of the system file has the role of an admin. Tokens of lower roles are derived from this token, so no user makes or distributes tokens of
+lower roles. A process that runs user code gets a derived token, and the digests of the tokens that it accepts.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import hmac
 from enum import IntEnum
 from typing import Final
 
-from modyn.config.security import SecurityConfig
 from modyn.config.system import SystemConfig
+from modyn.config.system_sections.security import SecurityConfig
 from modyn.errors import ConfigError, SecurityError
 from modyn.rpc.logs import get_logger
 from modyn.rpc.security import version_of
 
 
 class Role(IntEnum):
-    """What a token allows; each role includes the ones before it."""
+    """Rights of a token. Each role includes the rights of all lower roles."""
 
     READER = 1
-    """Read samples, keys, models, results and states: what evaluation workers need."""
+    """Read samples, keys, models, results and states, as evaluation workers do."""
     WORKER = 2
-    """Store a trained model and the scores of its samples: what training workers need."""
+    """Store a trained model and the scores of its samples, as training workers do."""
     WRITER = 3
     """Register datasets and runs, start and stop work."""
     ADMIN = 4
-    """Delete what is kept."""
+    """Delete data."""
 
 
 NEEDED: Final[dict[str, Role]] = {
@@ -77,31 +77,31 @@ NEEDED: Final[dict[str, Role]] = {
     for role, names in calls.items()
     for call in names.split()
 }
-"""The role that each gRPC method needs; one that is not listed needs an admin. Payloads over Flight need a reader."""
+"""Role that each gRPC method needs. A method that is not listed needs an admin. Payloads over Flight need a reader."""
 
 
 def derived_token(secret: str, role: Role) -> str:
-    """Return the token of `role` that belongs to the admin's token `secret`: HMAC-SHA256 with it over `modyn reader` and so on, in hex."""
+    """Derive the token of `role` from the admin's token `secret`: the HMAC-SHA256 of a text such as `modyn reader`, in hexadecimal."""
     if role is Role.ADMIN:
         return secret
     return hmac.new(secret.encode(), f"modyn {role.name.lower()}".encode(), hashlib.sha256).hexdigest()
 
 
 def digest(token: str) -> str:
-    """Return the SHA-256 of a token, as in `security.accepted_file`."""
+    """Return the SHA-256 of a token, in the form that `security.accepted_file` contains."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 class AccessTokens:
-    """The tokens that a server accepts, read again when their file has changed. Thread-safe.
+    """Tokens that a server accepts. After a change of the token file, the file is read again. Thread-safe.
 
-    Raises: ConfigError: the file cannot be read, or is wrong. One that becomes wrong later is logged, and the last good one holds.
+    Raises: ConfigError: the file cannot be read, or has wrong content. A later error is logged, and the last good content stays in use.
     """
 
     def __init__(self, security: SecurityConfig) -> None:
         self._security = security
         self._file = security.accepted_file or security.token_file
-        # Replaced as one: what the file was when it was read, and the role of each digest in it.
+        # Version of the file, and the role of each digest. The tuple is replaced as a whole, so that readers need no lock.
         self._read = (self._version(), _accepted(security))
 
     @property
@@ -110,16 +110,16 @@ class AccessTokens:
         return bool(self._read[1])
 
     def role(self, presented: str | bytes | None) -> Role | None:
-        """Return the role of `presented`, `Bearer TOKEN`; None: it is not accepted."""
+        """Return the role of a presented text `Bearer TOKEN`; None: the token is not accepted."""
         given = presented.decode(errors="replace") if isinstance(presented, bytes) else presented or ""
         scheme, _, token = given.partition(" ")
-        # By digest: how long a look-up takes says nothing about a token.
+        # The lookup is by digest, so that its time reveals nothing about a token.
         return self._roles().get(digest(token)) if scheme == "Bearer" else None
 
     def check(self, presented: str | bytes | None, needed: Role, what: str) -> None:
         """Raise SecurityError unless `presented` has the role `needed`.
 
-        Args: presented: the token that came with the call; None: none came. what: the call, as the error names it.
+        Args: presented: token of the call; None: the call has no token. what: name of the call in the error.
         """
         if not self.required:
             return
@@ -146,7 +146,7 @@ class AccessTokens:
 
 
 def _accepted(security: SecurityConfig) -> dict[str, Role]:
-    """The role by digest of all tokens that a server with this configuration accepts; empty only where none is configured."""
+    """Return the roles of all accepted tokens by their digests; empty only if no token is configured."""
     if security.accepted_file is None:
         return {digest(derived_token(secret, role)): role for secret in security.secrets() for role in Role}
     accepted = {}
@@ -157,7 +157,7 @@ def _accepted(security: SecurityConfig) -> dict[str, Role]:
                 f"security.accepted_file: {security.accepted_file} has a line that is not ROLE SHA256, with the role reader, worker, writer or admin"
             )
         accepted[hexdigits] = Role[name.upper()]
-    if not accepted:  # not "no token is required": a file that is written in place is empty for a moment
+    if not accepted:  # an empty file must not switch off tokens: a file that is written in place is empty for a moment
         raise ConfigError(
             f"security.accepted_file: {security.accepted_file} names no token, so that no call could be accepted; write a line ROLE SHA256 "
             "for each token into a new file, and rename it to this one"
@@ -166,18 +166,17 @@ def _accepted(security: SecurityConfig) -> dict[str, Role]:
 
 
 def for_workers(config: SystemConfig, role: Role) -> SystemConfig:
-    """Return what worker processes get: no database, no key unless clients need one, and a token of `role`.
+    """Return the configuration for worker processes: without databases, and with a token of the role `role`.
 
-    The token is one of a lower role if this process has no higher one.
-
-    Raises: ConfigError: a file of tokens cannot be read.
+    The copy has no private key, unless clients need one. If this process has a lower role, the token has this lower role. Raises ConfigError: a token
+    file cannot be read.
     """
     security = config.security
     secret = security.secret()
     if secret is not None and (security.accepted_file is None or _accepted(security).get(digest(secret)) is Role.ADMIN):
         secret = derived_token(secret, role)
     limited = SecurityConfig(tls_ca=security.tls_ca or security.tls_cert, token=secret)
-    if security.client_ca is not None:  # No service would take a connection without one.
+    if security.client_ca is not None:  # services then refuse connections without a client certificate
         shown = {"tls_cert": security.tls_cert, "tls_key": security.tls_key, "client_ca": security.client_ca}
         limited = limited.model_copy(update=shown)
     return config.without_databases().model_copy(update={"security": limited})

@@ -1,6 +1,6 @@
-"""A channel to a service. Every call on it has a deadline, carries the token, and raises from `modyn.errors` only.
+"""Channel to a service. Every call has a deadline, carries the token, and raises only errors of `modyn.errors`.
 
-A unary call that meets an unavailable server is repeated for a while: all calls are idempotent but those named `not_repeatable`.
+A unary call to an unavailable server is repeated for some seconds. All calls are idempotent, except the calls in `not_repeatable`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import grpc
 
-from modyn.config.endpoint import Endpoint
+from modyn.config.system_sections.endpoint import Endpoint
 from modyn.errors import ModynError, UnavailableError
 from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
 from modyn.rpc.security import Certificates, FreshCertificates, client_certificates
@@ -23,21 +23,21 @@ from modyn.rpc.status import TOKEN_KEY, from_rpc, reason_of
 T = TypeVar("T")
 
 DEFAULT_DEADLINE_S = 60.0
+"""Deadline of a unary call, in seconds."""
 STREAM_DEADLINE_S = 3600.0
-"""Deadline of a whole stream. One that a client follows is opened again after it, see `ResumingStream` and `Retrier.follow`."""
+"""Deadline of a whole stream, in seconds. After the deadline, `ResumingStream` and `Retrier.follow` open their stream again."""
 
 _ENDING_S = 60.0
-"""After its deadline a call has ended."""
+"""Seconds after its deadline at which a call has surely ended."""
 
 RENEW_AFTER_S = 5.0
-"""A connection that has failed for so long is replaced. gRPC asks for the address of a name that could not be resolved, or that has moved, after
-pauses that grow to two minutes, so that a connection from before an outage finds the server long after it is back. A new connection asks at
-once. Not sooner: an attempt to connect may take so long."""
+"""Seconds of failure after which a connection is replaced. An attempt to connect may also take this long. gRPC resolves a name again after pauses
+that grow to two minutes, so an old connection may find the server long after an outage. A new connection resolves the name at once."""
 
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """A connection and the certificates that it was made with. needed_until: on the clock of the channel, until its calls have ended."""
+    """A connection and its certificates. needed_until: time at which all calls of the connection have ended, on the clock of the channel."""
 
     channel: grpc.Channel
     certificates: Certificates | None
@@ -45,7 +45,7 @@ class _Connection:
 
 
 class Channel:
-    """What the generated stubs need of a gRPC channel. Not interceptors: those do not see errors inside a stream."""
+    """The methods of a gRPC channel that generated stubs use. Interceptors of gRPC would not see errors inside a stream."""
 
     def __init__(
         self,
@@ -56,33 +56,32 @@ class Channel:
         not_repeatable: frozenset[str] = frozenset(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`wait_s`: how long unary calls wait for a server that cannot be reached. `stream_s`: how long a stream may last.
-
-        `not_repeatable`: names of calls that are made once only, without service, such as `Put`. `clock`: seconds, never set back.
+        """Args: wait_s: longest time that unary calls wait for an unavailable server. stream_s: longest time of a stream. not_repeatable: names of
+        calls that are never repeated, without service, such as `Put`. clock: seconds, monotonic.
         """
         self._options = [
             ("grpc.max_receive_message_length", endpoint.max_message_bytes),
             ("grpc.max_send_message_length", endpoint.max_message_bytes),
             ("grpc.initial_reconnect_backoff_ms", 50),
-            # In spite of its name: how long an attempt to connect may take, over a slow network or to a busy machine. A refused one ends at
-            # once.
+            # Despite its name, this option is the longest time of an attempt to connect. A refused attempt ends at once.
             ("grpc.min_reconnect_backoff_ms", 5000),
             ("grpc.max_reconnect_backoff_ms", 1000),
-            # A server of names that does not answer, in place of two minutes.
+            # Timeout of a name server; the default is two minutes.
             ("grpc.dns_ares_query_timeout", 5000),
+            # Pings end a stream whose server's machine has died, long before the deadline of the stream.
             ("grpc.keepalive_time_ms", 60_000),
-            # Proxies of the environment are not meant for services of one installation.
+            # Proxies that environment variables name are not meant for the services of one installation.
             ("grpc.enable_http_proxy", 0),
-            # Without it channels to one address share a connection, and a client made after a restart inherits its back-off.
+            # Otherwise channels to one address share a connection, and a new client inherits the backoff of an old one.
             ("grpc.use_local_subchannel_pool", 1),
         ]
         self._certificates = FreshCertificates(endpoint, client_certificates)
         self._lock = threading.Lock()  # Protects the connections.
         self._connections: list[_Connection] = []
-        # Set and read without the lock: a failure that is missed is followed by others.
+        # This field is set and read without the lock. If a thread misses a failure, further failures follow.
         self._failing_since: float | None = None
         self._has_failed = False
-        """For `RENEW_AFTER_S`, with a failure at its end: no stream that was opened meanwhile lives on."""
+        """Whether all calls failed for `RENEW_AFTER_S` seconds, so that no stream of the newest connection is alive."""
         self._security = endpoint.security
         self._peer = endpoint.address
         self._stream_s = stream_s
@@ -91,29 +90,30 @@ class Channel:
         self.retrier = Retrier(RetryPolicy(wait_s, on_deadline=False))
 
     def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Make a call with one request and one answer. Repeated while the server is unavailable, unless it is `not_repeatable`.
+        """Return a call with one request and one answer. The call is repeated while the server is unavailable, unless the call is in
+        `not_repeatable`.
 
-        Args: method: full name, `/modyn.Storage/Ingest`. args, kwargs: (de)serializers, as generated stubs pass them to a `grpc.Channel`.
+        Args: method: full name, `/modyn.Storage/Ingest`. args, kwargs: (de)serializers of a generated stub.
         """
         once = partial(self._call, self._bound("unary_unary", method, *args, **kwargs), timeout=DEFAULT_DEADLINE_S)
         return once if method.rsplit("/", 1)[-1] in self._not_repeatable else partial(self.retrier.call, once)
 
     def stream_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Make a call with a stream of requests and one answer. Args as for `unary_unary`."""
+        """Return a call with a stream of requests and one answer. Args: see `unary_unary`."""
         return partial(self._call, self._bound("stream_unary", method, *args, **kwargs), timeout=self._stream_s)
 
     def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Make a call with one request and a `ResponseStream`. Args as for `unary_unary`."""
+        """Return a call with one request and a `ResponseStream`. Args: see `unary_unary`."""
         call = self._bound("unary_stream", method, *args, **kwargs)
 
-        def opened(request: Any, timeout: float = self._stream_s) -> ResponseStream[Any]:
+        def open_stream(request: Any, timeout: float = self._stream_s) -> ResponseStream[Any]:
             return ResponseStream(call(timeout)(request, timeout=timeout, metadata=self._metadata), self)
 
-        return opened
+        return open_stream
 
     @property
     def _metadata(self) -> tuple[tuple[str, str], ...]:
-        """The token, as it is now: its file may have changed."""
+        """Return the token. The token file is read again, because it may have changed."""
         token = self._security.secret()
         return ((TOKEN_KEY, f"Bearer {token}"),) if token else ()
 
@@ -130,7 +130,7 @@ class Channel:
         self.close()
 
     def _bound(self, kind: str, method: str, *args: Any, **kwargs: Any) -> Callable[[float], Any]:
-        """What gives the call `method` of the newest connection, given the seconds that it may take."""
+        """Return a function from a timeout in seconds to the call `method` on the newest connection."""
         made: tuple[grpc.Channel | None, Any] = None, None
 
         def call(timeout: float) -> Any:
@@ -145,11 +145,13 @@ class Channel:
         return call
 
     def _connection(self, timeout: float) -> grpc.Channel:
-        """The connection with the certificates as they are now, which does not fail. Calls on an older one go on; one without calls is closed."""
+        """Return a connection that has the current certificates and has not failed. Calls on older connections continue. Older connections without
+        calls are closed.
+        """
         with self._lock:
             now, certificates = self._clock(), self._certificates.newest()
             if self._has_failed and self._connections:
-                # Streams are left only where the server ends them before it stops.
+                # The streams of the failed connection have failed too, so only running unary calls still need this connection.
                 self._connections[-1].needed_until = min(self._connections[-1].needed_until, now + _ENDING_S)
             if self._has_failed or not self._connections or self._connections[-1].certificates is not certificates:
                 self._connections.append(_Connection(self._connect(certificates), certificates))
@@ -168,17 +170,17 @@ class Channel:
         return grpc.secure_channel(self._peer, credentials, options=self._options)
 
     def _call(self, call: Callable[[float], Any], request: Any, timeout: float, token: CancellationToken | None = None) -> Any:
-        """The answer to one call. token: ends the call at both sides when it is cancelled; its cause is raised."""
+        """Make one call. Args: token: the cancellation of this token ends the call on both sides, and the cause of the token is raised."""
         try:
             if token is None:
                 answer = call(timeout)(request, timeout=timeout, metadata=self._metadata)
-                self._answered()
+                self._note_answer()
                 return answer
             running = call(timeout).future(request, timeout=timeout, metadata=self._metadata)
             unregister = token.on_cancel(lambda _: running.cancel())
             try:
-                answer = running.result()
-                self._answered()
+                answer = running.result()  # the answer or the cancellation of `token` ends this wait
+                self._note_answer()
                 return answer
             except grpc.FutureCancelledError:
                 token.check()
@@ -188,14 +190,16 @@ class Channel:
         except grpc.RpcError as error:
             raise self._error(error) from error
 
-    def _answered(self) -> None:
+    def _note_answer(self) -> None:
         self._failing_since, self._has_failed = None, False
 
     def _error(self, error: grpc.RpcError) -> ModynError:
-        """Our error for what a call ended with. Notes whether the connection failed: what the server answers has a reason with it."""
+        """Convert the gRPC error of a call to a ModynError, and note whether the connection failed. An error with a reason is an answer of the
+        server.
+        """
         ours, since, now = from_rpc(error, self._peer), self._failing_since, self._clock()
         if reason_of(error) is not None:
-            self._answered()
+            self._note_answer()
         elif type(ours) is UnavailableError:  # not a deadline
             self._failing_since = now if since is None else since
             self._has_failed = since is not None and now - since >= RENEW_AFTER_S
@@ -203,10 +207,10 @@ class Channel:
 
 
 class ResponseStream(Generic[T]):
-    """Messages that a server streams. `cancel` ends it from any thread; iterating then stops with CancelledError."""
+    """Stream of a server's messages. Any thread may call `cancel`. The iteration then ends with CancelledError."""
 
     def __init__(self, call: Any, channel: Channel) -> None:
-        """Args: call: the stream of gRPC. channel: that of the call."""
+        """Args: call: the gRPC stream. channel: channel of the call."""
         self._call = call
         self._channel = channel
 
@@ -218,7 +222,7 @@ class ResponseStream(Generic[T]):
             message: T = next(self._call)
         except grpc.RpcError as error:
             raise self._channel._error(error) from error
-        self._channel._answered()
+        self._channel._note_answer()
         return message
 
     def cancel(self) -> None:
@@ -227,7 +231,7 @@ class ResponseStream(Generic[T]):
 
 
 def is_serving(endpoint: Endpoint, timeout_s: float = 1.0) -> bool:
-    """Whether the service at `endpoint` says that it is healthy."""
+    """Whether the service at `endpoint` reports that it is healthy."""
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     with Channel(endpoint, wait_s=0) as channel:

@@ -1,26 +1,26 @@
-"""Converters array ↔ proto: raw little-endian, or packed into as few bytes as the range of the numbers needs."""
+"""Converters between arrays and protos. Numbers are sent as raw little-endian bytes, or packed into the smallest number of bytes for their range."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from modyn._core import find_runs
-from modyn.config.endpoint import Endpoint
+from modyn.config.system_sections.endpoint import Endpoint
 from modyn.errors import InvalidArgumentError
 from modyn.proto import selector_pb2
 from modyn.proto.common_pb2 import Column, KeyColumns, SampleColumns
 from modyn.records import FeedbackHeader, FeedbackRows, Int64Array, KeysAndWeights, LabelArray, SampleBatch
 
 MOST_NUMBERS = 1 << 22
-"""Upper limit of numbers in a packed column. A column without data has any length that its message states."""
+"""Largest length of a packed column. A column without data may have any length up to this one."""
 
 _WIDTHS = (1, 2, 4, 8)
 _FRAME_BYTES = 4096
-"""Upper bound of the bytes of a message beside its columns."""
+"""Largest number of bytes of a message besides its columns."""
 
 
 def items_per_message(endpoint: Endpoint, item_bytes: int) -> int:
-    """Return how many items of `item_bytes` bytes fit into a message that `endpoint` accepts."""
+    """Return the number of items of `item_bytes` bytes that fit into a message for `endpoint`."""
     return max(1, (endpoint.max_message_bytes - _FRAME_BYTES) // item_bytes)
 
 
@@ -30,14 +30,17 @@ def keys_to_bytes(keys: Int64Array) -> bytes:
 
 
 def keys_from_bytes(data: bytes) -> Int64Array:
-    """A read-only view of `data`, little-endian int64, as keys (n,). Raises InvalidArgumentError when it is no whole number of keys."""
+    """Return keys, int64 (n,), as a read-only view of little-endian `data`. Raises InvalidArgumentError: the size of `data` is not a multiple of
+    8.
+    """
     if len(data) % 8:
         raise InvalidArgumentError(f"a column of {len(data)} bytes is no whole number of int64 values")
     return np.frombuffer(data, "<i8")
 
 
 def pack_column(values: Int64Array) -> Column:
-    """Encode int64 numbers, (n,), as a progression if they are one, else as distances from the smallest, in as few bytes as these need.
+    """Encode int64 (n,). An arithmetic progression needs no data. Other numbers are stored as distances from the smallest number, in as few bytes as
+    possible.
 
     >>> [len(pack_column(np.array(numbers)).data) for numbers in ([5, 7, 9], [1, 300, 2], [-(2**63), 2**63 - 1, 0])]
     [0, 6, 24]
@@ -56,7 +59,7 @@ def pack_column(values: Int64Array) -> Column:
 
 
 def unpack_column(column: Column, count: int) -> Int64Array:
-    """Decode int64 (count,). Raises InvalidArgumentError when the column does not hold `count` numbers."""
+    """Decode int64 (count,). Raises InvalidArgumentError: the column does not hold `count` numbers."""
     if not 0 <= count <= MOST_NUMBERS or column.width not in (0, *_WIDTHS) or len(column.data) != count * column.width:
         raise InvalidArgumentError(
             f"a column of {len(column.data)} bytes does not hold {count} numbers of {column.width} bytes; "
@@ -77,12 +80,12 @@ def _progression(first: int, stride: int, count: int) -> Int64Array:
     numbers = np.arange(count, dtype=np.int64)
     if stride != 1:
         numbers *= stride
-    numbers += first  # 2^64 may be passed on the way: modulo that it is right again at the end
+    numbers += first  # intermediate values may exceed 64 bits: the result is right modulo 2^64
     return numbers
 
 
 def batch_to_proto(batch: SampleBatch) -> SampleColumns:
-    """Pack a batch into columns; float labels travel as the bits of float64."""
+    """Pack a batch into columns. Float labels are sent as the bits of float64."""
     labels = batch.labels
     float_labels = labels.dtype.kind == "f"
     bits = np.ascontiguousarray(labels, np.float64 if float_labels else np.int64).view(np.int64)
@@ -96,7 +99,7 @@ def batch_to_proto(batch: SampleBatch) -> SampleColumns:
 
 
 def batch_from_proto(columns: SampleColumns) -> SampleBatch:
-    """Decode a batch. Raises InvalidArgumentError when its columns differ in length."""
+    """Decode a batch. Raises InvalidArgumentError: the columns differ in length."""
     count = columns.num_samples
     labels = unpack_column(columns.labels, count)
     typed: LabelArray = labels.view(np.float64) if columns.float_labels else labels
@@ -104,12 +107,12 @@ def batch_from_proto(columns: SampleColumns) -> SampleBatch:
 
 
 def share_to_proto(share: KeysAndWeights) -> KeyColumns:
-    """Pack keys and weights into columns; weights travel as the bits of float32, and equal ones as one number."""
+    """Pack keys and weights into columns. Weights are sent as the bits of float32, equal weights as one number."""
     weights = np.asarray(share.weights, np.float32)
-    if weights.strides == (0,):  # one number for all
+    if weights.strides == (0,):  # one number, broadcast to all keys
         weights = weights[:1]
     bits = np.ascontiguousarray(weights).view(np.uint32)
-    # Most policies give all samples one weight, which is cheap to check.
+    # Most policies give all samples one weight.
     alike = len(bits) and (bits == bits[0]).all()
     return KeyColumns(
         num_keys=len(share),
@@ -129,12 +132,12 @@ def share_from_proto(columns: KeyColumns) -> KeysAndWeights:
 
 
 def feedback_row_bytes(header: FeedbackHeader) -> int:
-    """What a row of feedback takes in a message at most, and its share of the names."""
+    """Return the largest number of bytes that a row of feedback takes in a message, including the row's share of the names."""
     return 16 + sum(4 * width + len(name) for name, width in header.widths.items())
 
 
 def feedback_to_proto(rows: FeedbackRows, position: int) -> selector_pb2.FeedbackRows:
-    """Encode rows of feedback, of which the first is that at `position`."""
+    """Encode rows of feedback. Args: position: position of the first row."""
     scores = {name: np.ascontiguousarray(values, "<f4").tobytes() for name, values in rows.scores.items()}
     epochs = pack_column(rows.epochs.astype(np.int64))
     return selector_pb2.FeedbackRows(
@@ -143,7 +146,7 @@ def feedback_to_proto(rows: FeedbackRows, position: int) -> selector_pb2.Feedbac
 
 
 def feedback_from_proto(message: selector_pb2.FeedbackRows) -> FeedbackRows:
-    """Decode rows of feedback. Raises InvalidArgumentError when their columns differ in length."""
+    """Decode rows of feedback. Raises InvalidArgumentError: the columns differ in length."""
     count = message.num_rows
     keys, epochs = unpack_column(message.keys, count), unpack_column(message.epochs, count)
     scores = {}

@@ -1,4 +1,4 @@
-"""What processes that run user code get of the environment: variables that libraries read, none that hold a secret; and where modules are found."""
+"""Environment variables and module search path of processes that run user code: variables that libraries read, without secrets."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ ALLOWED: Final = (
     *("OMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "MALLOC_*", "GLIBC_TUNABLES", "JE_ARROW_*", "ARROW_*", "GRPC_*"),
     *("CUDA_*", "CUDNN_*", "CUBLAS_*", "NCCL_*", "NVIDIA_*", "TORCH*", "PYTORCH_*", "TRITON_*"),
 )
-"""Names of variables; `*` stands for any end."""
+"""Names of variables that user code may see; `*` matches any end of a name."""
 _SECRET: Final = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL")
-"""In the name of a variable of a library that holds a secret, such as NVIDIA_API_KEY."""
+"""Part of the name of a variable that holds a secret, such as NVIDIA_API_KEY."""
 
 
 def look_here_last() -> None:
-    """Let modules of the current folder be found, as pipelines may name them, but none of them stand for one of Python or of a package."""
+    """Search modules in the current folder last. Pipelines may name modules of this folder, but these modules must not shadow modules of Python or of
+    a package.
+    """
     here = os.getcwd()
-    if not sys.flags.safe_path and sys.path and sys.path[0] in ("", here):  # put there by `python -m`, not by PYTHONPATH
+    if not sys.flags.safe_path and sys.path and sys.path[0] in ("", here):  # `python -m` put it there, not PYTHONPATH
         del sys.path[0]
     if here not in sys.path:
         sys.path.append(here)
 
 
 def keep_allowed(environment: MutableMapping[str, str], more: Iterable[str] = ()) -> None:
-    """Remove all variables from `environment` that neither `ALLOWED` nor `more`, patterns of the same kind, name. What looks like a secret
-    by its name stays only if `more` names it.
+    """Remove all variables from `environment` that neither `ALLOWED` nor `more` matches. A variable with the name of a secret stays only if `more`
+    matches it.
 
-    For `os.environ` of a service that runs user code, once its configuration is read and before any thread runs: the fork server and its
-    workers inherit what is left.
+    A service that runs user code calls this function for `os.environ` after the service has read its configuration and before any thread runs. The
+    fork server and its workers inherit the remaining variables.
     """
     wanted = tuple(more)
     for name in list(environment):

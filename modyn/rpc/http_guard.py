@@ -1,7 +1,8 @@
-"""What every HTTP server here asks of a request's headers before it looks at anything else.
+"""Guard of every HTTP server of Modyn. The guard checks the headers of a request before anything else.
 
-Where no token is needed, a web page that the user of this machine looks at can send requests to loopback: by a form, by `fetch`, or, once the page's
-name leads to 127.0.0.1 ("DNS rebinding"), as the server's own page. Browsers say so, in `Host`, `Origin` and `Sec-Fetch-Site`.
+If no token is needed, a web page that the user of this machine opens can send requests to loopback: by a form, by `fetch`, or, if its name resolves
+to 127.0.0.1 ("DNS rebinding"), as the server's own page. The browser's headers `Host`, `Origin` and `Sec-Fetch-Site` show that a request comes from
+such a page.
 """
 
 from __future__ import annotations
@@ -22,17 +23,21 @@ _ONCE: Final = frozenset(
         *(b"content-encoding", b"inference-header-content-length"),
     }
 )
-"""Headers that two programs on a request's way could read differently if they came twice."""
+"""Headers that a proxy and this server could read differently if they came twice."""
 _HOST: Final = re.compile(rb"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(:[0-9]{0,5})?", re.IGNORECASE)
 _MAX_KNOWN: Final = 64
+"""Largest number of remembered values of `Host`, so that clients cannot fill the memory with new ones."""
 
 
 class HttpGuard:
-    """Thread-safe. Rule: `Host` comes once. Without a token it is a name or address of this server, and no page from elsewhere causes the request.
+    """Checks the headers of requests. Thread-safe.
 
-    Args: own: the address or name that the server listens at. needs_token: whether each request needs one, which no page of a stranger has.
-    allowed_hosts: what `Host` may name, without a port, besides `own`, loopback addresses and `localhost`; if there are any, `Host` is compared also
-    where a token is needed. setting: of the system file that has them, for errors.
+    Rule: the header `Host` occurs once. If no token is needed, `Host` is a name or address of this server, and no page of another site causes the
+    request.
+
+    Args: own: address or name that the server listens on. needs_token: whether each request needs a token. allowed_hosts: further allowed values of
+    `Host` without a port, in addition to `own`, loopback addresses and `localhost`; if given, `Host` is checked even if a token is needed. setting:
+    field of the system file with these hosts, for errors.
     """
 
     def __init__(
@@ -42,13 +47,13 @@ class HttpGuard:
         self._names = None if needs_token and not allowed_hosts else names
         self.is_open = not needs_token
         self._setting = setting
-        self._known = frozenset[bytes]()  # values of `Host` that are right: clients send the same one again and again
+        self._known = frozenset[bytes]()  # values of `Host` that passed the check; replaced as a whole, so it needs no lock
 
     def check(self, headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-        """Return the headers of a request by their names. Args: headers: names in lower case.
+        """Return the headers of a request by name. Args: headers: names in lower case.
 
-        Raises: InvalidArgumentError: `Host` is missing or wrong, or a header came twice that must not. SecurityError: the request is meant for
-        another host, or comes from a page of another origin.
+        Raises: InvalidArgumentError: `Host` is missing or wrong, or a header of `_ONCE` came twice. SecurityError: the request is for another host,
+        or comes from a page of another origin.
         """
         found = dict(headers)
         if len(found) < len(headers):
@@ -82,7 +87,7 @@ def _check_once(headers: Sequence[tuple[bytes, bytes]]) -> None:
 
 
 def _check_page(headers: dict[bytes, bytes], host: bytes) -> None:
-    """Raise SecurityError for what a browser sends for a page that is not of this server."""
+    """Raise SecurityError for a browser's request from a page of another server."""
     origin = headers.get(b"origin")
     is_own = origin is None or origin.partition(b"://")[2].lower() == host.lower()
     if not is_own or headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):

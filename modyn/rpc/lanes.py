@@ -1,4 +1,4 @@
-"""Which threads serve a call, so that neither followers nor long calls keep health checks and other calls waiting."""
+"""Thread pools of a server, so that followers and long calls do not delay health checks and other calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FOLLOWED: Final = frozenset(
         f"/{reflection.SERVICE_NAME}/ServerReflectionInfo",
     }
 )
-"""The streams that last for as long as their client follows them."""
+"""Followers: streams that last as long as their client follows them."""
 
 CONTROL: Final = frozenset(
     {
@@ -36,17 +36,21 @@ CONTROL: Final = frozenset(
         "/modyn.Evaluator/Stop",
     }
 )
-"""The calls that ask for the end of work."""
+"""Calls that end work."""
 
 _SPARE = 4
-"""Threads, of health checks, of control, and of the refusals of followers."""
+"""Numbers of threads for health checks, for control, and for the refusal of followers."""
 
 
 class Lanes:
-    """The threads of one server: of health checks, of control, of calls with one answer, of streams that end by themselves, and of followers."""
+    """Thread pools of one server. There is one pool each for health checks, control, calls with one answer, streams that end by themselves, and
+    followers.
+    """
 
     def __init__(self, name: str, max_threads: int, max_followers: int) -> None:
-        """Args: name: begins the names of the threads. max_threads: of calls, and as many of streams. max_followers: at one time."""
+        """Args: name: prefix of the names of the threads. max_threads: largest number of threads for calls, and the same number again for streams.
+        max_followers: largest number of followers at the same time.
+        """
 
         def threads(lane: str, number: int) -> ThreadPoolExecutor:
             return ThreadPoolExecutor(number, thread_name_prefix=f"{name}-{lane}")
@@ -57,11 +61,11 @@ class Lanes:
         self._followers = threads("follower", max_followers + _SPARE)
         self._health = threads("health", _SPARE)
         self._control = threads("control", _SPARE)
-        # Bounds followers that last. It is never waited for: the spare threads of the lane refuse those that get no permit.
+        # Bounds the followers. No thread waits for the semaphore, because the spare threads of the pool refuse a follower without a permit.
         self._permits = BoundedSemaphore(max_followers)
 
     def of(self, method: str, *, streams: bool) -> ThreadPoolExecutor:
-        """Return the threads that serve `method`, `/modyn.Storage/Ingest`, which answers with a stream or not."""
+        """Return the thread pool for a method, e.g. `/modyn.Storage/Ingest`. Args: streams: whether the method answers with a stream."""
         if method in FOLLOWED:
             return self._followers
         if method == HEALTH_CHECK:
@@ -72,7 +76,9 @@ class Lanes:
 
     @contextmanager
     def admitted(self, method: str) -> Iterator[None]:
-        """Surround a call of `method`. Raises UnavailableError: it would be one follower too many."""
+        """Hold a permit during a call of `method`. Raises UnavailableError: the server already has `max_followers` open streams that last until their
+        client ends them.
+        """
         if method not in FOLLOWED:
             yield
             return
@@ -87,7 +93,7 @@ class Lanes:
             self._permits.release()
 
     def close(self) -> None:
-        """End the threads, once their calls have ended."""
-        # Without waiting: gRPC hands its server no call any more, and it ends those that run.
+        """End the threads after their calls have ended."""
+        # The pools are closed without waiting. The gRPC server has stopped, so there are no new calls, and the server ends running calls.
         for threads in (self.calls, self._streams, self._followers, self._health, self._control):
             threads.shutdown(wait=False)

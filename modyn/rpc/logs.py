@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line on standard error, with the ids of run and trigger that the work belongs to."""
+"""Structured logs: one JSON object per line on standard error, with the ids of the run and the trigger."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from modyn.log_files import count_dropped
 
 
 def _never_raising(min_level: int) -> type[Any]:
-    """The class of loggers: a line that cannot be rendered or written is counted, and nothing is raised into the program."""
+    """Return a class of loggers that never raise an error. A line that cannot be rendered or written is only counted."""
     base: Any = structlog.make_filtering_bound_logger(min_level)
 
     def proxy(self: Any, level: str, event: str, /, **values: Any) -> Any:
         try:
             return base._proxy_to_logger(self, level, event, **values)
-        except Exception as error:  # noqa: BLE001 - of any class: a value's own `repr`, a full disk
+        except Exception as error:  # noqa: BLE001 - any class: the `repr` of a value may raise, or the disk be full
             count_dropped()
-            with suppress(Exception):  # then the count is all that can be kept
+            with suppress(Exception):  # the count is enough
                 base._proxy_to_logger(self, "warning", "log_line_dropped", line=str(event), error=type(error).__name__)
 
     return type("NeverRaisingLogger", (base,), {"_proxy_to_logger": proxy})
 
 
 if not structlog.is_configured():
-    # Scripts and notebooks configure nothing: their standard output is their own, and what goes well is not worth a line in it.
+    # This configuration is for scripts and notebooks, which configure no logs. Only warnings are written, and not to standard output.
     structlog.configure(
         processors=[
             *structlog.get_config()["processors"][:-1],
-            # The default one shows local variables where `rich` is installed: URLs with passwords, and tokens.
+            # The default formatter shows local variables if `rich` is installed, and these may be passwords and tokens.
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr is not None and sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
             ),
@@ -44,13 +44,13 @@ if not structlog.is_configured():
 
 
 def configure_logs(service: str, level: str = "info") -> None:
-    """Make structlog and standard loggers write JSON lines to stderr, with the name `service`, from `level` on (libraries: from warning).
+    """Let structlog and standard loggers write JSON lines to stderr, with the name `service`, from `level` on (libraries: from warning).
 
-    Call it once in a process, before it logs.
+    Call it once in a process, before the first log line.
     """
 
     def add_service(_: object, __: str, event: EventDict) -> EventDict:
-        # Not bound as a context variable: threads that libraries start, such as those of gRPC, do not inherit these.
+        # The service is not bound as a context variable, because threads of libraries such as gRPC do not inherit context variables.
         event.setdefault("service", service)
         return event
 
@@ -71,15 +71,15 @@ def configure_logs(service: str, level: str = "info") -> None:
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(processor=structlog.processors.JSONRenderer(), foreign_pre_chain=shared)
     )
-    # Messages of libraries below a warning are for their own developers.
+    # Messages of libraries below the level of a warning are meant for the developers of these libraries.
     logging.basicConfig(level=max(logging.WARNING, logging.getLevelName(level.upper())), handlers=[handler], force=True)
 
 
 def get_logger(name: str) -> FilteringBoundLogger:
-    """A logger; `logger.info("event", key=value)`. No call raises."""
+    """Return a logger for calls such as `logger.info("event", key=value)`, which never raise."""
     return cast("FilteringBoundLogger", structlog.get_logger(component=name))
 
 
 def bind(**ids: object) -> AbstractContextManager[None]:
-    """Adds ids (run_id, trigger_id) to all that this thread logs inside the block."""
+    """Add ids (run_id, trigger_id) to all log lines of this thread inside the block."""
     return cast("AbstractContextManager[None]", structlog.contextvars.bound_contextvars(**ids))

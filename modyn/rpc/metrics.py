@@ -1,4 +1,4 @@
-"""Prometheus metrics over HTTP: on loopback to everyone, beyond it over TLS and to those who send the token."""
+"""Prometheus metrics over HTTP: on loopback without a token, elsewhere with TLS and a token."""
 
 from __future__ import annotations
 
@@ -15,34 +15,36 @@ from typing import Any, Final
 
 from prometheus_client import REGISTRY, MetricsHandler
 
-from modyn.config.endpoint import Endpoint
-from modyn.config.security import SecurityConfig
+from modyn.config.system_sections.endpoint import Endpoint
+from modyn.config.system_sections.security import SecurityConfig
 from modyn.errors import ConfigError, InvalidArgumentError, SecurityError, UnavailableError
 from modyn.rpc.access import AccessTokens
 from modyn.rpc.http_guard import MAX_HEAD_BYTES, HttpGuard
 from modyn.rpc.security import check_exposure
 
 _MAX_CONNECTIONS: Final = 64
-"""Most connections at one time, each in a thread of its own. A further one is closed."""
+"""Largest number of connections at the same time. Each connection has its own thread. Further connections are closed."""
 
 
 class _Handler(MetricsHandler):
-    """One connection, for one request: metrics for `Authorization: Bearer TOKEN`, or for every request that `guard` allows if no tokens are given."""
+    """One connection with one request. The answer has the metrics if the request has a valid header `Authorization: Bearer TOKEN`. If tokens are not
+    used, `guard` decides.
+    """
 
     registry = REGISTRY
-    timeout = 10.0  # seconds that the head of a request may take to arrive, the TLS handshake included
+    timeout = 10.0  # seconds for the TLS handshake and the head of a request
 
     def __init__(self, tokens: AccessTokens | None, guard: HttpGuard, *connection: Any) -> None:
         self._tokens, self._guard = tokens, guard
         super().__init__(*connection)
 
     def handle(self) -> None:
-        """Read the head as a whole, within its bounds of time and size, then answer."""
+        """Read the head within its bounds of time and size, then answer."""
         self.rfile = io.BufferedReader(io.BytesIO(self._head()))
         super().handle()
 
     def do_GET(self) -> None:
-        """Answer with all metrics, or with why not."""
+        """Answer with all metrics, or with an error."""
         try:
             self._guard.check([(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in self.headers.items()])
         except (InvalidArgumentError, SecurityError) as error:
@@ -53,7 +55,9 @@ class _Handler(MetricsHandler):
         return self.send_error(HTTPStatus.UNAUTHORIZED, "send a token, of a reader or more, as Authorization: Bearer TOKEN")
 
     def _head(self) -> bytes:
-        """The request line and the headers; nothing if they do not come in time, or have too many bytes, which is answered."""
+        """Read the request line and the headers. If the headers come too late or are too long, the result is empty. If they are too long, this method
+        sends the answer.
+        """
         head, give_up = b"", time.monotonic() + self.timeout
         while (end := head.find(b"\r\n\r\n") + 4) < 4 or end > MAX_HEAD_BYTES:
             if len(head) > MAX_HEAD_BYTES:
@@ -72,7 +76,7 @@ class _Handler(MetricsHandler):
 
 
 class _Server(ThreadingTCPServer):
-    """Not an HTTPServer, which asks the name service for this machine's name before it serves."""
+    """TCP server for `_Handler`. The standard library's HTTPServer would first ask the name service for the name of this machine."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -80,20 +84,20 @@ class _Server(ThreadingTCPServer):
 
     def __init__(self, address: tuple[str, int], handler: Any) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._free = threading.BoundedSemaphore(
-            _MAX_CONNECTIONS
-        )  # One is taken for each connection, and given back by its thread.
+        # Bounds the number of connections. The semaphore is acquired for each connection, and released by the thread of the connection. No thread
+        # waits for the semaphore.
+        self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread, if one is free."""
+        """Answer in a thread, or close the connection if there are too many."""
         if self._free.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Called in the thread."""
+        """Answer, in the thread of the connection."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -101,16 +105,16 @@ class _Server(ThreadingTCPServer):
 
 
 class MetricsServer:
-    """Serves the metrics of this process at `endpoint` in threads of its own, until `stop`.
+    """Serves the metrics of this process at `endpoint` in separate threads, until `stop`.
 
-    Args: name: of the service in messages. allowed_hosts: names by which clients may call it, besides its address, as `HttpGuard` takes them.
-    Raises: SecurityError: that would be unsafe. UnavailableError: the address is taken. ConfigError: the certificate cannot be read.
+    Args: name: name of the service in messages. allowed_hosts: see `HttpGuard`.
+    Raises: SecurityError: the address would be unsafe. UnavailableError: the address is taken. ConfigError: the certificate cannot be read.
     """
 
     def __init__(self, name: str, endpoint: Endpoint, allowed_hosts: Sequence[str] = ()) -> None:
         check_exposure(f"{name}.metrics_host", endpoint)
         host, port = endpoint.address.rsplit(":", 1)
-        host = host.strip("[]")  # of an address of IPv6
+        host = host.strip("[]")  # IPv6
         certificate = None if endpoint.is_local else _certificate(endpoint.security)
         tokens = None if endpoint.is_local else AccessTokens(endpoint.security)
         setting = "serving.allowed_hosts" if name == "serving" else f"{name}.metrics_host"
@@ -122,14 +126,14 @@ class MetricsServer:
                 f"{name} cannot serve metrics on {endpoint.address}: {error.strerror}; set {name}.metrics_port in the system file"
             ) from error
         if certificate is not None:
-            # The handshake is made by the first read, in the connection's own thread: a silent client delays no other.
+            # The TLS handshake happens at the first read, in the thread of the connection, so that a silent client delays no other client.
             self._server.socket = certificate.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
         self.url = f"{'http' if certificate is None else 'https'}://{f'[{host}]' if ':' in host else host}:{self._server.server_address[1]}/metrics"
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 
     def stop(self) -> None:
         """Take no more requests."""
-        # In this order: `shutdown` waits for the thread that accepts connections, which uses the socket.
+        # `shutdown` comes first and waits for the accepting thread, because this thread uses the socket that `server_close` closes.
         self._server.shutdown()
         self._server.server_close()
 

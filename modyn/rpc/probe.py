@@ -15,8 +15,8 @@ from modyn.rpc.channel import is_serving
 def main(arguments: Sequence[str] | None = None) -> int:
     """Ask one service for its health.
 
-    Args: arguments: of the command line; None: those of this process.
-    Returns: the exit code: 0 if it answers as healthy; 1, and why on standard error, if not.
+    Args: arguments: arguments of the command line; None: the arguments of this process.
+    Returns: exit code: 0: the service is healthy; 1: the service is not healthy, and standard error has the reason.
     """
     parser = argparse.ArgumentParser(prog="modyn.rpc.probe", description=__doc__)
     parser.add_argument("service", help=f"{', '.join(SERVICES)}, or replica-1, replica-2, …")

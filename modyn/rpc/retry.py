@@ -1,14 +1,14 @@
-"""The one place for repeated service calls: policy, backoff, cancellation, calls, resumed streams, and jobs that are followed.
+"""Repeated service calls: policy, backoff, cancellation, calls, resumed streams, and jobs that are followed.
 
-Everything that is repeated here must be idempotent: the answer to an attempt that did its work may have been lost.
+A call that is repeated must be idempotent, because an attempt may have done its work although its answer was lost.
 
-Four places have pauses of their own, since no thread of theirs waits in a call that is repeated:
-- `storage/flight/endpoints.py`: by endpoint of Arrow Flight. The threads of a fetch share them, and change to another endpoint instead of waiting.
-- `supervisor/auto_resume.py`: by run that is interrupted; a timer resumes it.
-- `storage/ingest/retry_schedule.py`: by file that cannot be read; the next look at its folder asks whether it is due.
-- `local/stack.py`: by process of the embedded stack, before it is started again.
+Four modules have their own pauses, because their threads do not wait in a repeated call:
+- `storage/flight/endpoints.py`: for each endpoint of Arrow Flight, shared by the threads of a fetch, which use another endpoint meanwhile.
+- `supervisor/queue/reconciler.py`: for each interrupted run; one thread resumes all runs.
+- `storage/ingest/open_dataset.py`: for each file that cannot be read; the next look at its folder asks whether it is due.
+- `local/stack.py`: for each process of the embedded stack, before it is started again.
 
-`supervisor/evaluation_queue.py` calls `Retrier.follow` again while the evaluator stays away.
+`supervisor/evaluation/queue.py` calls `Retrier.follow` again while the evaluator cannot be reached.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from modyn.errors import (
     CancelledError,
@@ -42,30 +41,33 @@ Position = TypeVar("Position")
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long and how often a call is repeated that ended with UnavailableError. Pauses double from the first to the longest."""
+    """Rules for the repetition of a call that ended with UnavailableError: how long and how often. Each pause is twice as long as the one before, up
+    to the longest.
+    """
 
     limit_s: float
     """Seconds from the first failure to the last attempt; 0: never repeat."""
     first_pause_s: float = 0.05
     longest_pause_s: float = 1.0
     jitter: float = 0.1
-    """Part of each pause that is random, so that many callers do not come back at once."""
+    """Share of each pause that is random, so that many callers do not repeat their calls at the same time."""
     max_attempts_without_progress: int = 20
-    """A job that was started so often in a row without getting further is given up (`Retrier.follow`)."""
+    """Number of consecutive starts of a job without progress after which the job is given up (`Retrier.follow`)."""
     max_worker_deaths: int = 3
-    """A job of which so many workers were killed or crashed is given up (`Retrier.follow`)."""
+    """Number of workers that may be killed or crash in a job before the job is given up (`Retrier.follow`)."""
     on_deadline: bool = True
-    """Whether DeadlineError is repeated like every other UnavailableError."""
+    """Whether a call that ended with DeadlineError is repeated."""
     advice: str = ""
-    """What to do once the limit has passed. Set: the error says so and names the limit; empty: the last error is raised as it is."""
+    """Advice for the user in the error that is raised after the limit. This error names the limit. Empty: the last error is raised unchanged."""
 
 
 class CancellationToken:
-    """Asks all threads of a run to end, and gives the cause. The first cause counts."""
+    """Asks all threads of a run to end, and tells them the cause. The first cause counts."""
 
     def __init__(self) -> None:
-        self._cancelled = threading.Event()  # Set once `_cause` is, so that a thread that it wakes in `wait` finds the cause.
-        self._lock = threading.Lock()  # Each callback is called exactly once, whichever of `cancel` and `on_cancel` comes first.
+        # The event is set after `_cause`, so that a thread that wakes in `wait` finds the cause.
+        self._cancelled = threading.Event()
+        self._lock = threading.Lock()  # Protects the fields below, so that each callback is called exactly once.
         self._cause: ModynError | None = None
         self._callbacks: list[Callable[[ModynError], None]] = []
 
@@ -75,33 +77,36 @@ class CancellationToken:
         return self._cause
 
     def cancel(self, cause: ModynError) -> None:
-        """Cancel the token, wake its waiting threads and call the callbacks with `cause`; later calls change nothing."""
+        """Cancel the token, wake the threads that wait for it, and call the callbacks with `cause`. Later calls change nothing."""
         with self._lock:
             if self._cause is not None:
                 return
             self._cause = cause
             callbacks = list(self._callbacks)
         self._cancelled.set()
-        # Without the lock: callbacks take locks of their own, whose holders may use this token.
+        # The lock is not held here, because callbacks take their own locks, and the holders of those locks may use this token.
         for callback in callbacks:
             callback(cause)
 
     def on_cancel(self, callback: Callable[[ModynError], None]) -> Callable[[], None]:
-        """Call `callback` with the cause, to wake a thread that waits elsewhere; at once if the token is cancelled already.
+        """Call `callback` with the cause when the token is cancelled, to wake a thread that waits elsewhere. If the token is already cancelled, the
+        callback is called at once.
 
-        Returns: a function that takes the callback back, to be called once. One that `cancel` is just calling may still run then.
+        Returns: a function that removes the callback; call this function once. If `cancel` is calling the callback at that moment, the callback may
+        still run afterwards.
         """
         with self._lock:
             self._callbacks.append(callback)
             cause = self._cause
+        # The callback may have been missed by a `cancel` that ran before it was added, so it is called here.
         if cause is not None:
             callback(cause)
 
-        def take_back() -> None:
+        def remove() -> None:
             with self._lock:
                 self._callbacks.remove(callback)
 
-        return take_back
+        return remove
 
     def check(self) -> None:
         """Raise the cause if there is one."""
@@ -109,17 +114,17 @@ class CancellationToken:
             raise self._cause
 
     def wait(self, seconds: float) -> None:
-        """Sleep, at most until the token is cancelled; its cause is raised then."""
-        # Woken by `cancel`; bounded by `seconds`.
+        """Sleep. Raises: the cause, as soon as the token is cancelled."""
+        # `cancel` ends this wait early; `seconds` bounds the wait.
         self._cancelled.wait(seconds)
         self.check()
 
 
 class Backoff:
-    """The pauses within one stretch of failures."""
+    """Pauses after consecutive failures of a call."""
 
     def __init__(self, policy: RetryPolicy, token: CancellationToken, report: Callable[[str], None]) -> None:
-        """Args: report: receives one sentence, before the first pause."""
+        """Args: report: receives one sentence before the first pause."""
         self._policy = policy
         self._token = token
         self._report = report
@@ -127,14 +132,14 @@ class Backoff:
         self._pause_s = policy.first_pause_s
 
     def reset(self) -> None:
-        """The service answers again: the next failure begins a new stretch."""
+        """Begin with the first pause again, because the service has answered."""
         self._since, self._pause_s = None, self._policy.first_pause_s
 
     def wait(self, error: UnavailableError) -> None:
         """Sleep before the next attempt.
 
-        Raises: the cause of the token. Once the policy's limit has passed: `error` or, with the policy's advice, UnavailableError. At
-        once: a DeadlineError, unless the policy repeats those.
+        Raises: the cause of the token. After the policy's limit: `error` or, if the policy has advice, an UnavailableError with it. At once: a
+        DeadlineError, unless the policy repeats calls after a DeadlineError.
         """
         self._token.check()
         policy, now = self._policy, time.monotonic()
@@ -157,14 +162,14 @@ class JobStatus(Protocol):
 
     @property
     def state(self) -> JobState:
-        """The state of the job now."""
+        """The current state of the job."""
 
     @property
     def samples_seen(self) -> int:
         """Samples that the job has processed so far: its progress."""
 
     def to_error(self) -> ModynError:
-        """Build the error that a failed job ended with."""
+        """Return the error that a failed job ended with."""
 
 
 S = TypeVar("S", bound=JobStatus)
@@ -176,21 +181,21 @@ class Retrier:
     def __init__(
         self, policy: RetryPolicy, token: CancellationToken | None = None, report: Callable[[str], None] = lambda _: None
     ) -> None:
-        """Args: report: receives one sentence for each stretch of failures."""
+        """Args: report: receives one sentence at the first of several failures in a row."""
         self.policy = policy
         self.token = token or CancellationToken()
         self._report = report
 
     def under(self, policy: RetryPolicy, *, silent: bool = False) -> Retrier:
-        """Return one with the same token under another policy. Args: silent: nothing is reported."""
+        """Return a retrier with the same token and another policy. Args: silent: whether failures are not reported."""
         return Retrier(policy, self.token) if silent else Retrier(policy, self.token, self._report)
 
     def backoff(self) -> Backoff:
-        """Start the pauses of one stretch of attempts under this policy and token."""
+        """Return new pauses for one call, with this policy and token."""
         return Backoff(self.policy, self.token, self._report)
 
     def call(self, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what `action` returns, as soon as it does."""
+        """Call `action`, repeat the call while it raises UnavailableError, and return its result."""
         backoff = self.backoff()
         while True:
             self.token.check()
@@ -200,7 +205,8 @@ class Retrier:
                 backoff.wait(error)
 
     def call_worker(self, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what `action` returns, which a worker process makes: as `call`, and again when that was killed.
+        """Call `action`, whose result a worker process makes, and return the result. The call is repeated like by `call`, and also when the worker
+        was killed.
 
         Raises: WorkerDiedError after `max_worker_deaths`.
         """
@@ -212,27 +218,24 @@ class Retrier:
                 deaths += 1
                 self._outlive(error, deaths)
 
-    def wrap(self, client: T) -> T:
-        """Return `client` with every method repeated by `call`. Not for methods that return streams: see `ResumingStream`."""
-        return cast("T", _Wrapped(client, self))
-
     def follow(
         self, start: Callable[[], S], watch: Callable[[], Iterator[S]], report: Callable[[S], None], stop: Callable[[], None]
     ) -> S:
         """Start a job at another service and return its status once it has finished.
 
-        It is started again when the service was restarted, could not be reached, or stopped it for another caller, and a few times when its
-        worker was killed. It is stopped when the token is cancelled with CancelledError; any other cause leaves it running, since a resumed
-        run finds it again.
+        The job is started again after the service was restarted, could not be reached, or stopped the job for another caller, and a few times when
+        its worker was killed. The job is stopped when the token is cancelled with CancelledError. With any other cause, the job continues to run, and
+        a resumed run finds the job again.
 
-        Args: start: starts the job, or finds it; called again for each attempt. watch: yields statuses up to the final one. report:
+        Args: start: starts the job, or finds the running job; called again for each attempt. watch: yields statuses up to the final status. report:
         receives every status. stop: asks for the end of the job; called by the thread that cancels the token.
         Raises: the error of a failed job; UnavailableError when the limit has passed, or after
-            `max_attempts_without_progress` attempts in a row that got no further than those before; WorkerDiedError after
+            `max_attempts_without_progress` consecutive attempts without progress; WorkerDiedError after
             `max_worker_deaths`.
         """
 
         def stop_on_request(cause: ModynError | None) -> None:
+            # Only a cancelled run ends the job at the service. After another cause, such as a failure here, the job continues.
             if isinstance(cause, CancelledError):
                 try:
                     stop()
@@ -244,7 +247,7 @@ class Retrier:
             return self._follow(start, watch, report)
         finally:
             unregister()
-            # Once more: the first time, the service may not have known the job yet.
+            # The request is repeated, because the service may not have known the job at the first time.
             stop_on_request(self.token.cause)
 
     def _follow(self, start: Callable[[], S], watch: Callable[[], Iterator[S]], report: Callable[[S], None]) -> S:
@@ -256,7 +259,7 @@ class Retrier:
                 status = start()
                 attempts += 1
                 self.token.check()
-                for status in iter(()) if status.state.is_final else _watched(watch):  # noqa: B020 - the newest one counts
+                for status in iter(()) if status.state.is_final else _watched(watch):  # noqa: B020 - the loop replaces `status` by the newest one
                     self.token.check()
                     backoff.reset()
                     report(status)
@@ -275,7 +278,7 @@ class Retrier:
                 self._outlive(error, deaths)
 
     def _outlive(self, error: WorkerDiedError, deaths: int) -> None:
-        """Wait before another worker does what one died of. Raises: WorkerDiedError: so many have died; the cause of the token."""
+        """Wait before another worker repeats the work. Raises: WorkerDiedError: no further worker is allowed. The cause of the token."""
         self.token.check()
         most = self.policy.max_worker_deaths
         if deaths >= most:
@@ -287,10 +290,18 @@ class Retrier:
         self.token.wait(self.policy.longest_pause_s)
 
 
-class ResumingStream(Iterator[T], Generic[T, Position]):
-    """A server's stream that is opened again behind the last item received when the server goes away.
+_LIVES_AFTER_S = 100.0
+"""Seconds after which an open stream shows that the server is alive. If the server were dead, pings of the connection would have failed earlier."""
 
-    Args: open_at: opens the stream behind a position. position_after: the position behind an item. convert: makes an item of a message.
+
+class ResumingStream(Iterator[T], Generic[T, Position]):
+    """A server's stream that is opened again after the last received item when the server goes away.
+
+    An outage ends with a received item, or when the stream has been open for `_LIVES_AFTER_S` seconds. After that, the next outage may again take the
+    whole limit of the retrier.
+
+    Args: open_at: opens the stream at a position. position_after: returns the position after an item. convert: converts a message to an item.
+        clock: seconds, monotonic.
     """
 
     def __init__(
@@ -300,22 +311,26 @@ class ResumingStream(Iterator[T], Generic[T, Position]):
         position_after: Callable[[T], Position],
         retrier: Retrier,
         convert: Callable[[Any], T] = lambda message: message,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._open_at = open_at
         self._position = position
         self._position_after = position_after
         self._retrier = retrier
         self._convert = convert
+        self._clock = clock
         self._source: Iterator[Any] | None = None
-        self._cancelled = threading.Event()  # Set before the source is cancelled: what that raises in `__next__` is then an end.
+        # The event is set before the source is cancelled, so that `__next__` takes the error of the source as the end.
+        self._cancelled = threading.Event()
 
     def __next__(self) -> T:
         backoff = self._retrier.backoff()
         while True:
+            began = self._clock()
             try:
                 if not self._cancelled.is_set() and self._source is None:
                     self._source = self._open_at(self._position)
-                # After the assignment: of `cancel` and this thread, one sees what the other did.
+                # This check follows the assignment of the source. Therefore either `cancel` sees the source, or this thread sees the event.
                 if self._cancelled.is_set():
                     self.cancel()
                     raise StopIteration
@@ -327,6 +342,9 @@ class ResumingStream(Iterator[T], Generic[T, Position]):
                 if isinstance(error, CancelledError):
                     raise
                 self._source = None
+                if self._clock() - began >= _LIVES_AFTER_S:
+                    backoff.reset()
+                # An expired stream is normal: it is opened again at once, without a pause.
                 if not isinstance(error, StreamExpiredError):
                     backoff.wait(error)
             else:
@@ -341,17 +359,8 @@ class ResumingStream(Iterator[T], Generic[T, Position]):
             source.cancel()
 
 
-class _Wrapped:
-    def __init__(self, client: object, retrier: Retrier) -> None:
-        self._client = client
-        self._retrier = retrier
-
-    def __getattr__(self, name: str) -> Any:
-        return partial(self._retrier.call, getattr(self._client, name))
-
-
 def _watched(watch: Callable[[], Iterator[S]]) -> Iterator[S]:
-    """What `watch` yields. A service that was restarted does not know the job any more: that is repeated like an outage."""
+    """Yield the statuses that `watch` yields. If a restarted service does not know the job any more, this is handled like an outage."""
     while True:
         try:
             yield from watch()

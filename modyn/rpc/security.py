@@ -1,4 +1,4 @@
-"""Access to a service: from outside this machine only with TLS and a token."""
+"""Security of a service: other machines reach it only over TLS and with a token."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import grpc
 
-from modyn.config.endpoint import Endpoint
+from modyn.config.system_sections.endpoint import Endpoint
 from modyn.errors import ConfigError, SecurityError
 from modyn.rpc.logs import get_logger
 
 
 def check_exposure(name: str, endpoint: Endpoint) -> None:
-    """Raise SecurityError when `endpoint` is off loopback and not protected by TLS and a token."""
+    """Raise SecurityError if other machines can reach `endpoint` without TLS or without a token."""
     security = endpoint.security
     missing = [what for what, given in (("tls_cert and tls_key", security.tls_cert), ("token", security.secret())) if not given]
     if missing and not endpoint.is_local:
@@ -26,7 +26,7 @@ def check_exposure(name: str, endpoint: Endpoint) -> None:
 
 
 def read_pem(path: Path, field: str) -> bytes:
-    """Read the file `path`, which `security.FIELD` names. Raises: ConfigError: it cannot be read."""
+    """Read a file that `security.FIELD` names. Raises ConfigError: the file cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -35,7 +35,9 @@ def read_pem(path: Path, field: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """What one side of a TLS connection shows and trusts, as PEM. chain, key: None shows nothing. authority: of the peer; None: it needs none."""
+    """Certificates of one side of a TLS connection, as PEM. chain, key: certificate chain and private key of this side; None: this side has none.
+    authority: authority that must have signed the peer's certificate; None: the peer needs no certificate.
+    """
 
     chain: bytes | None
     key: bytes | None
@@ -43,7 +45,7 @@ class Certificates:
 
 
 def server_certificates(endpoint: Endpoint) -> Certificates | None:
-    """Read what a server shows; None for Unix sockets and where TLS is not configured. Raises: ConfigError: a file cannot be read."""
+    """Read a server's certificates; None: the server has a Unix socket, or no TLS. Raises ConfigError: a file cannot be read."""
     security = endpoint.security
     if endpoint.is_unix or security.tls_cert is None or security.tls_key is None:
         return None
@@ -52,9 +54,9 @@ def server_certificates(endpoint: Endpoint) -> Certificates | None:
 
 
 def client_certificates(endpoint: Endpoint) -> Certificates | None:
-    """Read what a client trusts, the configured authority or else the server's own certificate, and what it shows where it is asked.
+    """Read a client's certificates. The client trusts the configured authority, or else the server's own certificate.
 
-    None: no TLS at this endpoint. Raises: ConfigError: a file cannot be read.
+    Returns: the certificates; None: this endpoint has no TLS. Raises: ConfigError: a file cannot be read.
     """
     security = endpoint.security
     authority = security.tls_ca or security.tls_cert
@@ -68,20 +70,21 @@ def client_certificates(endpoint: Endpoint) -> Certificates | None:
 
 
 class FreshCertificates:
-    """Certificates of one side, read again when one of their files has changed. Thread-safe.
+    """Certificates of one side of a connection. After a change of the certificate files, the files are read again. Thread-safe.
 
-    Raises: ConfigError: a file cannot be read at first. Later that is logged, and what was read before holds.
+    Raises: ConfigError: a file cannot be read. A later error is logged, and the last good content stays in use.
     """
 
     def __init__(self, endpoint: Endpoint, read: Callable[[Endpoint], Certificates | None]) -> None:
         self._endpoint, self._read = endpoint, read
         security = endpoint.security
         self._files = [path for path in (security.tls_cert, security.tls_key, security.tls_ca, security.client_ca) if path]
-        # Before the files: what changes meanwhile is read again.
+        # The version is read before the content, so that a change in between causes another read. The tuple is replaced as a whole, so that readers
+        # need no lock.
         self._last = (version_of(*self._files), read(endpoint))
 
     def newest(self) -> Certificates | None:
-        """Return what the files hold now: the same object as before unless one has changed. None: no TLS at this endpoint."""
+        """Return the current certificates. The same object is returned until a file changes. None: this endpoint has no TLS."""
         before, certificates = self._last
         version = version_of(*self._files)
         if version != before:
@@ -94,7 +97,7 @@ class FreshCertificates:
 
 
 def version_of(*files: Path) -> tuple[tuple[int, ...], ...]:
-    """Return what changes with the content of `files`; empty parts for those that are not there."""
+    """Return a value that changes with the content of `files`. The part of a missing file is empty."""
     return tuple(map(_version, files))
 
 
@@ -107,13 +110,13 @@ def _version(file: Path) -> tuple[int, ...]:
 
 
 def server_credentials(endpoint: Endpoint) -> grpc.ServerCredentials | None:
-    """TLS for a server, with the certificate as it is at each connection; None for Unix sockets and where TLS is not configured."""
+    """Return TLS credentials for a server. Each new connection uses the current certificate. None: the server has a Unix socket, or no TLS."""
     fresh = FreshCertificates(endpoint, server_certificates)
     shown = fresh.newest()
     if shown is None:
         return None
 
-    def changed() -> Any:  # None, which the stubs lack, keeps what was shown
+    def changed() -> Any:  # None, which the stubs lack, keeps the certificate
         nonlocal shown
         newest = fresh.newest()
         if newest is shown or newest is None:

@@ -1,4 +1,4 @@
-"""Start a service: health, reflection, metrics, logs, one translation of errors, and a clean end on SIGTERM."""
+"""Server of a service, with health checks, reflection, metrics, logs, translation of errors, and an orderly end on SIGTERM."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from prometheus_client import Gauge, Histogram
 from structlog.typing import FilteringBoundLogger
 
 from modyn.atomic_write import write_atomically
-from modyn.config.endpoint import Endpoint
 from modyn.config.system import SystemConfig
+from modyn.config.system_sections.endpoint import Endpoint
 from modyn.errors import ModynError, SecurityError, UnavailableError
+from modyn.keep_limits import remove_outlived_files
 from modyn.log_files import dropped_lines, is_output, protect_output, write_output_to
 from modyn.periodic_task import PeriodicTask
-from modyn.retention import remove_outlived_files
 from modyn.rpc.access import NEEDED, AccessTokens, Role
 from modyn.rpc.lanes import HEALTH_CHECK, Lanes
 from modyn.rpc.logs import configure_logs, get_logger
@@ -41,14 +41,15 @@ LOG_LINES_DROPPED = Gauge("modyn_log_lines_dropped", "Lines of the log that coul
 LOG_LINES_DROPPED.set_function(dropped_lines)
 
 _GRACE_S = 1.0
-"""Running calls get so long to end when a service stops. Watchers reconnect and lose nothing."""
+"""Seconds that running calls get when a service stops. Clients that follow a stream open it again and lose nothing."""
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True, slots=True)
 class ShutdownLimits:
-    """Seconds after SIGTERM at which a service that has not ended writes the stacks of its threads to its log, again and again, and at
-    which it exits by itself with code 1."""
+    """Limits of a shutdown, in seconds after SIGTERM. report_s: after this time, the service writes the stacks of its threads to its log at
+    intervals. exit_s: after this time, the service exits with code 1.
+    """
 
     report_s: float = 8.0
     exit_s: float = 30.0
@@ -56,7 +57,7 @@ class ShutdownLimits:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """One servicer: `add_to_server` is the generated function, `full_service_name` as in the proto, e.g. `modyn.Storage`."""
+    """One servicer. add_to_server: generated function. full_service_name: name in the proto, e.g. `modyn.Storage`."""
 
     add_to_server: Callable[[Any, grpc.Server], None]
     servicer: Any
@@ -65,30 +66,30 @@ class Registration:
 
 @dataclass
 class ServiceContext:
-    """What a service is built from."""
+    """Name, configuration and logger of a service, and its callbacks."""
 
     name: str
     config: SystemConfig
     logger: FilteringBoundLogger
     when_healthy: list[Callable[[], None]] = field(default_factory=list)
-    """Called once the service answers: work that can wait, such as warming up worker processes."""
+    """Functions that are called when the service answers calls, for work that can wait, such as warming up worker processes."""
     _callbacks: list[Callable[[], object]] = field(default_factory=list)
 
     @property
     def directory(self) -> Path:
-        """Folder of what the service keeps. It exists, and only its owner can read it, since it describes the user's data."""
+        """State folder of the service. The folder exists, and only its owner can read it, because its files describe the user's data."""
         path = self.config.service_dir(self.name)
         make_private_folder(path)
         return path
 
     def on_shutdown(self, callback: Callable[[], object]) -> None:
-        """Run `callback` when the service stops, in reverse order. One that raises is logged; the others run all the same."""
+        """Run `callback` when the service stops, in reverse order. An error of a callback is logged, and the others run."""
         self._callbacks.append(callback)
 
     def remove_outlived(self, pattern: str) -> None:
-        """From when the service answers until it stops, remove files in its folder that have outlived section `retention`.
+        """While the service answers, remove files of its folder that have outlived the limits of section `retention`.
 
-        Args: pattern: of the files, relative to the folder.
+        Args: pattern: glob pattern of the files, relative to the folder.
         """
         retention = self.config.retention
         if retention.files:
@@ -105,7 +106,7 @@ class ServiceContext:
             self.on_shutdown(task.close)
 
     def shut_down(self) -> None:
-        """Run the callbacks of `on_shutdown`, last first; one that raises is logged."""
+        """Run the callbacks of `on_shutdown`, the last one first."""
         for callback in reversed(self._callbacks):
             try:
                 callback()
@@ -114,7 +115,7 @@ class ServiceContext:
 
 
 class RunningServer:
-    """A gRPC server that listens at `address`, with the real port in place of port 0."""
+    """A running gRPC server. address: address of the server; the real port replaces port 0."""
 
     def __init__(self, server: grpc.Server, address: str, health_servicer: health.HealthServicer, lanes: Lanes) -> None:
         self._server = server
@@ -123,9 +124,9 @@ class RunningServer:
         self.address = address
 
     def stop(self, grace_s: float = _GRACE_S) -> None:
-        """Report the service as not serving, refuse new calls, and cut off running ones after `grace_s` seconds."""
-        # In this order: probes see the end before calls are refused; the threads go once no call needs them. The wait is bounded, since a call
-        # that was cut off may hang.
+        """Report the service as not serving, refuse new calls, and cancel running calls after `grace_s` seconds."""
+        # The order matters: health probes see the end before calls are refused, and the threads end after all calls. The event is set when all calls
+        # have ended. The wait has a timeout, because a cancelled call may hang.
         self._health.enter_graceful_shutdown()
         self._server.stop(grace_s).wait(grace_s + 1)
         self._lanes.close()
@@ -134,23 +135,25 @@ class RunningServer:
 def start_server(
     name: str, endpoint: Endpoint, registrations: Sequence[Registration], *, max_threads: int = 64, max_followers: int = 256
 ) -> RunningServer:
-    """Listen at `endpoint`.
+    """Start a gRPC server at `endpoint`.
 
-    Args: name: of the service, in logs, errors and names of threads. max_threads: for calls with one answer, and as many for streams that
-    end by themselves. max_followers: streams at one time that last for as long as their client follows them. registrations: each adds one
-    servicer to the server.
-    Raises: SecurityError: that would be unsafe. UnavailableError: the address is taken.
+    Args: name: name of the service in logs, errors and thread names. registrations: servicers of the service. max_threads: largest number of threads
+    for calls with one answer, and the same number again for streams that end by themselves. max_followers: largest number of streams at the same time
+    that last as long as their client follows them.
+    Raises: SecurityError: the address would be unsafe. UnavailableError: the address is taken.
     """
     check_exposure(name, endpoint)
     options = [
         ("grpc.max_receive_message_length", endpoint.max_message_bytes),
         ("grpc.max_send_message_length", endpoint.max_message_bytes),
+        # Otherwise a second server could listen on the same address, and the kernel would divide the calls between both.
         ("grpc.so_reuseport", 0),
         ("grpc.keepalive_permit_without_calls", 1),
-        # Clients ping every minute (`Channel`). gRPC's own bound of five minutes would end an idle stream at the third ping, as too many.
+        # Clients ping every minute (`Channel`). gRPC's default of five minutes would end an idle stream at the third ping.
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-        # Ends the stream of a follower whose machine is gone without having closed it, which frees its thread.
+        # The keepalive ends the stream of a follower whose machine has died, and so frees the thread of the stream.
         ("grpc.keepalive_time_ms", 60_000),
+        # 0: no limit. By default, gRPC stops pinging a connection after two pings without data.
         ("grpc.http2.max_pings_without_data", 0),
     ]
     lanes = Lanes(name, max_threads, max_followers)
@@ -175,14 +178,14 @@ def run_service(
     build: Callable[[ServiceContext], Sequence[Registration]],
     limits: ShutdownLimits = ShutdownLimits(),
 ) -> int:
-    """Serve until SIGTERM or SIGINT: the main function of a service's process. `build` makes its servicers.
+    """Main function of a service's process: serve until SIGTERM or SIGINT. Args: build: makes the servicers of the service.
 
-    Returns: the exit code; 1 when the service could not start, or when its end took longer than `limits` allow.
+    Returns: exit code; 1: the service could not start, or its shutdown took longer than `limits.exit_s` seconds.
     """
     settings = config.service(name)
     keep_private()
     protect_output()
-    if is_output(log := config.log_file(name)):  # in a container or at a terminal, output is kept elsewhere
+    if is_output(log := config.log_file(name)):  # false in a container or at a terminal
         write_output_to(log, config.logs.limits)
     configure_logs(name, settings.log_level)
     logger = get_logger(name)
@@ -196,7 +199,7 @@ def run_service(
         prepare_run_dir(config.run_dir)
         limits_of = {"max_threads": settings.max_threads, "max_followers": settings.max_followers}
         servicers = build(context)
-        _serve_metrics(context)  # who finds the service healthy, finds its metrics, too
+        _serve_metrics(context)  # metrics start first, so that a healthy service has metrics
         server = start_server(name, config.endpoint(name), servicers, **limits_of)
     except (ModynError, OSError) as error:
         _report_no_start(context, error)
@@ -205,16 +208,16 @@ def run_service(
     logger.info("serving", address=server.address)
     for callback in context.when_healthy:
         callback()
-    stop.wait()  # Until a signal asks for the end.
+    stop.wait()  # the thread that reads signals sets this event
     logger.info("stopping")
-    # In this order: calls use what the callbacks close, and the next process may take the folder only after both.
+    # The order matters: calls use objects that the callbacks close, and the release of the lock lets the next process use the folder.
     server.stop()
     context.shut_down()
     logger.info("stopped")
     lock.close()
     sys.stderr.flush()
     sys.stdout.flush()
-    # Threads of calls that were cut off may still sit in a wait; the interpreter would join them forever.
+    # The interpreter would join threads of cancelled calls, which may wait forever.
     os._exit(0)
 
 
@@ -229,11 +232,10 @@ def _report_no_start(context: ServiceContext, error: ModynError | OSError) -> No
 
 
 def _end_requested(limits: ShutdownLimits) -> threading.Event:
-    """An event that is set by SIGTERM or SIGINT.
+    """Return an event that SIGTERM or SIGINT sets.
 
-    Handlers in Python run in the main thread only: not while that is stuck, not when the kernel chose another thread for the signal and
-    the main thread waits for a lock, and a handler that takes the lock of what it interrupts would wait for itself. So the signal goes
-    through a pipe, from whichever thread it met, to a thread that does nothing else.
+    Python runs signal handlers in the main thread only. Signal handlers would not run while the main thread waits for a lock, and could deadlock on a
+    lock that the main thread holds. Therefore the signal goes through a pipe to a thread that only reads the pipe.
     """
     asked = threading.Event()
     reader, writer = os.pipe()
@@ -243,10 +245,10 @@ def _end_requested(limits: ShutdownLimits) -> threading.Event:
         signal.signal(number, lambda *_: None)
 
     def wait() -> None:
-        while os.read(reader, 1)[0] not in _ENDING:  # other signals that have a handler come here too
+        while os.read(reader, 1)[0] not in _ENDING:  # each signal that has a handler ends this read
             continue
         asked.set()
-        with suppress(RuntimeError):  # without a standard error there is no place to write to
+        with suppress(RuntimeError):  # there is no standard error
             faulthandler.dump_traceback_later(limits.report_s, repeat=True)
         time.sleep(limits.exit_s)
         os._exit(1)
@@ -270,7 +272,7 @@ def _bind(server: grpc.Server, name: str, endpoint: Endpoint) -> str:
 
 
 def _serve_metrics(context: ServiceContext) -> None:
-    """Serve Prometheus metrics, by default on a free port of loopback; the address is written to `metrics_url`."""
+    """Serve Prometheus metrics, by default on a free port of loopback, and write the address to `metrics_url`."""
     settings = context.config.service(context.name)
     endpoint = Endpoint(address=f"{settings.metrics_host}:{settings.metrics_port}", security=context.config.security)
     metrics = MetricsServer(context.name, endpoint)
@@ -279,7 +281,7 @@ def _serve_metrics(context: ServiceContext) -> None:
 
 
 class _Translation(grpc.ServerInterceptor):
-    """Choose the threads of every call, check the role of its token, measure its time, and turn an error into a status."""
+    """Chooses the threads of each call, checks the role of its token, measures its time, and converts its error to a status."""
 
     def __init__(self, logger: FilteringBoundLogger, tokens: AccessTokens, lanes: Lanes) -> None:
         self._logger = logger
@@ -313,14 +315,15 @@ class _Translation(grpc.ServerInterceptor):
         )
 
     def _check(self, details: Any) -> None:
-        # A health check reveals nothing worth protecting, and orchestrators cannot send a token with it. Not Watch: it holds a thread.
+        # A health check needs no token, because it reveals nothing and orchestrators cannot send a token. Health/Watch needs a token, because it
+        # occupies a thread.
         if details.method != HEALTH_CHECK:
             presented = dict(details.invocation_metadata).get(TOKEN_KEY)
             self._tokens.check(presented, NEEDED.get(details.method, Role.ADMIN), details.method.rsplit("/", 1)[-1])
 
     @contextmanager
     def _call(self, context: grpc.ServicerContext, details: Any) -> Iterator[None]:
-        """Surround one call, which ends in the status that stands for what was raised in it."""
+        """Context of one call. An error inside the context ends the call with the status of the error."""
         method = details.method.rsplit("/", 1)[-1]
         try:
             self._check(details)
@@ -334,7 +337,7 @@ class _Translation(grpc.ServerInterceptor):
             outcome = getattr(error, "reason", "INTERNAL")
             if isinstance(error, ModynError) and context.is_active():
                 abort(context, error)
-            # GeneratorExit: the client has gone. A bare Exception with no text is gRPC's own abort.
+            # GeneratorExit means that the client has disconnected. An Exception without text is gRPC's own abort.
             expected = isinstance(error, GeneratorExit) or (type(error) is Exception and not error.args)
             if expected or not context.is_active():
                 raise

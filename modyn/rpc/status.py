@@ -1,4 +1,4 @@
-"""The one translation between our errors and gRPC statuses."""
+"""Translation between the errors of `modyn.errors` and gRPC statuses."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from modyn.errors import (
 REASON_KEY = "modyn-reason"
 TOKEN_KEY = "authorization"
 ACCEPTED = ("modyn-accepted", "1")
-"""Sent ahead of a stream's messages, of which there may be none for long."""
+"""Metadata that a server sends at the start of a stream, because the first message of the stream may come late."""
 
 _MAX_DETAILS = 4000
-"""Bytes. Details travel in HTTP/2 headers, which are 8 KiB at most by default."""
+"""Largest number of bytes of an error's details. gRPC sends the details in HTTP/2 headers of at most 8 KiB by default."""
 _CUT = "..."
 
 _CODES: dict[type[ModynError], grpc.StatusCode] = {
@@ -59,16 +59,16 @@ _BY_CODE: dict[grpc.StatusCode, type[ModynError]] = {
     grpc.StatusCode.PERMISSION_DENIED: SecurityError,
     grpc.StatusCode.UNAUTHENTICATED: SecurityError,
 }
-"""For statuses that gRPC makes by itself, without a reason of ours."""
+"""Class of the error for each status that gRPC itself makes. Such a status has no reason in its metadata."""
 
 
 def bounded(text: str, max_bytes: int) -> str:
-    """`text`, cut to what takes at most `max_bytes` of a header: all but printable ASCII takes three for each byte there.
+    """Cut `text` to at most `max_bytes` in a header, where each byte that is not printable ASCII takes three.
 
     >>> bounded("cannot read ä", 15), bounded("cannot read ä", 19), bounded("cannot read \\udcff", 99)
     ('cannot read ...', 'cannot read ä', 'cannot read \\\\udcff')
     """
-    encoded = text.encode("utf-8", "backslashreplace")  # A file's name may be no text.
+    encoded = text.encode("utf-8", "backslashreplace")  # a file's name may not be valid text
     ends = list(accumulate(1 if 0x20 <= byte <= 0x7E and byte != ord("%") else 3 for byte in encoded))
     if not ends or ends[-1] <= max_bytes:
         return encoded.decode()
@@ -76,7 +76,9 @@ def bounded(text: str, max_bytes: int) -> str:
 
 
 def abort(context: grpc.ServicerContext, error: ModynError) -> NoReturn:
-    """End the call of `context` with the status that stands for `error`, its reason as metadata. Never returns: gRPC raises."""
+    """End the call of `context` with the status of `error`, and with the reason of the error as metadata. The function never returns, because gRPC
+    raises an exception.
+    """
     code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
     context.set_trailing_metadata(((REASON_KEY, error.reason),))
     context.abort(code, bounded(error.message, _MAX_DETAILS))
@@ -84,23 +86,20 @@ def abort(context: grpc.ServicerContext, error: ModynError) -> NoReturn:
 
 
 def reason_of(error: grpc.RpcError) -> str | None:
-    """Return the reason that our server gave; None: the status is gRPC's own, such as that of a connection that failed."""
+    """Return the reason that a Modyn server sent; None: gRPC itself made the status, for example after a failed connection."""
     trailing = error.trailing_metadata() or () if hasattr(error, "trailing_metadata") else ()
     return next((str(entry.value) for entry in trailing if entry.key == REASON_KEY), None)
 
 
 def from_rpc(error: grpc.RpcError, peer: str) -> ModynError:
-    """Our error for what a call ended with.
-
-    Args: peer: the service and its address, as the error names them.
-    """
+    """Convert the gRPC error of a call to a ModynError. Args: peer: service and address, for the message."""
     code = error.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN
     details = (error.details() if hasattr(error, "details") else None) or str(error)
     reason = reason_of(error)
     if reason is not None:
         return BY_REASON.get(reason, ModynError)(details)
     if code is grpc.StatusCode.UNAVAILABLE:
-        # Embedded services are reached by sockets.
+        # Embedded services have Unix sockets.
         start = "`modyn up` starts it" if peer.startswith("unix:") else "start it where it runs"
         return UnavailableError(f"{peer} cannot be reached ({details}); is it running? `modyn status` shows that, {start}")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:

@@ -1,4 +1,4 @@
-"""Converters record ↔ proto: records by field name, sections of a pipeline, their problems, and plug-ins.
+"""Converters between records and protos: records by field name, sections of a pipeline, problems of sections, and plug-ins.
 
 A service whose records and messages have equal field names needs no converters of its own.
 """
@@ -19,7 +19,7 @@ from google.protobuf.struct_pb2 import Struct
 
 from modyn.config.base import Problem
 from modyn.errors import InvalidArgumentError
-from modyn.json_codec import mark, unmark, whole_numbers
+from modyn.json_codec import JsonRecord, mark, unmark, whole_numbers
 from modyn.proto import common_pb2
 from modyn.registry import Registry
 
@@ -28,9 +28,9 @@ R = TypeVar("R")
 
 
 def to_message(record: Any, kind: type[M]) -> M:
-    """Make a message of class `kind` with the fields of the dataclass `record` that have the same names.
+    """Convert a dataclass to a message of class `kind`, by the names of the fields.
 
-    None leaves a field unset. An enum travels as a value of the proto enum or as text, a dictionary as a map or a Struct.
+    None leaves a field unset. An enum travels as a value of the proto enum or as text, a dictionary as a map or a Struct, a `JsonRecord` as a Struct.
     """
     known = kind.DESCRIPTOR.fields_by_name
     values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record) if field.name in known}
@@ -38,9 +38,10 @@ def to_message(record: Any, kind: type[M]) -> M:
 
 
 def from_message(message: Message, kind: type[R], **others: Any) -> R:
-    """Make a record of the dataclass `kind` from the fields of a message that have the same names: the reverse of `to_message`.
+    """Convert a message to a record of the dataclass `kind`, by the names of the fields.
 
-    A field that is unset becomes None, or the record's default if it is a message. `others`: fields that have no equal in the message.
+    The function is the reverse of `to_message`. An unset field becomes None. An unset message field gets the record's default. Args: others: values
+    of fields that the message lacks.
     """
     known, values = message.DESCRIPTOR.fields_by_name, {}
     for name, hint in _hints(kind).items():
@@ -62,7 +63,7 @@ def _encode(value: Any, field: Any) -> Any:
     if field.message_type is None:
         return str(value) if isinstance(value, Enum) else value
     if field.message_type is Struct.DESCRIPTOR:
-        return to_struct(value)
+        return to_struct(value.to_mapping() if isinstance(value, JsonRecord) else value)
     if field.message_type.GetOptions().map_entry:
         return dict(value)
     kind = GetMessageClass(field.message_type)
@@ -77,22 +78,23 @@ def _decode(value: Any, field: Any, hint: Any) -> Any:
             return hint(value)
         return value if isinstance(value, str | bytes | int | float) else tuple(value)
     if field.message_type is Struct.DESCRIPTOR:
-        return from_struct(value)
+        section = from_struct(value)
+        return hint.from_mapping(section) if isinstance(hint, type) and issubclass(hint, JsonRecord) else section
     if field.message_type.GetOptions().map_entry:
-        return {name: value[name] for name in sorted(value)}  # a message has its own order, another one in each process
+        return {name: value[name] for name in sorted(value)}  # the order of a map differs between processes
     if isinstance(value, Message):
         record: type[Any] = next((kind for kind in get_args(hint) if dataclasses.is_dataclass(kind)), hint)  # type: ignore[assignment]
-        return from_message(value, record)  # of a record or None, the record
+        return from_message(value, record)
     return tuple(from_message(item, get_args(hint)[0]) for item in value)
 
 
 def _enum_prefix(field: Any) -> str:
-    """`JOB_STATE_` for the proto enum JobState: the start of its values' names."""
+    """Return the prefix of a proto enum's values: `JOB_STATE_` for JobState."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", field.enum_type.name).upper() + "_"
 
 
 def to_struct(data: Mapping[str, Any]) -> Struct:
-    """`data` (JSON types, string keys) as a Struct. Raises InvalidArgumentError for a value of another type."""
+    """Convert data (JSON types, string keys) to a Struct. Raises InvalidArgumentError: a value has another type."""
     try:
         return ParseDict(mark(data), Struct())
     except (ParseError, TypeError, ValueError) as error:
@@ -100,18 +102,18 @@ def to_struct(data: Mapping[str, Any]) -> Struct:
 
 
 def from_struct(struct: Struct) -> dict[str, Any]:
-    """The dictionary that `to_struct` was given; whole numbers come back as int."""
+    """Convert a Struct to the dictionary that was given to `to_struct`. Whole numbers become int."""
     section: dict[str, Any] = unmark(whole_numbers(MessageToDict(struct)))
     return section
 
 
 def problems_to_proto(problems: Iterable[Problem], scores: Iterable[str] = ()) -> common_pb2.SectionReply:
-    """Encode the problems that a service found in its section of a pipeline, and the scores that the selector asks trainings for."""
+    """Return a reply with the problems that a service found in its sections, and the scores that the selector requests from trainings."""
     found = [to_message(problem, common_pb2.ConfigProblem) for problem in problems]
     return common_pb2.SectionReply(problems=found, scores=scores)
 
 
 def plugins_to_proto(*registries: Registry[Any]) -> common_pb2.PluginList:
-    """All plug-ins of the registries, one registry after the other, by id."""
+    """List all plug-ins of the registries, one registry after the other, by id."""
     found = [to_message(plugin, common_pb2.Plugin) for registry in registries for plugin in registry.listed()]
     return common_pb2.PluginList(plugins=found)

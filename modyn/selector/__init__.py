@@ -1,1 +1,1 @@
-"""The selector stores which samples a run has seen, and chooses those that each trigger trains on."""
+"""The selector stores the samples that a run has seen, and chooses the samples that each trigger trains on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from modyn.config.endpoint import Endpoint
+from modyn.config.system_sections.endpoint import Endpoint
 from modyn.proto import common_pb2, selector_pb2, selector_pb2_grpc
 from modyn.records import FeedbackHeader, FeedbackRows, KeysAndWeights, RunId, SampleBatch, SelectionSummary, TriggerSetInfo
 from modyn.rpc.client import SectionClient
@@ -22,18 +22,21 @@ from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
 from modyn.rpc.wire import from_message, from_struct, to_message, to_struct
 
 SAMPLES_PER_CALL = 131_072
-"""Samples in one Inform message (3 MiB). Larger batches are split, which the position makes harmless."""
+"""Largest number of samples in one Inform message (3 MiB). A larger batch is split into several messages. If a later message fails, the batch can be
+sent again, because the selector skips positions that it already holds.
+"""
 _SAMPLE_BYTES = 24
+"""Size in bytes of a key, a timestamp and a label without packing."""
 FEEDBACK_PER_MESSAGE = 65_536
-"""Samples whose scores are in one message, if they are not larger than it."""
+"""Largest number of samples whose scores are sent in one message. Scores of many values lower the number, because a message has a largest size."""
 RETRY_S = 30.0
-"""For how long a request for keys is repeated while the selector cannot be reached: a training depends on it."""
+"""Seconds for which a request for keys is repeated while the selector cannot be reached, because a training needs the keys."""
 TRIGGER_DEADLINE_S = 3600.0
-"""Selecting from hundreds of millions of samples takes minutes."""
+"""Deadline of a trigger in seconds. A selection from hundreds of millions of samples takes minutes."""
 
 
 class SelectorClient(SectionClient):
-    """Calls of the selector, which acts on the section `selection_strategy`. All may be repeated.
+    """Client of the selector, which uses the section `selection_strategy`. All calls may be repeated.
 
     Raises: NotFoundError: the run or trigger is unknown. ConflictError: the call does not fit what the run already holds.
         UnavailableError: the service cannot be reached.
@@ -48,7 +51,7 @@ class SelectorClient(SectionClient):
         self._samples_per_call = min(SAMPLES_PER_CALL, items_per_message(endpoint, _SAMPLE_BYTES))
 
     def asked_scores(self, pipeline: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the names of the scores that the selection of a whole pipeline asks trainings for; none if its section is wrong."""
+        """Return the names of the scores that the selection of a pipeline needs from trainings; empty if the section of the selection is invalid."""
         return tuple(self._stub.ValidateSection(common_pb2.SectionRequest(pipeline=to_struct(pipeline))).scores)
 
     def register_run(
@@ -61,18 +64,18 @@ class SelectorClient(SectionClient):
         dataset_identity: str = "",
         online: Mapping[str, Any] | None = None,
     ) -> None:
-        """Register a run; a no-op if it is registered with equal arguments.
+        """Register a run. The call has no effect if the run is registered with equal arguments.
 
         Args:
-            dataset: its name.
-            selection_strategy: that section of the pipeline.
-            seed: of all random choices of the selection.
-            data: that section of the pipeline, for readers of trigger sets that lack the pipeline. Kept as first given.
-            dataset_identity: of the registration that the keys are of (`DatasetInfo.identity`): triggers and readers refuse another of that
-                name; empty: any.
-            online: that section of the pipeline; None: it has none.
+            dataset: name of the dataset.
+            selection_strategy: section `selection_strategy` of the pipeline.
+            seed: seed of all random choices of the selection.
+            data: section `data` of the pipeline, for readers of trigger sets that lack the pipeline. A later registration does not change this value.
+            dataset_identity: identity of the dataset of the keys (`DatasetInfo.identity`). Triggers and readers refuse another dataset of the same
+                name. An empty identity accepts any dataset.
+            online: section `online` of the pipeline, or None.
 
-        Raises: AlreadyExistsError: it is registered with other arguments. ConfigError: the section is wrong.
+        Raises: AlreadyExistsError: the run is registered with other arguments. ConfigError: the section is invalid.
         """
         section, strategy = None if data is None else to_struct(data), to_struct(selection_strategy)
         run = selector_pb2.SelectorRun(run_id=run_id, dataset=dataset, selection_strategy=strategy, seed=seed, data=section)
@@ -82,20 +85,19 @@ class SelectorClient(SectionClient):
         self._stub.RegisterRun(run)
 
     def data_section(self, run_id: RunId) -> dict[str, Any] | None:
-        """Return the `data` section that the run was registered with; None if it was registered without."""
+        """Return the `data` section of the run's registration, or None."""
         run = self._stub.GetRun(selector_pb2.SelectorRunId(run_id=run_id))
         return from_struct(run.data) if run.HasField("data") else None
 
     def dataset(self, run_id: RunId) -> tuple[str, str]:
-        """Return the dataset that the run's keys are of, and the identity of its registration; empty: not known. Raises: NotFoundError."""
+        """Return the name of the dataset of the run's keys, and the dataset's identity; an unknown identity is empty. Raises: NotFoundError."""
         run = self._stub.GetRun(selector_pb2.SelectorRunId(run_id=run_id))
         return run.dataset, run.dataset_identity
 
     def inform(self, run_id: RunId, position: int, samples: SampleBatch) -> int:
-        """Append samples to the run's stream; those that the run already holds are skipped.
+        """Append samples to the run's stream, except samples that the run already holds.
 
-        Args: position: of the first of `samples` in the stream.
-        Returns: the number of samples that the run holds now.
+        Args: position: position of the first of `samples` in the stream. Returns: the number of samples that the run holds now.
         Raises: ConflictError: `position` leaves a gap.
         """
         num_held = position
@@ -106,12 +108,11 @@ class SelectorClient(SectionClient):
         return num_held
 
     def inform_labels(self, run_id: RunId, number: int, samples: SampleBatch) -> int:
-        """Append samples whose labels have come, in this order; those that are held already are skipped. The first call says from which sample on
-        labels come late: before it each sample came with its label.
+        """Append samples whose labels have arrived, in this order, except samples that are already held. The `number` of the first call is the
+        position of the first sample that came without its label.
 
-        Args: number: of the first of them among the samples with labels.
-        Returns: how many samples have labels now.
-        Raises: ConflictError: `number` leaves a gap, or other samples are held.
+        Args: number: number of the first of these samples among the samples with labels.
+        Returns: the number of samples with labels now. Raises: ConflictError: `number` leaves a gap, or other samples are held.
         """
         num_held = number
         for first in range(0, max(len(samples), 1), self._samples_per_call):
@@ -121,9 +122,9 @@ class SelectorClient(SectionClient):
         return num_held
 
     def samples(self, run_id: RunId, position: int, limit: int, *, labelled: bool = False) -> SampleBatch:
-        """Return samples as they were informed, from `position` on: `limit` or fewer, and none only behind the last that is held.
+        """Return at most `limit` samples from `position` on, as `inform` received them. The result is empty only after the last sample.
 
-        Args: labelled: those with labels alone, in the order of these.
+        Args: labelled: return only samples with labels, in the order in which their labels arrived.
         Raises: ConflictError: the run holds fewer samples than `position`.
         """
         limit = min(limit, self._samples_per_call)
@@ -140,11 +141,12 @@ class SelectorClient(SectionClient):
         online: bool = False,
         tests_only: bool = False,
     ) -> TriggerSetInfo:
-        """Select the trigger set over the first `num_samples` samples of the run with labels, or return the one that exists.
+        """Select the trigger set over the first `num_samples` samples of the run with labels, or return the existing set.
 
-        Args: token: ends the call and the selection when it is cancelled; a trigger that is asked for again is selected anew. online: the steps of
-            proactive training over the samples since the trigger before, as the section `online` says. tests_only: of these the new samples alone.
-        Raises: ConflictError: the trigger exists over another number of samples, is not the next one, or the run holds fewer samples.
+        Args: token: token that cancels the call and the selection. A cancelled trigger can be repeated, which selects again. online: select the steps
+        of proactive training over the samples since the previous trigger, as the section `online` says. tests_only: select only the new samples of
+        these steps. Raises: ConflictError: the trigger exists over another number of samples, is not the next trigger, or the run holds fewer
+        samples.
         """
         request = selector_pb2.TriggerRequest(
             run_id=run_id, trigger_id=trigger_id, num_samples=num_samples, online=online, tests_only=tests_only
@@ -160,24 +162,24 @@ class SelectorClient(SectionClient):
     def keys(self, run_id: RunId, trigger_id: int, partition: int, keys_checksum: str = "") -> KeysAndWeights:
         """Return the keys, int64 (n,), and weights, float32 (n,), of a partition, in stream order.
 
-        Args: partition: its number, from 0. keys_checksum: that of the expected trigger set; empty accepts any.
+        Args: partition: number of the partition, from 0. keys_checksum: checksum of the expected trigger set; empty accepts any.
         Raises: ConflictError: the trigger set has another checksum.
         """
         request = selector_pb2.PartitionRequest(
             run_id=run_id, trigger_id=trigger_id, partition=partition, keys_checksum=keys_checksum
         )
-        # The channel repeats no streams; this one is read to its end before its chunks are used, so it may be repeated here.
+        # The channel does not repeat streams. This stream may be repeated here, because it is read to its end before its chunks are used.
         chunks = Retrier(RetryPolicy(RETRY_S)).call(
             lambda: [share_from_proto(columns) for columns in self._stub.GetKeys(request)]
         )
         return chunks[0] if len(chunks) == 1 else KeysAndWeights.concatenate(chunks)
 
     def put_feedback(self, header: FeedbackHeader, rows: Callable[[], Iterable[FeedbackRows]]) -> FeedbackHeader:
-        """Keep what a training has scored with its run, complete or not at all. Idempotent by (run, trigger, attempt).
+        """Store the scores of a training, all or none. Repeating the call for the same run, trigger and attempt has no further effect.
 
-        Args: rows: returns all rows anew, in parts of any size; called again when the stream is cut.
-        Returns: the header of what is kept now: that of a later attempt, if there is one.
-        Raises: ConflictError: the trigger set is another one. InvalidArgumentError: the rows are not as the header says.
+        Args: rows: returns all rows in parts of any size; each repetition of an interrupted call calls this function again. Returns: the header of
+        the stored scores, which may be the scores of a later attempt. Raises: ConflictError: the trigger set has another checksum than the header.
+        InvalidArgumentError: the rows do not match the header.
         """
         size = min(FEEDBACK_PER_MESSAGE, items_per_message(self._endpoint, feedback_row_bytes(header)))
 
@@ -190,18 +192,18 @@ class SelectorClient(SectionClient):
                     yield selector_pb2.FeedbackPart(rows=feedback_to_proto(part, position))
                     position += len(part)
 
-        # The channel repeats no streams; this one is made anew.
+        # The channel does not repeat streams. The retrier therefore makes a new stream, with all parts from the first on.
         return self._retrier.call(lambda: from_message(self._stub.PutFeedback(parts()), FeedbackHeader))
 
     def feedback_headers(self, run_id: RunId) -> list[FeedbackHeader]:
-        """Return what trainings of a run have scored, by trigger. Raises: NotFoundError: the run is unknown."""
+        """Return the headers of the scores of a run's trainings, by trigger. Raises: NotFoundError: the run is unknown."""
         found = self._stub.ListFeedback(selector_pb2.SelectorRunId(run_id=run_id))
         return [from_message(header, FeedbackHeader) for header in found.feedback]
 
     def feedback(self, header: FeedbackHeader) -> Iterator[FeedbackRows]:
-        """Yield what a training has scored, in the order of the training. Args: header: as `feedback_headers` returned it.
+        """Yield the scores of a training, in the order of the training. Args: header: a result of `feedback_headers`.
 
-        Raises: ConflictError: another attempt at the training has taken its place.
+        Raises: ConflictError: the scores of another attempt at the training have replaced these scores.
         """
         position = 0
         while position < header.num_rows:
@@ -217,10 +219,12 @@ class SelectorClient(SectionClient):
             position += len(rows)
 
     def summary(self, run_id: RunId, trigger_id: int) -> SelectionSummary:
-        """Return what a trigger chose from and what it chose. The first call for a trigger reads its window once. Raises: NotFoundError."""
+        """Return a summary of a trigger's candidates and its chosen samples. The first call for a trigger reads its window. Raises:
+        NotFoundError.
+        """
         request = selector_pb2.TriggerId(run_id=run_id, trigger_id=trigger_id)
         return from_message(self._stub.GetSelectionSummary(request, timeout=TRIGGER_DEADLINE_S), SelectionSummary)
 
     def delete_run(self, run_id: RunId) -> None:
-        """Delete a run and its trigger sets. A no-op for an unknown run, so that it may be repeated."""
+        """Delete a run and its trigger sets. The call may be repeated, because it has no effect for an unknown run."""
         self._stub.DeleteRun(selector_pb2.SelectorRunId(run_id=run_id))

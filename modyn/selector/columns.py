@@ -1,4 +1,4 @@
-"""What a dataset's samples have in a column of their files, as storage says: as strata of a selection, and whether there is such a column."""
+"""Read values of a dataset's column through storage for the strata of a selection, and check that the column exists."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from modyn.selector.selection import build_selection, validate_selection_section
 from modyn.storage.client import StorageClient
 
 ReadColumn = Callable[[str, str, str, Int64Array], Int64Array]
-"""Returns a stratum for each of some keys, int64 (n,), by their values in a column: called with the name and identity of the dataset, the name
-of the column and the keys, int64 (n,). Raises: ConfigError: there is no such column. UnavailableError: that cannot be said now."""
+"""Returns the stratum of each key, int64 (n,), by the sample's value in a column. The arguments are the name and identity of the dataset, the name
+of the column and the keys, int64 (n,). Raises: ConfigError: the column does not exist. UnavailableError: storage cannot be reached.
+"""
 
 
 def stratum(value: str | None) -> int:
-    """Return the stratum of a value: 64 bits of a hash, the same in every process, so that two values of a window share one by no more than
-    chance (3 in 10^8 for a window of 2^20 values). None: that of samples without a value.
+    """Return the stratum of a value: a hash of 64 bits, the same in every process. The probability that any two values of a window share a stratum is
+    3 in 10^8 for a window of 2^20 values. For samples without a value, pass None.
 
     >>> stratum("a"), stratum(None)
     (3405396810240292928, -1)
@@ -32,36 +33,38 @@ def stratum(value: str | None) -> int:
 
 
 _NO_VALUE: Final = -1
+"""Stratum of the samples without a value."""
 
 
 def no_columns(dataset: str, identity: str, column: str, keys: Int64Array) -> Int64Array:
-    """The `ReadColumn` of a selector beside no storage. Raises ConfigError."""
+    """Refuse to read a column: this selector has no storage. Raises ConfigError."""
     raise ConfigError(f"dataset '{dataset}' has no column '{column}' here: the selector was started without storage")
 
 
 class StorageColumns:
-    """Asks storage for the values of a column, a few at once."""
+    """Asks storage for the values of a column, a few at a time."""
 
     def __init__(self, storage: StorageClient) -> None:
         self._storage = storage
 
     def __call__(self, dataset: str, identity: str, column: str, keys: Int64Array) -> Int64Array:
-        """Return a stratum for each of the keys, as `ReadColumn`."""
+        """Return a stratum for each of the keys; see `ReadColumn`."""
         found = [np.zeros(0, np.int64)]
         for part in self._storage.column_values(dataset, keys, column, identity):
             of_values = np.array([*map(stratum, part.values), _NO_VALUE], np.int64)
+            # Number -1 means a sample without a value. It picks the last element, which was appended for this purpose.
             found.append(of_values[part.numbers])
         strata = np.concatenate(found)
-        # If there are none, perhaps because there is no such column, which a single file does not show.
+        # If no sample has a value, the column may not exist in the whole dataset. The files of these samples alone cannot show this.
         if (strata == _NO_VALUE).all():
             self._storage.check_column(dataset, column, identity)
         return strata
 
 
 def validate_columns(pipeline: Mapping[str, Any], storage: StorageClient) -> list[Problem]:
-    """Return the mistakes of a pipeline's `selection_strategy`, also where it names a column that the samples of the dataset lack.
+    """Return the mistakes of a pipeline's `selection_strategy`, including names of columns that the samples of the dataset lack.
 
-    Raises: UnavailableError: storage cannot be reached, and a column is named.
+    Raises: UnavailableError: the section names a column, and storage cannot be reached.
     """
     found = validate_selection_section(pipeline)
     data = pipeline.get("data")
@@ -73,5 +76,5 @@ def validate_columns(pipeline: Mapping[str, Any], storage: StorageClient) -> lis
             except (ConfigError, DataError) as error:
                 found.append(Problem(f"selection_strategy.{path}", error.message))
             except NotFoundError:
-                break  # The check of what the pipeline names says so.
+                break  # Another check reports this mistake.
     return found

@@ -1,4 +1,4 @@
-"""Which samples of a dataset are deleted, as storage says when a trigger selects."""
+"""Ask storage for the deleted samples of a dataset when a trigger selects."""
 
 from __future__ import annotations
 
@@ -11,25 +11,28 @@ from modyn.selector.window import NO_KEYS
 from modyn.storage.client import StorageClient
 
 DeletedKeys = Callable[[str, str], KeySet]
-"""Returns all deleted keys of the dataset of this name and identity (empty: any). Raises NotFoundError: there is no such dataset.
-UnavailableError: that cannot be said now."""
+"""Returns all deleted keys of the dataset with this name and identity. An empty identity accepts any dataset. Raises: NotFoundError: the dataset does
+not exist. UnavailableError: storage cannot be reached.
+"""
 
 _MOST_DATASETS = 8
-"""Sets that are kept, of the datasets asked for last."""
+"""Number of datasets whose deleted keys are cached: the datasets that triggers asked for last."""
 
 
 class StorageDeletions:
-    """Asks storage for the number of deleted keys, and for the keys only when the number is another one than at the last time."""
+    """Asks storage for the number of deleted keys, and for the keys only if this number has changed."""
 
     def __init__(self, storage: StorageClient) -> None:
         self._storage = storage
         self._lock = threading.Lock()
-        """Guards `_held`; not held during calls."""
+        """Guards `_held`. No thread holds this lock during a call to storage, because other runs would wait for the answer. Two threads may therefore
+        fetch the same deletions at once; then the later answer stays.
+        """
         self._held: dict[str, KeySet] = {}
-        """By identity of the dataset: a name may come to mean another one."""
+        """Deletions by identity of the dataset, because a name may later belong to another dataset."""
 
     def __call__(self, dataset: str, identity: str) -> KeySet:
-        """Return all deleted keys of a dataset, as `DeletedKeys`."""
+        """Return all deleted keys of a dataset; see `DeletedKeys`."""
         info = self._storage.dataset(dataset)
         if identity not in ("", info.identity):
             raise NotFoundError(
@@ -38,9 +41,11 @@ class StorageDeletions:
             )
         with self._lock:
             keys = self._held.get(info.identity, NO_KEYS)
+        # Deletions are never undone, so that an equal number means an equal set.
         if len(keys) != info.num_deleted:
             keys = self._storage.deleted_keys(dataset, info.identity)
         with self._lock:
+            # Adding the set at the end keeps the dict in the order of use. The loop below drops the sets that were used least recently.
             self._held.pop(info.identity, None)
             self._held[info.identity] = keys
             while len(self._held) > _MOST_DATASETS:

@@ -1,4 +1,4 @@
-"""The trigger sets that were asked for last, in memory: once it is there, a trigger set does not change until its run is deleted."""
+"""A cache of recent trigger sets in memory: a trigger set does not change until its run is deleted."""
 
 from __future__ import annotations
 
@@ -10,41 +10,43 @@ from modyn.records import RunId, TriggerSetInfo
 from modyn.selector.run_rows import RunRecord, TriggerSetRecord
 
 FoundSet = tuple[RunRecord, TriggerSetInfo]
-"""Of the run only what does not change counts."""
+"""A run and one of its trigger sets. Use only fields of the run that never change, because the record may be old."""
 
 _MOST_SETS, _MOST_RUNS = 256, 64
+"""Largest numbers of cached trigger sets, and of runs whose newest set is cached. A set that is not cached costs one query."""
 
 
 class KnownSets:
-    """Trigger sets by run and trigger, and the newest one of a run. Safe to use from several threads."""
+    """Trigger sets by run and trigger, and the newest set of a run. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        """Guards the fields below; not held while a set is looked up."""
+        """Guards the fields below. No thread holds this lock during `look_up`, which asks the database."""
         self._found: OrderedDict[tuple[RunId, int], FoundSet] = OrderedDict()
         self._newest: OrderedDict[RunId, tuple[RunRecord, TriggerSetRecord]] = OrderedDict()
         self._num_forgotten = 0
-        """Deletions of runs so far: what was looked up before one may be of the run that is gone."""
+        """Number of deletions of runs so far. A set that was looked up before a deletion may belong to the deleted run."""
 
     def get(self, run_id: RunId, trigger_id: int, look_up: Callable[[], FoundSet]) -> FoundSet:
-        """The trigger set, by `look_up` if it is not known. Raises: as `look_up`."""
+        """Return the cached trigger set, or else the result of `look_up`. Raises the errors of `look_up`."""
         with self._lock:
             found, before = self._found.get((run_id, trigger_id)), self._num_forgotten
         if found is not None:
             return found
         found = look_up()
         with self._lock:
+            # If a run was deleted meanwhile, the found set may belong to it. It must not return to the cache.
             if before == self._num_forgotten:
                 self._keep(run_id, found)
         return found
 
     def newest(self, run_id: RunId) -> tuple[RunRecord, TriggerSetRecord] | None:
-        """What `add` was given last of a run, if it is still known."""
+        """Return the last set that was added for a run; None if the cache does not hold this set any more."""
         with self._lock:
             return self._newest.get(run_id)
 
     def add(self, run: RunRecord, newest: TriggerSetRecord) -> None:
-        """Note the newest trigger set of a run. For the holder of its slot, which a deletion waits for before it calls `forget`."""
+        """Add the newest trigger set of a run. The caller holds the run's slot, for which a deletion waits before it calls `forget`."""
         with self._lock:
             self._newest.pop(run.run_id, None)
             self._newest[run.run_id] = run, newest
@@ -53,7 +55,7 @@ class KnownSets:
             self._keep(run.run_id, (run, newest.info(run)))
 
     def forget(self, run_id: RunId) -> None:
-        """Forget the sets of a run, whose row says by now that it is deleted."""
+        """Forget the sets of a run. Call this method after the row of the run is marked as deleted."""
         with self._lock:
             self._num_forgotten += 1
             self._newest.pop(run_id, None)

@@ -1,7 +1,8 @@
-"""The samples of a run in the order in which their labels came: what trigger sets are selected from.
+"""The samples of a run in the order in which their labels arrived. Trigger sets are selected from this stream.
 
-As long as each sample of a run comes with its label, that is the log of its stream. From the first one whose label comes later, a second log of the
-same form has those with labels. It stands in the file `labels.N`: the first N samples of both orders are the same, and are in the first log alone.
+As long as each sample of a run comes with its label, this stream is the log of the run. If labels come late from sample number N on, a second log of
+the same form, the file `labels.N`, holds the later samples in the order of their labels. The first N samples are the same in both orders, and only
+the first log holds them.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ class LabelledStream(StreamReader):
     """A run's samples, numbered in the order of their labels. Raises what `SampleLog` raises."""
 
     def __init__(self, samples: SampleLog, labels: SampleLog, first: int) -> None:
-        """Args: samples: the stream in its own order. labels: its samples from number `first` on, in the order of their labels."""
+        """Args: samples: the stream in order of arrival. labels: the samples of the stream from number `first` on, in the order of their labels."""
         self._samples, self._labels, self._first = samples, labels, first
 
     @classmethod
     def find(cls, run_id: RunId, directory: Path, samples: SampleLog) -> Self | None:
-        """Return the labelled stream of a run; None: no label has come late yet."""
+        """Return the labelled stream of a run, or None if no label has arrived late yet."""
         path = next(directory.glob(f"{_PREFIX}*"), None)
         if path is None:
             return None
@@ -36,7 +37,7 @@ class LabelledStream(StreamReader):
 
     @classmethod
     def begin(cls, run_id: RunId, directory: Path, samples: SampleLog, first: int) -> Self:
-        """Begin the order of labels of a run with sample number `first`, durably. Raises ConflictError: the stream does not hold those before."""
+        """Create the second log of a run, for the samples from number `first` on, durably. Raises ConflictError: earlier samples are missing."""
         if not 0 <= first <= (held := samples.state().num_samples):
             raise ConflictError(
                 f"labels of run '{run_id}' cannot begin to come late at sample {first}: {held} are held; inform the rest first"
@@ -46,9 +47,10 @@ class LabelledStream(StreamReader):
         return cls(samples, labels, first)
 
     def append(self, number: int, batch: SampleBatch) -> int:
-        """Append the samples of `batch`, the first of which has this number, that are not held yet; return how many are held now.
+        """Append the samples of `batch` that are not held yet. The first sample of `batch` has the number `number`. Returns the number of held
+        samples.
 
-        Raises: ConflictError: there would be a gap, or repeated samples differ from those held.
+        Raises: ConflictError: there would be a gap, or repeated samples differ from the held samples.
         """
         if number < self._first:
             raise ConflictError(
@@ -62,33 +64,36 @@ class LabelledStream(StreamReader):
         self._labels.repair()
 
     def state(self) -> HeldSamples:
-        """How many samples there are, and the type of their labels."""
+        """Return the number of samples, and the type of their labels."""
         found = self._labels.state()
+        # While the second log is empty, the first log alone knows the type of the labels.
         floats = self._samples.state().float_labels if found.float_labels is None else found.float_labels
         return HeldSamples(self._first + found.num_samples, floats, GroupEntry())
 
     def read(self, start: int, end: int) -> SampleBatch:
-        """Samples with numbers [start, end)."""
+        """Return the samples with numbers [start, end)."""
         same, late = self._split(start, end)
         if same and late:
             return SampleBatch.concatenate([self._samples.read(*same), self._labels.read(*late)])
         return self._labels.read(*late) if late else self._samples.read(*(same or (0, 0)))
 
     def read_keys(self, start: int, end: int) -> Int64Array:
-        """Keys of the samples with numbers [start, end): int64 (end - start,)."""
+        """Return the keys of the samples with numbers [start, end): int64 (end - start,)."""
         same, late = self._split(start, end)
         parts = [log.read_keys(*part) for log, part in ((self._samples, same), (self._labels, late)) if part]
         return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.int64), *parts])
 
     def read_labels(self, start: int, end: int) -> LabelArray:
-        """Labels of the samples with numbers [start, end): int64 or float64 (end - start,)."""
+        """Return the labels of the samples with numbers [start, end): int64 or float64 (end - start,)."""
         same, late = self._split(start, end)
         if same and late:
             return np.concatenate([self._samples.read_labels(*same), self._labels.read_labels(*late)])
         return self._labels.read_labels(*late) if late else self._samples.read_labels(*(same or (0, 0)))
 
     def _split(self, start: int, end: int) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-        """Return the rows [start, end) of the first log, and those of the second, that hold these samples; None: a log holds none."""
+        """Return the rows [start, end) of the first log and of the second log that hold these samples. For a log that holds none of these samples,
+        the rows are None.
+        """
         first = self._first
         same = (start, min(end, first)) if start < min(end, first) else None
         late = (max(start - first, 0), end - first) if max(start, first) < end else None

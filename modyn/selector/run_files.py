@@ -1,4 +1,4 @@
-"""The files of a run: its logs of samples, and its trigger sets with the files of its policy beside them."""
+"""The files of a run: its logs of samples, its trigger sets, the state files of its policy next to the sets, and the scores of its trainings."""
 
 from __future__ import annotations
 
@@ -19,50 +19,50 @@ from modyn.selector.window import FeedbackFiles
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """Where the files of a run are. directory: of this run alone; made by its log."""
+    """The files of a run. directory: folder of the run, which the log creates."""
 
     run_id: RunId
     directory: Path
 
     @property
     def log(self) -> SampleLog:
-        """The samples that the run was informed of."""
+        """The samples of which the run was informed."""
         return SampleLog(self.run_id, self.directory)
 
     @property
     def labelled(self) -> LabelledStream | None:
-        """These samples in the order of their labels; None: each label came with its sample."""
+        """The run's samples in the order in which their labels arrived; None if each label came with its sample."""
         return LabelledStream.find(self.run_id, self.directory, self.log)
 
     @property
     def selectable(self) -> SampleLog | LabelledStream:
-        """The samples with labels, in the order of these: what trigger sets are selected from, and numbered by."""
+        """The samples with labels, in the order of their labels. Trigger sets are selected from these samples, and use the samples' numbers."""
         return self.labelled or self.log
 
     def begin_labels(self, first: int) -> LabelledStream:
-        """Let labels come late from sample number `first` on, durably. Raises ConflictError: fewer are held."""
+        """Let labels come late from sample number `first` on, durably. Raises ConflictError: the run holds fewer samples."""
         return LabelledStream.begin(self.run_id, self.directory, self.log, first)
 
     @property
     def feedback(self) -> FeedbackFiles:
-        """What its trainings have scored."""
+        """The scores of the run's trainings."""
         return FeedbackFiles(self.directory / "feedback", self.run_id)
 
     @property
     def triggers(self) -> Path:
-        """The folder of the trigger sets; there once the first is written."""
+        """The folder of the trigger sets. The first set creates this folder."""
         return self.directory / "triggers"
 
     def set_path(self, trigger_id: int) -> Path:
-        """The file of a trigger set."""
+        """Return the path of a trigger set."""
         return self.triggers / f"{trigger_id:06}.set"
 
     def open_set(self, info: TriggerSetInfo) -> TriggerSet:
-        """Open the file of an existing trigger set. Raises CorruptStateError: it is missing, damaged or another one."""
+        """Open the file of an existing trigger set. Raises CorruptStateError: the file is missing or damaged, or holds another set."""
         path = self.set_path(info.trigger_id)
         if not path.exists():
             raise CorruptStateError(
-                f"the trigger set {path} is missing; restore it from a backup, or delete run '{self.run_id}' and start it anew"
+                f"the trigger set {path} is missing; restore it from a backup, or delete run '{self.run_id}' and start it again"
             )
         found = TriggerSet(path, self.selectable)
         if (found.header.keys_sha256, found.header.partition_size) != (info.keys_checksum, info.partition_size):
@@ -72,11 +72,11 @@ class RunFiles:
         return found
 
     def names_beside_sets(self) -> set[str]:
-        """Names of all files in the folder of the trigger sets, these included. Raises OSError."""
+        """Return the names of all files in the folder of the trigger sets, including the sets. Raises OSError."""
         return {path.name for path in self.triggers.iterdir()} if self.triggers.exists() else set()
 
     def remove(self, names: Set[str]) -> None:
-        """Remove files beside the trigger sets that no trigger to come needs. One that cannot be removed now goes at the next start."""
+        """Remove files next to the trigger sets that no later trigger needs. If a file cannot be removed now, the next start removes it."""
         logger = get_logger("selector")
         for name in names:
             path = self.triggers / name
@@ -88,10 +88,13 @@ class RunFiles:
 
 
 def set_aside_orphan(directory: Path, orphans: Path) -> None:
-    """Move away a folder that no row names: a registration was cut off, or the database is another or an older one.
+    """Move away a folder that no row of the database names. Either a crash interrupted the registration of its run, or the folder belongs to another
+    database, for example if the database is an older backup.
 
-    It is never deleted, because in the latter case that would delete all samples. Args: orphans: where to; made with the first one.
+    The folder is never deleted, because a service that was started with a wrong database would otherwise lose all samples. Args: orphans: target
+    folder, created when needed.
     """
+    # The time makes the name unique: a folder of this name may have been set aside before.
     aside = orphans / f"{directory.name}.{time.time_ns()}"
     make_folder(orphans)
     directory.rename(aside)

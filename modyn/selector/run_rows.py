@@ -1,4 +1,4 @@
-"""The rows of runs and of their trigger sets in PostgreSQL, and their look-up."""
+"""Rows of runs and of their trigger sets in PostgreSQL, and queries for these rows."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ SCHEMA = "selector"
 class RunRecord:
     """One row of `runs`.
 
-    data: that section of the pipeline, if the run was registered with it. num_rows: samples copied into the run's own table, if its
-    strategy asks for one. online: that section of the pipeline, if it has one. deleting: set before files are removed,
-    so that a deletion that a crash cut off is finished at the next start.
+    data: section `data` of the pipeline, or None if the run was registered without this section. num_rows: number of samples copied into the run's
+    own table, if its strategy needs a table. online: section `online` of the pipeline, or None. deleting: whether the deletion of the run has begun.
+    `deleting` is set before files are removed. If a crash interrupts the deletion, the next start of the selector finishes the deletion.
     """
 
     number: int
@@ -39,13 +39,13 @@ class RunRecord:
 
     @property
     def in_database(self) -> bool:
-        """Whether its samples are also kept as rows."""
+        """Whether the run's samples are also stored as rows."""
         return bool(self.selection_strategy.get("storage_backend") == "database")
 
 
 @dataclass(frozen=True, slots=True)
 class TriggerSetRecord:
-    """One row of `triggers`, without the number of its run."""
+    """One row of `triggers`, without the number of the run."""
 
     trigger_id: int
     num_samples: int
@@ -54,11 +54,12 @@ class TriggerSetRecord:
     keys_checksum: str
     policy_state: dict[str, Any]
     num_deleted: int
-    """Deleted samples of the dataset when it was selected: the version of the deletions that it heeds."""
+    """Number of deleted samples of the dataset when the set was selected. The number identifies the deletions that the set leaves out."""
     state_files: References
-    """Name and checksum of each file that belongs to the state of the policy, by the policy's name for it."""
+    """The policy's name for each file of its state → the file's name on disk, and the SHA-256 of the file's header."""
     online: bool = False
-    """Whether it is the steps of proactive training: state and files of the selection strategy are those of the trigger before."""
+    """Whether the set consists of steps of proactive training. Such a set has the same state and files of the selection strategy as the previous
+    set."""
 
     @property
     def state_file_names(self) -> set[str]:
@@ -66,7 +67,7 @@ class TriggerSetRecord:
         return {file["file"] for file in self.state_files.values()}
 
     def info(self, run: RunRecord) -> TriggerSetInfo:
-        """What other services see of this trigger set, as one of `run`."""
+        """Convert the row to the record that other services see. Args: run: run of the set."""
         feedback = () if self.online else build_selection(run.selection_strategy).feedback
         return TriggerSetInfo(
             run.run_id, self.trigger_id, self.num_keys, self.partition_size, self.keys_checksum, run.dataset_identity, feedback
@@ -74,7 +75,7 @@ class TriggerSetRecord:
 
 
 def _table(name: str, columns: Iterable[str], json: Collection[str]) -> TableClause:
-    """A table for queries; the migrations create it. Args: json: which of the columns hold JSON."""
+    """Describe a table for queries; the migrations create it. Args: json: columns that hold JSON."""
     return table(name, *(column(c, JSON if c in json else None) for c in columns), schema=SCHEMA)
 
 
@@ -84,7 +85,7 @@ TRIGGERS = _table("triggers", ("run_number", "summary", *_TRIGGER_COLUMNS), ("po
 
 
 def find_run(session: Session, run_id: RunId, *, lock: bool = False) -> RunRecord | None:
-    """Return the run, if it is known. Args: lock: exclude changes by others until the transaction ends."""
+    """Return the run; None if the run is unknown. Args: lock: exclude changes by other transactions until this transaction ends."""
     query = select(RUNS).where(RUNS.c.run_id == run_id)
     row = session.execute(query.with_for_update() if lock else query).one_or_none()
     return None if row is None else RunRecord(**row._mapping)
@@ -93,8 +94,8 @@ def find_run(session: Session, run_id: RunId, *, lock: bool = False) -> RunRecor
 def get_run(session: Session, run_id: RunId, *, lock: bool = False) -> RunRecord:
     """Return the run.
 
-    Args: lock: as for `find_run`.
-    Raises: NotFoundError: it is unknown or being deleted.
+    Args: lock: see `find_run`.
+    Raises: NotFoundError: the run is unknown or being deleted.
     """
     run = find_run(session, run_id, lock=lock)
     if run is None or run.deleting:
@@ -108,17 +109,17 @@ def update_run(session: Session, run: RunRecord, **columns: object) -> None:
 
 
 def find_trigger(session: Session, run: RunRecord, trigger_id: int) -> TriggerSetRecord | None:
-    """Return the run's trigger set of `trigger_id`, or None if there is none."""
+    """Return the run's trigger set `trigger_id`, or None."""
     return _find_trigger(session, TRIGGERS.c.run_number == run.number, TRIGGERS.c.trigger_id == trigger_id)
 
 
 def find_newest_trigger(session: Session, run: RunRecord) -> TriggerSetRecord | None:
-    """Return the run's newest trigger set, or None if it has none. Their numbers have no gaps."""
+    """Return the run's newest trigger set, or None. The numbers of trigger sets have no gaps."""
     return _find_trigger(session, TRIGGERS.c.run_number == run.number)
 
 
 def find_retrainings(session: Session, run: RunRecord, trigger_id: int) -> tuple[list[int], list[int]]:
-    """Return the triggers of the run before `trigger_id` that are not online, in their order, and how many samples each covers."""
+    """Return the triggers of the run before `trigger_id` that are not online, in order, and the number of samples that each covers."""
     earlier = TRIGGERS.c.run_number == run.number, TRIGGERS.c.trigger_id < trigger_id, ~TRIGGERS.c.online
     query = select(TRIGGERS.c.trigger_id, TRIGGERS.c.num_samples).where(*earlier).order_by(TRIGGERS.c.trigger_id)
     rows = session.execute(query).all()
@@ -126,24 +127,27 @@ def find_retrainings(session: Session, run: RunRecord, trigger_id: int) -> tuple
 
 
 def tail_end(session: Session, run: RunRecord, tail_triggers: int) -> int:
-    """Return how many samples the trigger covers that is `tail_triggers` before the newest, online ones left out; 0: there is none."""
+    """Return the number of samples that the trigger `tail_triggers` places before the newest covers, or 0 without such a trigger. Online triggers do
+    not count.
+    """
     query = select(TRIGGERS.c.num_samples).where(TRIGGERS.c.run_number == run.number, ~TRIGGERS.c.online)
     return session.scalar(query.order_by(TRIGGERS.c.trigger_id.desc()).offset(tail_triggers).limit(1)) or 0
 
 
 def find_summary(session: Session, run: RunRecord, trigger_id: int) -> SelectionSummary | None:
-    """Return the summary that is kept of a trigger; None: it was not counted yet."""
+    """Return the stored summary of a trigger, or None if no summary was computed yet."""
     query = select(TRIGGERS.c.summary).where(TRIGGERS.c.run_number == run.number, TRIGGERS.c.trigger_id == trigger_id)
     kept = session.scalar(query)
     if kept is None:
         return None
+    # JSON has lists in place of tuples.
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in kept.items()}
     values["classes"] = tuple(ClassCount(**entry) for entry in kept["classes"])
     return SelectionSummary(**values)
 
 
 def keep_summary(session: Session, run: RunRecord, summary: SelectionSummary) -> None:
-    """Keep the summary of a trigger; a no-op if the trigger was deleted meanwhile."""
+    """Store the summary of a trigger; a deleted trigger gets no summary."""
     which = TRIGGERS.c.run_number == run.number, TRIGGERS.c.trigger_id == summary.trigger_id
     session.execute(update(TRIGGERS).where(*which).values(summary=asdict(summary)))
 

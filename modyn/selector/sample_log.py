@@ -1,9 +1,9 @@
-"""The stream of a run in one append-only file, which counts its own samples: informing needs no database.
+"""The stream of a run in one append-only file. The file counts its samples, so that appending needs no database.
 
-Layout, little-endian: a head of `columnar.LogHead`, whose two slots count the rows, and behind it blocks of BLOCK rows. A block is a page with
-an entry for each of its groups of GROUP rows (checksums of the columns, range of the timestamps), and three columns one behind the other:
-keys and timestamps as int64, labels as int64 or float64. An append writes rows behind those that count and the entries of the groups that it
-fills, syncs them, and only then commits the new count, with the entry of the group that is not full. All that is read is verified.
+All numbers are little-endian. The file begins with a head of `columnar.LogHead`, whose two slots count the rows. Blocks of BLOCK rows follow. A block
+begins with a page of entries, one for each group of GROUP rows, with the checksums of the columns. Then come three columns: keys and timestamps as
+int64, labels as int64 or float64. An append writes its rows after the counted rows, writes the entries of the groups that it fills, and syncs the
+file. Only then does it commit the new count, together with the entry of the incomplete group. Every read is verified.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ import numpy.typing as npt
 from modyn.atomic_write import sync
 from modyn.columnar import FileKind, LogHead, LogState, write_at
 from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError, UnavailableError
-from modyn.records import Int64Array, Interval, LabelArray, RunId, SampleBatch
+from modyn.records import Int64Array, LabelArray, RunId, SampleBatch
 from modyn.selector.window import StreamReader
 
 BLOCK = 65_536
-"""Rows whose columns lie together: 1.5 MiB."""
+"""Number of rows of a block: 1.5 MiB."""
 GROUP = 4_096
-"""Rows with checksums of their own: reads are made, and verified, by whole groups."""
+"""Number of rows that share a checksum. A read of some rows reads and verifies the whole groups of these rows."""
 
-_ADVICE = "restore it from a backup, or delete the run and start it anew"
-_KIND = FileKind(b"MODYNLOG", 4, "log of samples", _ADVICE)
-_HEAD = LogHead(_KIND, num_fields=7, slots=(4096, 8192))
-"""Fields: number of samples; 1 if labels are float64, else 0; the entry of the group that is not full."""
+_ADVICE = "restore it from a backup, or delete the run and start it again"
+_KIND = FileKind(b"MODYNLOG", 5, "log of samples", _ADVICE)
+# Each slot has its own page, so that an interrupted write of one slot leaves the other slot intact.
+_HEAD = LogHead(_KIND, num_fields=5, slots=(4096, 8192))
+"""Fields: number of samples; 1 if labels are float64, else 0; the entry of the incomplete group."""
 _ENTRIES_BYTES = 4096
-"""What the entries of a block take, a page."""
+"""Number of bytes of a block's entries: one page. The 16 entries of 16 bytes fill only a part of the page, so that the columns begin at a page."""
 _BLOCK_BYTES = _ENTRIES_BYTES + 3 * 8 * BLOCK
-_ENTRY = struct.Struct("<qqIII")
+_ENTRY = struct.Struct("<III")
 _CHECKSUM = struct.Struct("<I")
 _ENTRY_BYTES = _ENTRY.size + _CHECKSUM.size
 _KEYS, _TIMESTAMPS, _LABEL = range(3)
@@ -50,37 +51,33 @@ Columns = Sequence[npt.NDArray[np.generic]]
 
 
 class GroupEntry(NamedTuple):
-    """The range of the timestamps of a group's rows, and the CRC-32 of each of its columns."""
+    """The CRC-32 of each column in a group of rows."""
 
-    min_time: int = 2**63 - 1
-    max_time: int = -(2**63)
     keys: int = 0
     timestamps: int = 0
     labels: int = 0
 
     def plus(self, columns: Columns) -> GroupEntry:
-        """The entry once these rows follow, which are not none."""
-        times = columns[_TIMESTAMPS]
-        checksums = (zlib.crc32(values.data.cast("B"), before) for values, before in zip(columns, self[2:], strict=True))
-        return GroupEntry(min(self.min_time, int(times.min())), max(self.max_time, int(times.max())), *checksums)
+        """Return the entry after appending these rows."""
+        return GroupEntry(*(zlib.crc32(values.data.cast("B"), before) for values, before in zip(columns, self, strict=True)))
 
     def packed(self) -> bytes:
-        """The entry as it stands in the file, with a checksum of its own."""
+        """Encode the entry for the file, with its own checksum."""
         content = _ENTRY.pack(*self)
         return content + _CHECKSUM.pack(zlib.crc32(content))
 
     @classmethod
     def unpacked(cls, content: bytes | bytearray) -> Self | None:
-        """The entry that was packed; None if the content is damaged."""
+        """Decode an entry; None if the content is damaged."""
         checksum = _CHECKSUM.unpack_from(content, _ENTRY.size)[0]
         return cls(*_ENTRY.unpack_from(content)) if zlib.crc32(content[: _ENTRY.size]) == checksum else None
 
 
 @dataclass(frozen=True, slots=True)
 class HeldSamples:
-    """How many samples a log holds. float_labels: whether labels are float64; None before the first sample.
+    """The number of samples in a log. float_labels: whether labels are float64; None before the first sample.
 
-    tail: the entry of the last group, as far as it is filled; empty if the last group is full.
+    tail: entry of the last group if the group is incomplete, otherwise an empty entry.
     """
 
     num_samples: int
@@ -89,9 +86,9 @@ class HeldSamples:
 
 
 def unseen(run_id: RunId, held: int, position: int, batch: SampleBatch) -> SampleBatch:
-    """Return the part of `batch`, sent for `position`, behind the `held` samples.
+    """Return the samples of `batch` that come after the first `held` samples of the stream. The first sample of `batch` is at `position`.
 
-    Raises: ConflictError: it leaves a gap. InvalidArgumentError: `position` is negative.
+    Raises: ConflictError: the batch leaves a gap. InvalidArgumentError: `position` is negative.
 
     >>> import numpy as np
     >>> batch = SampleBatch(np.arange(5), np.arange(5), np.arange(5))
@@ -123,7 +120,7 @@ def check_range(run_id: RunId, held: int, position: int, limit: int) -> None:
 
 
 def refuse_others(run_id: RunId, position: int, held: Int64Array, sent: Int64Array) -> None:
-    """Raise ConflictError unless the keys that were sent again for `position` are those held there.
+    """Raise ConflictError unless the keys that were sent again from `position` on equal the held keys.
 
     Args: held, sent: keys from `position` on, int64 (n,) and (m,).
     """
@@ -135,9 +132,10 @@ def refuse_others(run_id: RunId, position: int, held: Int64Array, sent: Int64Arr
 
 
 def refuse_other_labels(run_id: RunId, position: int, float_labels: bool | None, sent_floats: bool) -> None:
-    """Raise InvalidArgumentError if labels of samples from `position` on have another type than those held.
+    """Raise InvalidArgumentError if labels of samples from `position` on have another type than the held labels.
 
-    Args: float_labels: whether those held are float64, otherwise int64; None: none are held. sent_floats: whether those sent are float64.
+    Args: float_labels: whether the held labels are float64 (otherwise int64), or None if no labels are held. sent_floats: whether the sent labels are
+    float64.
     """
     if float_labels not in (None, sent_floats):
         names = {True: "float64", False: "int64"}
@@ -148,10 +146,10 @@ def refuse_other_labels(run_id: RunId, position: int, float_labels: bool | None,
 
 
 class SampleLog(StreamReader):
-    """The file `samples` in the run's directory, or one of another name.
+    """A log of samples: the file `samples` in the run's directory, or a file of another name.
 
-    A sample exists once `state` counts it, and not before: a crash at any moment leaves all samples of an `append` or none.
-    Every method raises UnavailableError when the disk refuses, and CorruptStateError when the file is damaged or missing samples.
+    A sample exists when `state` counts it. After a crash at any moment, the log has all samples of an `append` or none of them.
+    Every method raises UnavailableError if the disk fails, and CorruptStateError if the file is damaged or lacks samples.
     """
 
     def __init__(self, run_id: RunId, directory: Path, name: str = "samples") -> None:
@@ -163,7 +161,7 @@ class SampleLog(StreamReader):
         return self.path.exists()
 
     def create(self) -> None:
-        """Create an empty log, durably; called once, when the run is registered. Raises: UnavailableError: the disk cannot be written to."""
+        """Create an empty log, durably. Called once, at the registration of the run. Raises: UnavailableError: the disk cannot be written to."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._open(os.O_RDWR | os.O_CREAT) as descriptor:
@@ -171,19 +169,19 @@ class SampleLog(StreamReader):
                     os.pwrite(descriptor, _HEAD.initial(), 0)
                     os.fsync(descriptor)
             sync(self.path.parent)
+            # The folder of the run is new, too: only a sync of its parent makes its name durable.
             sync(self.path.parent.parent)
         except OSError as error:
             raise self._unavailable(error) from error
 
     def append(self, position: int, batch: SampleBatch) -> tuple[int, int]:
-        """Append the samples of `batch`, sent for `position`, that the log does not hold yet.
+        """Append the samples of `batch`, which begin at `position`, except samples that the log already holds.
 
-        Returns: how many samples the log holds now, and how many of them are new.
-        Raises: ConflictError: there would be a gap, or repeated samples differ from those held.
-            InvalidArgumentError: the labels have another type than those before.
+        Returns: the number of samples in the log, and the number of new samples. Raises: ConflictError: there would be a gap, or repeated samples
+        differ from the held samples. InvalidArgumentError: the labels have another type than earlier labels.
         """
         with self._open(os.O_RDWR) as descriptor:
-            # Excludes appends by other threads and processes, until the file is closed.
+            # The lock excludes appends by other threads and processes until the file is closed.
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             head = self._read_head(descriptor)
             held = _held(head)
@@ -195,7 +193,7 @@ class SampleLog(StreamReader):
             return held.num_samples + len(new), len(new)
 
     def state(self) -> HeldSamples:
-        """Return how many samples the log holds, and the type of their labels."""
+        """Return the number of samples in the log, and the type of their labels."""
         with self._open(os.O_RDONLY) as descriptor:
             return _held(self._read_head(descriptor))
 
@@ -203,7 +201,7 @@ class SampleLog(StreamReader):
         held, are_float = _held(before), batch.labels.dtype.kind == "f"
         position = held.num_samples
         refuse_other_labels(self.run_id, position, held.float_labels, are_float)
-        # Writing behind the end of a file that lost its tail would fill the hole with zeros, which are valid keys.
+        # If a file has lost its tail, a write after its end would fill the hole with zeros, which are valid keys.
         if os.fstat(descriptor).st_size < _end_offset(position):
             raise self._too_short(position)
         columns: list[npt.NDArray[np.generic]] = [
@@ -223,6 +221,7 @@ class SampleLog(StreamReader):
                     full.append(tail.packed())
                     tail = GroupEntry()
             write_at(descriptor, b"".join(full), _entry_offset(first))
+        # The rows must be on the disk before the head counts them. Otherwise a crash could leave a head that counts rows without content.
         os.fdatasync(descriptor)
         _HEAD.commit(descriptor, before, position + len(batch), int(are_float), *tail)
 
@@ -243,44 +242,11 @@ class SampleLog(StreamReader):
         with self._open(os.O_RDONLY) as descriptor:
             return self._labels(descriptor, _held(self._read_head(descriptor)), start, end)
 
-    def ranges_in(self, interval: Interval) -> Iterator[tuple[int, int]]:
-        """Yield the positions [start, end) of the samples with timestamps in the interval, in order, neighbours as one range.
-
-        Reads the entries of all groups, and timestamps only of groups that are neither inside nor outside. For windows of time of policies to
-        come, which take them from here as ranges of positions.
-        """
-        begin = end = 0
-        with self._open(os.O_RDONLY) as descriptor:
-            held = _held(self._read_head(descriptor))
-            for first, last in _cut(0, held.num_samples, BLOCK):
-                for (start, stop), entry in zip(
-                    _cut(first, last, GROUP), self._entries(descriptor, held, first, last), strict=True
-                ):
-                    for found in self._ranges_in_group(descriptor, held, interval, start, stop, entry):
-                        if found[0] != end and begin != end:
-                            yield begin, end
-                        begin, end = (begin if found[0] == end else found[0]), found[1]
-        if begin != end:
-            yield begin, end
-
-    def _ranges_in_group(
-        self, descriptor: int, held: HeldSamples, interval: Interval, start: int, stop: int, entry: GroupEntry
-    ) -> list[tuple[int, int]]:
-        if entry.max_time < interval.start or entry.min_time >= interval.end:
-            return []
-        if entry.min_time >= interval.start and entry.max_time < interval.end:
-            return [(start, stop)]
-        times = self._column(descriptor, held, _TIMESTAMPS, start, stop)
-        inside = np.zeros(len(times) + 2, np.int8)
-        inside[1:-1] = (times >= interval.start) & (times < interval.end)
-        edges = start + np.flatnonzero(np.diff(inside))
-        return [(int(first), int(last)) for first, last in edges.reshape(-1, 2)]
-
     def repair(self) -> None:
-        """Cut off what a crash has left behind the last sample, and sync what it may have left unsynced."""
+        """Cut off the bytes that a crash left after the last sample, and sync the file."""
         if self.exists():
             with self._open(os.O_RDWR) as descriptor:
-                # Up to the end of the last block: rows within it that do not exist are overwritten by later appends.
+                # The last block is kept whole: later appends overwrite its unused rows.
                 end = _end_offset(-(-self._read_head(descriptor).fields[0] // BLOCK) * BLOCK)
                 if os.fstat(descriptor).st_size > end:
                     os.ftruncate(descriptor, end)
@@ -303,21 +269,23 @@ class SampleLog(StreamReader):
         return _HEAD.parse(self.path, os.pread(descriptor, _HEAD.size, 0))
 
     def _column(self, descriptor: int, held: HeldSamples, column: int, start: int, end: int) -> Int64Array:
-        """Rows [start, end) of one column, verified by whole groups.
+        """Read rows [start, end) of one column. The whole groups of these rows are read and verified.
 
-        Read, not mapped: samples that were selected from must not count as memory of the service.
+        The method reads the file and does not map it, because mapped pages would count as memory of the service during a selection.
         """
         if end > held.num_samples:
             raise self._too_short(end)
         low = start // GROUP * GROUP
+        # -(-a // b) rounds up. The last group of the log may be incomplete.
         high = min(-(-end // GROUP) * GROUP, held.num_samples) if end > start else low
         values = np.empty(high - low, "<i8")
         for first, last in _cut(low, high, BLOCK):
             target = values[first - low : last - low]
             self._read_into(descriptor, target.data.cast("B"), _offset(column, first), held)
+            # An append never changes counted rows or entries of full groups. This read therefore needs no lock.
             entries = self._entries(descriptor, held, first, last)
             for (begin, stop), entry in zip(_cut(first, last, GROUP), entries, strict=True):
-                if zlib.crc32(target[begin - first : stop - first].data.cast("B")) != entry[2 + column]:
+                if zlib.crc32(target[begin - first : stop - first].data.cast("B")) != entry[column]:
                     raise self._damaged(_COLUMN_NAMES[column], begin, stop)
         return values[start - low : end - low] if end > start else values
 
@@ -326,7 +294,7 @@ class SampleLog(StreamReader):
         return labels.view(np.float64) if held.float_labels else labels
 
     def _entries(self, descriptor: int, held: HeldSamples, first: int, last: int) -> Iterator[GroupEntry]:
-        """The entries of the groups of rows [first, last), which lie in one block; `first` begins a group, `last` ends one or the log."""
+        """Return the entries of the groups of rows [first, last), which are in one block. `first` begins a group; `last` ends a group or the log."""
         num_full = last // GROUP - first // GROUP
         content = bytearray(num_full * _ENTRY_BYTES)
         self._read_into(descriptor, memoryview(content), _entry_offset(first), held)
@@ -341,6 +309,7 @@ class SampleLog(StreamReader):
     def _read_into(self, descriptor: int, target: memoryview, offset: int, held: HeldSamples) -> None:
         done = 0
         while done < len(target):
+            # One call may return fewer bytes than requested; 0 bytes mean the end of the file.
             got = os.preadv(descriptor, [target[done:]], offset + done)
             if not got:
                 raise self._too_short(held.num_samples)
@@ -373,18 +342,18 @@ def _offset(column: int, row: int) -> int:
 
 
 def _entry_offset(row: int) -> int:
-    """Where the entry of the group lies that holds the row."""
+    """Return the offset of the entry of the group that holds the row."""
     block, within = divmod(row, BLOCK)
     return _HEAD.size + block * _BLOCK_BYTES + within // GROUP * _ENTRY_BYTES
 
 
 def _end_offset(num_rows: int) -> int:
-    """The least size of a file with `num_rows` rows."""
+    """Return the smallest size of a file with `num_rows` rows."""
     return _offset(_LABEL, num_rows - 1) + 8 if num_rows else _HEAD.size
 
 
 def _cut(start: int, end: int, size: int) -> Iterator[tuple[int, int]]:
-    """Split rows [start, end) into ranges that lie in one block or group of `size` rows each.
+    """Split rows [start, end) into ranges that are each inside one block or group of `size` rows.
 
     >>> list(_cut(65_530, 131_080, 65_536))
     [(65530, 65536), (65536, 131072), (131072, 131080)]

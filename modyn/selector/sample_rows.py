@@ -1,8 +1,8 @@
-"""The option `storage_backend: database`: a run's samples as rows in PostgreSQL, for policies that select with SQL.
+"""Store a run's samples as rows in PostgreSQL, for policies that select with SQL (option `storage_backend: database`).
 
-The rows are a copy of the run's log, made by a thread in the background. Rows and their count are committed by one transaction, and a
-trigger first copies the rows that are missing, so a policy sees all of them. There is no index: a B-tree costs more than the rows. As rows
-lie in the order of arrival, a policy that asks for ranges of positions creates a BRIN index of its own.
+A background thread copies the rows from the run's log. One transaction commits rows together with their count. A trigger first copies the missing
+rows, so that a policy sees all rows. The table has no index, because a B-tree costs more than the rows. Rows are stored in the order of arrival. A
+policy that reads ranges of positions can therefore create a BRIN index.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
-"""Start of binary COPY data; its end is a row of -1 fields."""
+"""Start of binary COPY data."""
 _COPY_END = b"\xff\xff"
+"""End of binary COPY data: -1 as a number of fields."""
 _ROWS_PER_CHUNK = 65_536
-"""Rows that are encoded at once: 3.3 MB of COPY data, of which two are held."""
+"""Number of rows in an encoded chunk: 3.3 MB of COPY data. Two chunks are in memory at once."""
 _BYTES_PER_READ = 1 << 20
+"""Number of bytes that psycopg requests from `_CopyData` at once."""
 
 
 def _samples_table(run_number: int) -> str:
@@ -42,9 +44,9 @@ def _samples_table(run_number: int) -> str:
 
 
 def create_rows(session: Session, run_number: int) -> None:
-    """Create the table of the run, empty, in the transaction of `session`; it must not exist.
+    """Create the empty table of the run in the transaction of `session`. The table must not exist.
 
-    Args: run_number: of the run in the database, a part of the table's name.
+    Args: run_number: number of the run in the database, a part of the table's name.
     """
     columns = 'position bigint NOT NULL, key bigint NOT NULL, "timestamp" bigint NOT NULL, int_label bigint, float_label double precision'
     session.execute(text(f"CREATE TABLE {_samples_table(run_number)} ({columns})"))
@@ -56,11 +58,12 @@ def drop_rows(session: Session, run_number: int) -> None:
 
 
 def copy_rows(session: Session, run_number: int, log: SampleLog | LabelledStream, start: int, most: int | None = None) -> int:
-    """Copy at most `most` samples (None: all) of the log, from position `start` on, into the run's table; return the position behind them.
+    """Copy at most `most` samples of the log, from position `start` on, into the run's table. None copies all samples. Return the position after the
+    last copied sample.
 
-    That is `start` if the log ends there or before, as in a folder restored from a backup.
+    The result is `start` if the log ends at or before `start`; a log from a backup may be so short.
 
-    Args: run_number: as for `create_rows`.
+    Args: run_number: see `create_rows`.
     """
     held = log.state()
     end = max(start, held.num_samples if most is None else min(held.num_samples, start + most))
@@ -74,21 +77,23 @@ def copy_rows(session: Session, run_number: int, log: SampleLog | LabelledStream
 
 
 class RowCopier:
-    """Calls `copy(run)` on a thread for each run given to `wake`, again as long as it returns that more is left; other runs in between.
+    """Calls `copy(run)` on a thread for each run given to `wake`, repeatedly while `copy` returns that more rows are left. Runs take turns.
 
-    A failure is logged and left: the trigger that needs the rows copies those that are missing, and fails if it cannot. The thread starts
-    with the first run; an interpreter that exits without `stop` does not wait for it.
+    The thread only logs a failure. The trigger that needs the missing rows copies these rows, and fails if the copy fails. The thread starts with the
+    first run. If `stop` is not called, the interpreter does not wait for the thread at its exit.
     """
 
     def __init__(self, copy: Callable[[RunId], bool]) -> None:
         self._copy = copy
-        self._changed = threading.Condition()  # guards the three fields below
+        # Guards the three fields below. `wake` and `stop` notify it; only the thread waits for it.
+        self._changed = threading.Condition()
         self._queue: dict[RunId, None] = {}
+        """Runs to copy, in order. A dict holds each run once."""
         self._thread: threading.Thread | None = None
         self._stopping = False
 
     def wake(self, run_id: RunId) -> None:
-        """Queue a run unless it is. Without a thread to be had, the run stays queued and the next call tries again."""
+        """Queue a run, unless the run is queued. If no thread can start, the run stays queued and the next call tries again."""
         with self._changed:
             self._queue[run_id] = None
             if self._thread is None and not self._stopping:
@@ -101,37 +106,42 @@ class RowCopier:
             self._changed.notify()
 
     def stop(self) -> None:
-        """End the thread after the copy in progress; queued runs are dropped. Waits for it, as it uses the database."""
+        """End the thread after the copy in progress, and drop queued runs. Waits for the thread, because the thread uses the database."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
         if self._thread is not None:
+            # The thread was woken above, and ends with the copy in progress.
             self._thread.join()
 
     def _work(self) -> None:
         while True:
             with self._changed:
-                # Until `wake` or `stop`, which notify.
+                # Wait until `wake` or `stop` notifies.
                 self._changed.wait_for(lambda: self._queue or self._stopping)
                 if self._stopping:
                     return
                 run_id = next(iter(self._queue))
+                # The run leaves the queue before the copy, so that samples that arrive meanwhile can queue it again.
                 del self._queue[run_id]
             try:
+                # A run with more rows goes to the end of the queue, so that a large run does not delay others.
                 if self._copy(run_id):
                     self.wake(run_id)
             except NotFoundError:
                 get_logger("selector").debug("copy_of_deleted_run", run_id=run_id)
             except ModynError as error:
                 get_logger("selector").warning("samples_not_copied", run_id=run_id, error=error.message)
-            except Exception:  # noqa: BLE001  (the thread must go on with other runs; the trigger that needs the rows raises it again)
+            except Exception:  # noqa: BLE001  (the thread must continue with other runs; the trigger that needs the rows raises it again)
                 get_logger("selector").exception("samples_not_copied", run_id=run_id)
 
 
 class _CopyData(io.RawIOBase):
-    """Samples [start, end) of a log as a file of binary COPY data. A thread encodes rows while PostgreSQL reads those before."""
+    """Samples [start, end) of a log as a file of binary COPY data. A thread encodes the next chunk of rows while PostgreSQL reads the previous
+    one."""
 
     def __init__(self, log: SampleLog | LabelledStream, start: int, end: int) -> None:
+        # One thread is enough, because `_next` is the only chunk that is being encoded.
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="rows")
         bounds = [*range(start, end, _ROWS_PER_CHUNK), end]
         self._encoded_chunks = (partial(_encode_rows, log, first, last) for first, last in pairwise(bounds))
@@ -141,6 +151,7 @@ class _CopyData(io.RawIOBase):
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         if not self._rest and self._next is not None:
             self._rest = memoryview(self._next.result())
+            # The end of the data is shorter than any chunk of rows. Nothing is encoded after it.
             self._next = self._encode_next() if len(self._rest) > len(_COPY_END) else None
         target = memoryview(buffer)
         size = min(len(target), len(self._rest))
@@ -152,7 +163,7 @@ class _CopyData(io.RawIOBase):
         return True
 
     def close(self) -> None:
-        # Waits for the rows that are being encoded: the log may be removed afterwards.
+        # Wait until the thread has encoded its chunk, because the log may be removed afterwards.
         self._encoder.shutdown(cancel_futures=True)
         super().close()
 
@@ -163,7 +174,7 @@ class _CopyData(io.RawIOBase):
 def _encode_rows(log: SampleLog | LabelledStream, start: int, end: int) -> bytes:
     samples = log.read(start, end)
     columns = _columns(samples.labels.dtype.kind == "f")
-    # A row is the number of its fields, then for each its length in bytes and its value.
+    # A row is the number of its fields, then the length in bytes and the value of each field.
     fields = [field for name, dtype in columns for field in ((f"{name}_bytes", ">i4"), (name, dtype))]
     rows = np.empty(len(samples), np.dtype([("fields", ">i2"), *fields]))
     rows["fields"] = len(columns)
@@ -175,6 +186,6 @@ def _encode_rows(log: SampleLog | LabelledStream, start: int, end: int) -> bytes
 
 
 def _columns(float_labels: bool | None) -> list[tuple[str, str]]:
-    """Column names and their types in COPY data, big-endian."""
+    """Return the names of the table's columns with their types in COPY data, which is big-endian."""
     label = ("float_label", ">f8") if float_labels else ("int_label", ">i8")
     return [("position", ">i8"), ("key", ">i8"), ("timestamp", ">i8"), label]

@@ -1,16 +1,17 @@
-"""The selector without gRPC: it stores the stream of each run and fixes the trigger sets.
+"""Store the stream of each run and select the trigger sets, without gRPC.
 
-Locks: one selection of a run at a time (`RunSlots`), which blocks neither its informing nor other runs, and can be cancelled. The row of
-a run is locked for the length of short transactions only. Samples are counted and locked in their log, so that informing needs no database.
-Order of writes: file, disk, row, so that a row never promises data that does not exist. With `storage_backend: database` a thread copies the
-samples as rows behind the log.
+Locks: one selection of a run runs at a time (`RunSlots`). A selection can be cancelled, and blocks neither `inform` nor other runs. The row of a run
+is locked only for short transactions. The log counts and locks its samples, so that `inform` needs no database. A file is written and synced before
+the row that names it is committed; a row therefore never names missing data. With `storage_backend: database`, a thread copies the samples from the
+log into rows.
 """
 
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -48,7 +49,6 @@ from modyn.selector.run_rows import (
     tail_end,
     update_run,
 )
-from modyn.selector.run_slots import RunSlots
 from modyn.selector.sample_log import check_range
 from modyn.selector.sample_rows import RowCopier, copy_rows, create_rows, drop_rows
 from modyn.selector.selection import build_selection
@@ -64,15 +64,15 @@ from modyn.selector.window import (
 
 SAMPLES_INFORMED = Counter("modyn_selector_samples_informed_total", "Samples that runs were informed of, without repeated ones")
 KEYS_PER_CHUNK = 262_144
-"""Keys and weights in one chunk: 3 MiB."""
+"""Number of keys and weights in one chunk: 3 MiB."""
 ROWS_PER_COPY = 1_048_576
-"""Samples that are copied into a run's table in one transaction, unless a trigger needs all of them."""
+"""Largest number of samples that one transaction copies into a run's table."""
 
 
 class Selector:
-    """Runs, their samples and their trigger sets, in a database and below a directory.
+    """Runs with their samples and trigger sets, in a database and a directory.
 
-    Every method raises UnavailableError when PostgreSQL or the disk cannot be used.
+    Every method raises UnavailableError if PostgreSQL or the disk cannot be used.
     """
 
     def __init__(
@@ -83,10 +83,12 @@ class Selector:
         self._runs = directory / "runs"
         make_folder(self._runs)
         self._orphans = directory / "orphans"
-        """Folders of runs that the database did not name at a start, set aside and never read."""
+        """Folder for the folders of runs that the database did not name when the service started. The selector never reads these folders."""
         self._slots = RunSlots()
         self._informed: dict[RunId, RunRecord] = {}
-        """Cache of `inform`, which uses only the immutable fields of the records."""
+        """Runs that `inform` has read from the database and does not read again. `inform` uses only fields that never change. No lock guards this
+        dict, because each access is a single operation.
+        """
         self._sets = KnownSets()
         self._copier = RowCopier(self._copy_some_rows)
         self._logger = get_logger("selector")
@@ -105,14 +107,15 @@ class Selector:
         dataset_identity: str = "",
         online: Mapping[str, Any] | None = None,
     ) -> None:
-        """Register a run; a no-op if it is registered with equal arguments.
+        """Register a run. The call has no effect if the run is registered with equal arguments.
 
-        Args: selection_strategy: that section of the pipeline. seed: of all that is drawn for the run. data: that section of the pipeline, kept
-            as first given. online: that section of the pipeline; None: it has none. dataset_identity: of
-            the registered dataset, which its trigger sets carry; empty: not known, and any will do.
+        Args: selection_strategy, data, online: these sections of the pipeline; `data` and `online` may be None, and a later registration does not
+        change `data`. seed: seed of all random draws of the run. dataset_identity: identity of the registered dataset, which the trigger sets carry.
+        An
+            empty identity accepts any dataset.
 
-        Raises: AlreadyExistsError: it is registered with other arguments. InvalidArgumentError: the name is no file name.
-            ConfigError: the section is wrong.
+        Raises: AlreadyExistsError: the run is registered with other arguments. InvalidArgumentError: the name is not a file name. ConfigError: the
+            section is invalid.
         """
         check_run_id(run_id)
         build_selection(selection_strategy)
@@ -126,14 +129,16 @@ class Selector:
         }
         with self._database.session() as session:
             before = find_run(session, run_id)
+        # A deletion of the earlier run of this name may not have ended. Its row would refuse the new run.
         if before is not None and before.deleting:
             self._finish_deletion(before)
         with self._database.session() as session:
             new = upsert(RUNS).values({**row, "data": None if data is None else dict(data)})
-            # Of two concurrent calls for one run, one waits for the other here.
+            # If two calls register the same run at once, the second waits here for the transaction of the first, and then adds no row.
             added = session.execute(new.on_conflict_do_nothing().returning(RUNS.c.number)).all()
             run = get_run(session, run_id, lock=True)
             if added:
+                # The log is created before the commit. A crash between them leaves a folder without a row, which `recover` sets aside.
                 self._files(run).log.create()
                 if run.in_database:
                     create_rows(session, run.number)
@@ -144,12 +149,12 @@ class Selector:
             )
 
     def run(self, run_id: RunId) -> RunRecord:
-        """Return what a run was registered with. Raises NotFoundError if it is unknown."""
+        """Return the registration of a run. Raises NotFoundError if the run is unknown."""
         with self._database.session() as session:
             return get_run(session, run_id)
 
     def inform(self, run_id: RunId, position: int, samples: SampleBatch) -> int:
-        """Append `samples` at `position` of the run's stream, without those already held; return the number held now.
+        """Append `samples` at `position` of the run's stream, except samples that are already held. Returns the number of held samples.
 
         Raises: NotFoundError: the run is unknown. ConflictError: samples before `position` are missing.
         """
@@ -161,24 +166,27 @@ class Selector:
         return num_held
 
     def inform_labels(self, run_id: RunId, number: int, samples: SampleBatch) -> int:
-        """Append samples whose labels have come; return how many have labels now. The first call says from which sample on labels come late.
+        """Append samples whose labels have arrived. Returns the number of samples with labels. The `number` of the first call is the position from
+        which on samples come without labels.
 
-        Args: number: of the first of them among the samples with labels. Raises: NotFoundError, ConflictError: as `inform`.
+        Args: number: number of the first of these samples among the samples with labels. Raises: NotFoundError: the run is unknown. ConflictError:
+        samples before `number` are missing, or repeated samples differ from the held ones.
         """
         files = self._files(self._informed_run(run_id))
         return (files.labelled or files.begin_labels(number)).append(number, samples)
 
     def _informed_run(self, run_id: RunId) -> RunRecord:
         run = self._informed.get(run_id)
+        # If the log is gone, the run was deleted, or another run of its name has been registered. Only the row can tell.
         if run is None or not self._files(run).log.exists():
             run = self._informed[run_id] = self.run(run_id)
         return run
 
     def samples(self, run_id: RunId, position: int, limit: int, *, labelled: bool = False) -> SampleBatch:
-        """Return at most `limit` samples from `position` on, as they were informed; none behind the last that is held.
+        """Return at most `limit` samples from `position` on, as `inform` received them; no sample after the last held sample.
 
-        Args: labelled: those with labels alone, in the order of these.
-        Raises: ConflictError: the run holds fewer samples. InvalidArgumentError: position or limit make no sense.
+        Args: labelled: return only samples with labels, in the order of their labels. Raises: ConflictError: the run holds fewer samples.
+        InvalidArgumentError: `position` or `limit` is out of range.
         """
         files = self._files(self.run(run_id))
         log = files.selectable if labelled else files.log
@@ -196,13 +204,12 @@ class Selector:
         online: bool = False,
         tests_only: bool = False,
     ) -> TriggerSetInfo:
-        """Select the trigger set over the first `num_samples` samples with labels, or return the one that exists.
+        """Select the trigger set over the first `num_samples` samples with labels, or return the existing set.
 
-        Args: online: the steps of proactive training over the samples since the trigger before, by the section `online`. tests_only: of these
-            the new samples alone, which are only tested. token: ends the selection when it is cancelled, with its cause; nothing of the trigger is
-            left then.
-        Raises: ConflictError: the trigger exists over another number of samples, is not the next one, or covers fewer samples than
-            the one before or more than are held.
+        Args: online: select the steps of proactive training over the samples since the previous trigger, by the section `online`. tests_only: select
+            only the new samples of these steps, for a test. token: token that ends the selection with its cause; a cancelled trigger is not stored.
+            Raises: ConflictError: the trigger exists over another number of samples, is not the next trigger, or covers fewer samples than the
+            previous trigger or more samples than are held.
         """
         token = token or CancellationToken()
         with self._slots.hold(run_id, token):
@@ -211,6 +218,7 @@ class Selector:
                 log = self._files(run).selectable
                 next_id, covered = (0, 0) if before is None else (before.trigger_id + 1, before.num_samples)
                 check_next(run_id, log.state().num_samples, next_id, covered, trigger_id, num_samples)
+                # The policy must see all rows. The missing rows are copied in parts, so that a cancelled trigger ends soon.
                 while run.in_database and self._copy_some_rows(run_id):
                     token.check()
                 ends, tail_end = partial(self._ends, run, trigger_id), partial(self._tail_end, run)
@@ -219,11 +227,14 @@ class Selector:
                 select_set = partial(selecting.select_online, tests_only=tests_only) if online else selecting.select
                 found = select_set(CancellableReader(log, token), num_samples)
                 with self._database.session() as session:
+                    # This refuses the set if the run was deleted during the selection, and excludes a deletion until the commit.
                     get_run(session, run_id, lock=True)
                     session.execute(insert(TRIGGERS).values({"run_number": run.number, **asdict(found)}))
+                # After the commit no trigger opens the older state files. Before it, a repeated trigger would need them.
                 if before is not None:
                     self._files(run).remove(before.state_file_names - found.state_file_names)
                 self._sets.add(run, found)
+        # A repeated call found the stored set. It must be the set that the caller means.
         if found.num_samples != num_samples or found.online != online:
             raise ConflictError(
                 f"trigger {trigger_id} of run '{run_id}' {'is online and ' if found.online else ''}covers the first {found.num_samples} samples, "
@@ -232,8 +243,9 @@ class Selector:
         return found.info(run)
 
     def _before(self, run_id: RunId, trigger_id: int) -> tuple[RunRecord, TriggerSetRecord | None, TriggerSetRecord | None]:
-        """The run, its newest trigger set, and the set of `trigger_id` if there is one. For the holder of the run's slot."""
+        """Return the run, its newest trigger set, and the set `trigger_id`; a missing set is None. The caller must hold the run's slot."""
         known = self._sets.newest(run_id)
+        # The usual case: the next trigger of a run that this process knows. It needs no query, because the slot excludes other triggers of the run.
         if known is not None and trigger_id == known[1].trigger_id + 1:
             return *known, None
         with self._database.session() as session:
@@ -243,7 +255,7 @@ class Selector:
             return run, newest, None if is_new else find_trigger(session, run, trigger_id)
 
     def _ends(self, run: RunRecord, trigger_id: int) -> Int64Array:
-        """How many samples each trigger before `trigger_id` covers, without online ones."""
+        """Return the number of samples that each trigger before `trigger_id` covers, without online triggers."""
         with self._database.session() as session:
             return np.array(find_retrainings(session, run, trigger_id)[1], np.int64)
 
@@ -252,7 +264,7 @@ class Selector:
             return tail_end(session, run, tail_triggers)
 
     def trigger_set(self, run_id: RunId, trigger_id: int) -> TriggerSetInfo:
-        """Describe an existing trigger set. Raises NotFoundError if there is none."""
+        """Describe an existing trigger set. Raises NotFoundError if the set does not exist."""
         return self._find_set(run_id, trigger_id)[1]
 
     def keys(
@@ -260,18 +272,17 @@ class Selector:
     ) -> Iterator[KeysAndWeights]:
         """Return a partition in chunks of at most `chunk_size` keys.
 
-        Args: keys_checksum: that of the expected trigger set; empty accepts any.
-        Raises: ConflictError: the trigger set has another checksum. CorruptStateError: the file is not the one that was written.
-        NotFoundError: the run has no such trigger.
+        Args: keys_checksum: checksum of the expected trigger set; empty accepts any. Raises: ConflictError: the trigger set has another checksum.
+        CorruptStateError: the file was changed or damaged. NotFoundError: the run has no such trigger.
         """
         run, info = self._find_set(run_id, trigger_id)
         check_checksum(info, keys_checksum)
         return self._files(run).open_set(info).partition(partition, chunk_size)
 
     def summary(self, run_id: RunId, trigger_id: int) -> SelectionSummary:
-        """Count what a trigger chose from and what it chose: in one pass over its window the first time, then kept with the trigger.
+        """Count a trigger's candidates and its chosen samples. The first call reads the window, and stores the result with the trigger.
 
-        Raises: NotFoundError: the run has no such trigger. InvalidArgumentError: it is an online one. CorruptStateError: log or sets are damaged.
+        Raises: NotFoundError: the run has no such trigger. InvalidArgumentError: the trigger is online. CorruptStateError: log or sets are damaged.
         """
         run, _ = self._find_set(run_id, trigger_id)
         with self._database.session() as session:
@@ -286,9 +297,10 @@ class Selector:
         tail, files = build_selection(run.selection_strategy).config.tail_triggers, self._files(run)
 
         def of(number: int) -> ChosenSet:
-            behind, chosen = trigger_before_window(number, tail), files.open_set(self._find_set(run_id, found[number])[1])
-            return ChosenSet(0 if behind is None else ends[behind], ends[number], chosen.header.num_keys, chosen.chunks(BLOCK))
+            before, chosen = trigger_before_window(number, tail), files.open_set(self._find_set(run_id, found[number])[1])
+            return ChosenSet(0 if before is None else ends[before], ends[number], chosen.header.num_keys, chosen.chunks(BLOCK))
 
+        # `found` ends with this trigger. Windows count triggers without online ones, and thus by their numbers in this list.
         last = len(found) - 1
         counted = summarize(files.selectable, trigger_id, of(last), of(last - 1) if last else None)
         with self._database.session() as session:
@@ -307,11 +319,11 @@ class Selector:
         return run, found.info(run)
 
     def feedback(self, run_id: RunId) -> FeedbackFiles:
-        """Return the files of what trainings of the run have scored. Raises NotFoundError if it is unknown."""
+        """Return the files with the scores of the run's trainings. Raises NotFoundError if the run is unknown."""
         return self._files(self.run(run_id)).feedback
 
     def delete_run(self, run_id: RunId) -> None:
-        """Delete a run, its samples and its trigger sets. A no-op for an unknown run."""
+        """Delete a run, its samples and its trigger sets. An unknown run is no error."""
         with self._database.session() as session:
             run = find_run(session, run_id, lock=True)
             if run is not None:
@@ -320,34 +332,38 @@ class Selector:
             self._finish_deletion(run)
 
     def _finish_deletion(self, run: RunRecord) -> None:
-        # A selection that began before the row said so would write into the folder; one that begins now is refused by the row.
+        # End a selection that began before the row was marked, because it would write into the folder. The marked row refuses later selections.
         self._slots.end(run.run_id, NotFoundError(f"run '{run.run_id}' was deleted while a trigger set was selected"))
         self._informed.pop(run.run_id, None)
         self._sets.forget(run.run_id)
         directory = self._files(run).directory
-        # Several callers may delete a run at once; each may find that a file is gone already.
+        # Several callers may delete a run at once. A file may therefore already be gone, and the removal begins again.
         try:
             while directory.exists():
                 with suppress(FileNotFoundError):
                     shutil.rmtree(directory)
-            sync(self._runs)  # Before the row goes: a folder that a crash brings back would be set aside, and stay.
+            # The removal of the folder must be durable before the row is deleted. Otherwise a crash could bring the folder back without its row, and
+            # the next start would set it aside forever.
+            sync(self._runs)
         except OSError as error:
             raise UnavailableError(
                 f"cannot delete {directory} of run '{run.run_id}': {error.strerror}; repair the disk and delete the run again"
             ) from error
         with self._database.session() as session:
             found = find_run(session, run.run_id, lock=True)
+            # Meanwhile another caller may have deleted the row, and a new run of this name may have been registered.
             if found is not None and found.number == run.number:
                 if run.in_database:
                     drop_rows(session, run.number)
                 session.execute(delete(RUNS).where(RUNS.c.number == run.number))
 
     def recover(self) -> None:
-        """Finish or take back what a crash has cut off. Called once, before the first call is served."""
+        """Finish or undo the changes that a crash interrupted. The service calls this method once, before it serves the first call."""
         with self._database.session() as session:
             known = session.scalars(select(RUNS.c.run_id).order_by(RUNS.c.number)).all()
         directories = set()
         for run_id in known:
+            # Each run has its own short transaction, so that many runs are not locked at once.
             with self._database.session() as session:
                 run = find_run(session, run_id, lock=True)
                 if run is None:
@@ -364,7 +380,7 @@ class Selector:
             set_aside_orphan(directory, self._orphans)
 
     def _repair(self, run: RunRecord, newest: TriggerSetRecord | None) -> None:
-        """Repair the log and remove files of triggers without a row. Damage is logged; it keeps only this run from being used."""
+        """Repair the log, and remove files of triggers without a row. Damage is only logged, because other runs can be used."""
         files = self._files(run)
         known = {files.set_path(trigger_id).name for trigger_id in range(newest.trigger_id + 1)} if newest else set()
         try:
@@ -385,12 +401,55 @@ class Selector:
             return self._copy_rows(session, run, ROWS_PER_COPY) == ROWS_PER_COPY
 
     def _copy_rows(self, session: Session, run: RunRecord, most: int | None = None) -> int:
-        """Copy samples into the run's table, at most `most`; return how many. The session must hold the lock on the run's row."""
+        """Copy at most `most` samples into the run's table. Returns the number of copied samples. The session must hold the lock on the run's row."""
         num_rows = copy_rows(session, run.number, self._files(run).selectable, run.num_rows, most)
         if num_rows != run.num_rows:
             update_run(session, run, num_rows=num_rows)
         return num_rows - run.num_rows
 
     def _files(self, run: RunRecord) -> RunFiles:
-        # The number distinguishes a run from an earlier one of the same name.
+        # The number distinguishes a run from an earlier run of the same name.
         return RunFiles(run.run_id, self._runs / f"{run.run_id}.{run.number}")
+
+
+class RunSlots:
+    """A slot for each run, held by one thread at a time."""
+
+    def __init__(self) -> None:
+        # Guards `_held`. It is notified when a slot becomes free or a waiter is cancelled.
+        self._changed = threading.Condition()
+        self._held: dict[RunId, CancellationToken] = {}
+
+    @contextmanager
+    def hold(self, run_id: RunId, token: CancellationToken) -> Iterator[None]:
+        """Wait for the slot of the run, and hold it in the block. Raises the token's cause if the token is cancelled during the wait."""
+        unregister = token.on_cancel(lambda _: self._wake())
+        try:
+            with self._changed:
+                # Wait until the slot is free or the token is cancelled: both notify.
+                self._changed.wait_for(lambda: run_id not in self._held or token.cause is not None)
+                token.check()
+                self._held[run_id] = token
+        finally:
+            unregister()
+        try:
+            yield
+        finally:
+            with self._changed:
+                del self._held[run_id]
+                self._changed.notify_all()
+
+    def end(self, run_id: RunId, cause: ModynError) -> None:
+        """If a thread holds the run's slot, cancel the token of this thread with `cause`. Wait until the slot is free."""
+        with self._changed:
+            token = self._held.get(run_id)
+        if token is None:
+            return
+        token.cancel(cause)
+        with self._changed:
+            # The wait ends when the holder sees its cancelled token and leaves its block. Another thread may then hold the slot.
+            self._changed.wait_for(lambda: self._held.get(run_id) is not token)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""The gRPC servicer of the selector: decode, call, encode. The server translates errors."""
+"""The gRPC servicer of the selector, which decodes requests, calls the selector and encodes answers. The server translates errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import grpc
 
-from modyn.config.endpoint import Endpoint
+from modyn.config.system_sections.endpoint import Endpoint
 from modyn.db.engine import open_database
 from modyn.errors import CancelledError, InvalidArgumentError
 from modyn.proto import common_pb2, selector_pb2, selector_pb2_grpc
@@ -35,13 +35,14 @@ from modyn.selector.trigger_set import check_checksum
 from modyn.storage.client import StorageClient
 
 _KEY_BYTES = 12
-"""Size of a key with its weight, where they cannot be packed."""
+"""Size in bytes of a key with its weight, without packing."""
 _SAMPLE_BYTES = 24
-"""Size of a key, a timestamp and a label, where they cannot be packed."""
+"""Size in bytes of a key, a timestamp and a label without packing."""
 
 
 def build(context: ServiceContext) -> list[Registration]:
-    """Open the schema, repair what a crash has left, and return the servicer."""
+    """Open the schema, repair the state after a crash, and return the servicer."""
+    # At shutdown the callbacks run in reverse order. The selector ends its copies before the database and storage, which they use, are closed.
     database = open_database(context.config, SCHEMA, "modyn.selector.migrations")
     context.on_shutdown(database.close)
     storage = StorageClient(context.config.endpoint("storage"))
@@ -54,9 +55,9 @@ def build(context: ServiceContext) -> list[Registration]:
 
 
 class SelectorServicer(selector_pb2_grpc.SelectorServicer):
-    """Calls as documented in selector.proto.
+    """The calls of selector.proto.
 
-    Each method decodes the request of the call of the same name in protos/, calls the selector and encodes the answer.
+    Each method decodes the request of the call with the same name in protos/, calls the selector and encodes the answer.
     """
 
     def __init__(self, selector: Selector, storage: StorageClient, endpoint: Endpoint) -> None:
@@ -66,16 +67,18 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
         self._endpoint = endpoint
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
-        """Problems of `selection_strategy`, with its columns, and `online.history` of a whole pipeline; and the scores that it asks for."""
+        """Return the mistakes of a pipeline's `selection_strategy`, with its columns, and of `online.history`, and the scores that the selection
+        needs.
+        """
         pipeline = from_struct(request.pipeline)
         return problems_to_proto(validate_columns(pipeline, self._storage) + check_history(pipeline), asked_scores(pipeline))
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
-        """The selection and presampling policies, and ways of drawing from the history, that are registered here."""
+        """List the registered selection, presampling and history policies."""
         return plugins_to_proto(SELECTION, PRESAMPLING, HISTORY)
 
     def RegisterRun(self, request: selector_pb2.SelectorRun, context: grpc.ServicerContext) -> common_pb2.Empty:
-        """Register a run; repeating it with equal arguments is a no-op, with others ALREADY_EXISTS."""
+        """Register a run. A repeated call with equal arguments has no effect; a call with other arguments is ALREADY_EXISTS."""
         strategy = from_struct(request.selection_strategy)
         data = from_struct(request.data) if request.HasField("data") else None
         online = from_struct(request.online) if request.HasField("online") else None
@@ -86,30 +89,35 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
         return common_pb2.Empty()
 
     def GetRun(self, request: selector_pb2.SelectorRunId, context: grpc.ServicerContext) -> selector_pb2.SelectorRun:
-        """What a run was registered with; NOT_FOUND if it is unknown."""
+        """Return the registration of a run; NOT_FOUND if the run is unknown."""
         return to_message(self._selector.run(RunId(request.run_id)), selector_pb2.SelectorRun)
 
     def Inform(self, request: selector_pb2.InformRequest, context: grpc.ServicerContext) -> selector_pb2.InformReply:
-        """Append the samples not held already; return the number held. CONFLICT if samples before `position` are missing."""
+        """Append the samples that are not held yet; return the number of held samples. CONFLICT if samples before `position` are missing."""
         with bind(run_id=request.run_id):
             num_held = self._selector.inform(RunId(request.run_id), request.position, batch_from_proto(request.samples))
         return selector_pb2.InformReply(num_samples=num_held)
 
     def InformLabels(self, request: selector_pb2.InformRequest, context: grpc.ServicerContext) -> selector_pb2.InformReply:
-        """Append samples whose labels have come, those not held already; return the number with labels. CONFLICT if there would be a gap."""
+        """Append samples whose labels have arrived and that are not held yet; return the number of samples with labels. CONFLICT if there would be a
+        gap.
+        """
         with bind(run_id=request.run_id):
             num_held = self._selector.inform_labels(RunId(request.run_id), request.position, batch_from_proto(request.samples))
         return selector_pb2.InformReply(num_samples=num_held)
 
     def GetSamples(self, request: selector_pb2.SamplesRequest, context: grpc.ServicerContext) -> common_pb2.SampleColumns:
-        """Samples as informed; fewer than the request's limit if they would not fit into a message."""
+        """Return samples as `Inform` received them. If the requested samples do not fit into a message, return fewer samples."""
         limit = min(request.limit, self._samples_per_message)
         return batch_to_proto(self._selector.samples(RunId(request.run_id), request.position, limit, labelled=request.labelled))
 
     def Trigger(self, request: selector_pb2.TriggerRequest, context: grpc.ServicerContext) -> selector_pb2.TriggerSet:
-        """Select a trigger set, or return the existing one. CONFLICT for another number of samples, or a trigger out of turn."""
+        """Select a trigger set, or return the existing set. CONFLICT if the set has another number of samples, or the trigger is not the next
+        trigger.
+        """
         run_id, trigger_id = RunId(request.run_id), request.trigger_id
         token = CancellationToken()
+        # The token ends the selection when the caller hangs up. `add_callback` returns False if this has already happened.
         gone = CancelledError(
             f"the caller of trigger {trigger_id} of run '{run_id}' has gone, or its deadline has passed; call again"
         )
@@ -122,7 +130,7 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
             return to_message(found, selector_pb2.TriggerSet)
 
     def GetTriggerSet(self, request: selector_pb2.TriggerId, context: grpc.ServicerContext) -> selector_pb2.TriggerSet:
-        """Describe a trigger set without its keys; NOT_FOUND if there is none."""
+        """Describe a trigger set without its keys; NOT_FOUND if the set does not exist."""
         return to_message(self._selector.trigger_set(RunId(request.run_id), request.trigger_id), selector_pb2.TriggerSet)
 
     def GetKeys(self, request: selector_pb2.PartitionRequest, context: grpc.ServicerContext) -> Iterator[common_pb2.KeyColumns]:
@@ -135,7 +143,7 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
     def PutFeedback(
         self, request_iterator: Iterator[selector_pb2.FeedbackPart], context: grpc.ServicerContext
     ) -> selector_pb2.FeedbackHeader:
-        """Keep what a training has scored, or nothing if that of this attempt or a later one is kept. CONFLICT for another trigger set."""
+        """Store the scores of a training, unless scores of this or a later attempt are stored. CONFLICT if the scores are of another trigger set."""
         first = next(request_iterator, None)
         if first is None or first.WhichOneof("part") != "header":
             raise InvalidArgumentError("feedback begins with a header")
@@ -146,12 +154,12 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
             return to_message(self._selector.feedback(header.run_id).put(header, parts), selector_pb2.FeedbackHeader)
 
     def ListFeedback(self, request: selector_pb2.SelectorRunId, context: grpc.ServicerContext) -> selector_pb2.FeedbackList:
-        """What trainings of the run have scored, by trigger."""
+        """List the scores of the run's trainings, by trigger."""
         headers = self._selector.feedback(RunId(request.run_id)).headers()
         return selector_pb2.FeedbackList(feedback=[to_message(header, selector_pb2.FeedbackHeader) for header in headers])
 
     def GetFeedback(self, request: selector_pb2.FeedbackRequest, context: grpc.ServicerContext) -> selector_pb2.FeedbackRows:
-        """Rows of scores; fewer than the request's limit if they would not fit into a message."""
+        """Return rows of scores. If the requested rows do not fit into a message, return fewer rows."""
         found = self._selector.feedback(RunId(request.run_id)).get(request.trigger_id, request.attempt, request.position)
         limit = min(request.limit, items_per_message(self._endpoint, feedback_row_bytes(found.header)))
         return feedback_to_proto(found.rows(request.position, request.position + limit), request.position)
@@ -159,12 +167,12 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
     def GetSelectionSummary(
         self, request: selector_pb2.TriggerId, context: grpc.ServicerContext
     ) -> selector_pb2.SelectionSummary:
-        """Count what a trigger chose from and what it chose; NOT_FOUND if there is no such trigger."""
+        """Count a trigger's candidates and its chosen samples; NOT_FOUND if the trigger does not exist."""
         found = self._selector.summary(RunId(request.run_id), request.trigger_id)
         return to_message(found, selector_pb2.SelectionSummary)
 
     def DeleteRun(self, request: selector_pb2.SelectorRunId, context: grpc.ServicerContext) -> common_pb2.Empty:
-        """Delete a run with its samples and trigger sets; a no-op for an unknown run."""
+        """Delete a run with its samples and trigger sets. An unknown run is no error."""
         with bind(run_id=request.run_id):
             self._selector.delete_run(RunId(request.run_id))
         return common_pb2.Empty()

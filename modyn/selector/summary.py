@@ -1,4 +1,4 @@
-"""What a trigger set was chosen from, and what is in it: counted from the run's log and the files of the sets when somebody asks."""
+"""Summarize trigger sets and their candidates on request, from the run's log and the files of the sets."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from modyn.records import ClassCount, Int64Array, KeysAndWeights, SelectionSumma
 from modyn.selector.window import BLOCK, SampleReader
 
 MOST_CLASSES = 1_000
-"""Classes that a summary lists, those with the most candidates; the others are counted together."""
+"""Largest number of classes that a summary lists. A summary lists the classes with the most candidates; `num_classes` counts all classes."""
 MOST_VALUES = 1_048_576
-"""Ages and weights that quantiles are taken of: of a larger set every n-th one counts. 8 MiB."""
+"""Largest number of ages or weights from which quantiles are computed (8 MiB). For a larger set, every n-th value is used."""
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenSet:
-    """A trigger set and the positions [start, end) of the stream that it was chosen from. chunks: its `num_keys` keys in stream order, read once."""
+    """A trigger set, and the positions [start, end) of its candidates in the stream. chunks: its `num_keys` keys in stream order, read once."""
 
     start: int
     end: int
@@ -30,20 +30,21 @@ class ChosenSet:
 
 
 class _Among:
-    """Finds the keys of a trigger set as the samples of the stream come by."""
+    """Finds the keys of a trigger set in one pass over the stream."""
 
     def __init__(self, found: ChosenSet) -> None:
         self._chunks = found.chunks
         self._keys, self._weights = np.zeros(0, np.int64), np.zeros(0, np.float32)
 
     def among(self, keys: Int64Array) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
-        """Which of the next samples of the stream are in the set, bool (n,), and the weights of these.
+        """Return which of the next samples of the stream are in the set, bool (n,), and their weights.
 
-        Args: keys: int64 (n,) of the next samples; none is passed over that is in the set, which has its keys in the order of the stream.
+        Args: keys: keys of the next samples, int64 (n,). Calls must not skip a sample of the set, because the set has its keys in stream order.
         """
         while len(self._keys) < len(keys) and (chunk := next(self._chunks, None)) is not None:
             self._keys = np.concatenate([self._keys, chunk.keys])
             self._weights = np.concatenate([self._weights, chunk.weights])
+        # At most len(keys) keys of the set can be among these samples. They are the next keys of the set, because both are in stream order.
         chosen = np.isin(keys, self._keys[: len(keys)])
         count = int(np.count_nonzero(chosen))
         weights = self._weights[:count]
@@ -52,7 +53,7 @@ class _Among:
 
 
 class _Sampled:
-    """Quantiles of values that come in pieces, of which every n-th counts. Args: expected: how many come."""
+    """Quantiles of every n-th value of a sequence that comes in pieces. Args: expected: length of the sequence."""
 
     def __init__(self, expected: int) -> None:
         self._step, self._next = max(1, -(-expected // MOST_VALUES)), 0
@@ -60,21 +61,23 @@ class _Sampled:
 
     def add(self, values: npt.NDArray[np.generic]) -> None:
         self._kept.append(values[self._next :: self._step].astype(np.float64))
+        # The next value to keep, counted from the start of the next piece.
         self._next = (self._next - len(values)) % self._step
 
     def quantiles(self) -> tuple[float, ...]:
-        """At QUANTILES; empty without a value."""
+        """Return the values at QUANTILES; empty without values."""
         values = np.concatenate([np.zeros(0), *self._kept])
         return tuple(float(value) for value in np.quantile(values, QUANTILES)) if len(values) else ()
 
 
 def summarize(reader: SampleReader, trigger_id: int, chosen: ChosenSet, before: ChosenSet | None) -> SelectionSummary:
-    """Count candidates, chosen samples and their classes, ages and weights in one pass over the stream.
+    """Count candidates, chosen samples and their classes, ages and weights. The window is read twice: first for the newest timestamp, then for the
+    counts.
 
-    Candidates are the samples that the run was informed of, also those that were deleted meanwhile. An age is the time from a sample to the
-    newest one of the window, in seconds.
+    Candidates are all samples of the window, including samples that were deleted later. An age is the time from a sample to the newest sample of the
+    window, in seconds.
 
-    Args: chosen: by this trigger. before: by the trigger before it.
+    Args: chosen: set of this trigger. before: set of the previous trigger.
     """
     start, end = chosen.start, chosen.end
     newest = max((int(reader.read(at, min(at + BLOCK, end)).timestamps.max()) for at in range(start, end, BLOCK)), default=0)
@@ -88,6 +91,7 @@ def summarize(reader: SampleReader, trigger_id: int, chosen: ChosenSet, before: 
     for at in range(start if before is None else min(start, before.start), end, BLOCK):
         samples = reader.read(at, min(at + BLOCK, end))
         in_before = np.zeros(len(samples), np.bool_) if of_before is None else of_before.among(samples.keys)[0]
+        # The previous window may begin earlier. Samples before `start` only belong to the previous set.
         inside = slice(max(0, start - at), None)
         keys, labels = samples.keys[inside], samples.labels[inside]
         age = (newest - samples.timestamps[inside]).astype(np.float64)
@@ -119,6 +123,6 @@ def _counts(labels: npt.NDArray[np.generic]) -> dict[int, int]:
 
 
 def _listed(candidates: Counter[int], chosen: Counter[int]) -> tuple[ClassCount, ...]:
-    """The classes with the most candidates, by label."""
+    """List the classes with the most candidates, by label."""
     most = sorted(label for label, _ in candidates.most_common(MOST_CLASSES))
     return tuple(ClassCount(label, candidates[label], chosen[label]) for label in most)

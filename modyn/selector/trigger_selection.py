@@ -1,4 +1,4 @@
-"""Select the trigger set behind the newest one of a run: by its selection strategy, or the steps of proactive training. No lock, no database."""
+"""Select the next trigger set of a run, with its selection strategy or as steps of proactive training. This module uses no locks and no database."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ TRIGGER_SECONDS = Histogram(
 class TriggerSelection:
     """The selection of one trigger set, which may take minutes.
 
-    before: the newest trigger set; None: there is none. ends: returns how many samples each trigger covers so far, int64. tail_end: returns how many
-    the one covers that is so many before the newest; 0: there is none. Online triggers count in neither.
+    before: the newest trigger set, or None. ends: returns the number of samples that each trigger so far covers, int64. tail_end: returns, for n, the
+    number of samples that the trigger n places before the newest covers, or 0 without such a trigger. `ends` and `tail_end` ignore online
+    triggers.
     """
 
     run: RunRecord
@@ -42,7 +43,7 @@ class TriggerSelection:
     read_column: ReadColumn
 
     def select(self, reader: SampleReader, num_samples: int) -> TriggerSetRecord:
-        """Select by the run's strategy, over the first `num_samples` samples, and write the set."""
+        """Select with the run's strategy over the first `num_samples` samples, and write the set."""
         started, run, before = time.perf_counter(), self.run, self.before
         trigger_id = 0 if before is None else before.trigger_id + 1
         policy = build_selection(run.selection_strategy)
@@ -58,6 +59,7 @@ class TriggerSelection:
         selection = policy.select(window, context)
         header = write_trigger_set(self.files.set_path(trigger_id), size, selection)
         TRIGGER_SECONDS.observe(time.perf_counter() - started)
+        # The policy's state is read last, because it may change until all chunks are written.
         return TriggerSetRecord(
             trigger_id,
             num_samples,
@@ -70,17 +72,17 @@ class TriggerSelection:
         )
 
     def select_online(self, reader: SampleReader, num_samples: int, *, tests_only: bool = False) -> TriggerSetRecord:
-        """Select the steps over the samples since the trigger before, and write the set. What the strategy keeps goes on to the next trigger.
+        """Select the steps over the samples since the previous trigger, and write the set. The next trigger gets the strategy's state unchanged.
 
-        Args: tests_only: only the new samples, for none is trained on.
-        Raises: ConflictError: there are no steps to take.
+        Args: tests_only: select only the new samples, for a test that trains on no sample. Raises: ConflictError: the run has no online triggers,
+        or no earlier trigger.
         """
         started, run, before = time.perf_counter(), self.run, self.before
         if run.online is None or before is None:
             why = (
                 "its pipeline has no section `online`"
                 if run.online is None
-                else "no trigger came before, whose model they go on from"
+                else "there is no earlier trigger whose model they continue from"
             )
             raise ConflictError(f"run '{run.run_id}' has no online trigger: {why}")
         trigger_id = before.trigger_id + 1
@@ -93,12 +95,14 @@ class TriggerSelection:
         header = write_trigger_set(self.files.set_path(trigger_id), size, selection)
         TRIGGER_SECONDS.observe(time.perf_counter() - started)
         found = trigger_id, num_samples, header.num_keys, size, header.keys_sha256
+        # State and files pass through, so that the next selection by the strategy continues from the last one.
         return TriggerSetRecord(*found, before.policy_state, len(deleted), before.state_files, online=True)
 
     def _window_start(self, tail_triggers: int | None) -> int:
-        """Where the window of a trigger begins in the stream: it reaches back over triggers that are not online."""
+        """Return the position at which the window of a trigger begins. Online triggers do not count."""
         if tail_triggers is None or self.before is None:
             return 0
+        # The record of the newest trigger answers this usual case without a query.
         if tail_triggers == 0 and not self.before.online:
             return self.before.num_samples
         return self.tail_end(tail_triggers)

@@ -1,8 +1,10 @@
-"""A trigger set: which may come next, and its file, immutable and columnar, written whole or not at all, mapped for reading.
+"""Trigger sets: check which set may come next, and write and read the file of a set. The file has columns, is written atomically, never changes, and
+is mapped for reading.
 
-Columns: the keys as int64, the weights as float32; or, for a set of whole parts of the stream, `ranges` of positions in the run's log as int64
-(n, 2), whose samples have weight 1. Where the keys of these are few progressions, as those of files that were indexed in the order of their
-times are, the header has them, and the log is not read. Partition p holds positions [p·size, (p+1)·size) of the set.
+The columns are the keys as int64 and the weights as float32. If the set consists of whole ranges of the stream, the file instead has a column
+`ranges`, int64 (n, 2), with positions in the run's log; the samples have weight 1. If the keys of these ranges form only a few progressions, the
+header holds the progressions, and the log is not read. Keys form few progressions if files were indexed in the order of their times. Partition p
+holds positions [p·size, (p+1)·size) of the set.
 """
 
 from __future__ import annotations
@@ -24,21 +26,23 @@ from modyn.errors import ConflictError, InvalidArgumentError, ModynError, Unavai
 from modyn.records import Int64Array, KeysAndWeights, RunId, TriggerSetInfo
 from modyn.selector.window import BLOCK, SampleReader, Selection, SelectionWindow
 
-_KIND = FileKind(b"MODYNSET", 4, "trigger set", "restore it from a backup, or delete the run and start it anew")
+_KIND = FileKind(b"MODYNSET", 4, "trigger set", "restore it from a backup, or delete the run and start it again")
 _VERIFYING = tuple(threading.Lock() for _ in range(16))
-"""One thread verifies a file; others that open it meanwhile wait for the result instead of reading it too."""
+"""Locks by hash of the path. One thread verifies a file while it holds the file's lock. Other threads that open the file at the same time wait for
+the lock, and then find the result in the cache of `_verify`.
+"""
 _MOST_PROGRESSIONS = 256
-"""Upper limit of the progressions of keys in a header."""
+"""Largest number of key progressions in a header."""
 
 KeyProgression = tuple[int, int, int]
-"""A progression of keys: its first position in the set, its first key, and the step from key to key."""
+"""A progression of keys: the position of the first key in the set, the first key, and the step from key to key."""
 
 
 @dataclass(frozen=True, slots=True)
 class TriggerSetHeader:
-    """What the header of the file says. keys_sha256: of the keys as little-endian int64, in hexadecimal.
+    """The header of the file. keys_sha256: SHA-256 of the keys as little-endian int64, in hexadecimal.
 
-    key_runs: all keys, as progressions; empty: see columns.
+    key_runs: all keys as progressions; empty if the columns hold the keys.
     """
 
     num_keys: int
@@ -48,10 +52,10 @@ class TriggerSetHeader:
 
 
 def check_next(run_id: RunId, held: int, next_id: int, covered: int, trigger_id: int, num_samples: int) -> None:
-    """Check that the run can trigger `trigger_id` over `num_samples` samples now.
+    """Check that `trigger_id` can be the run's next trigger, over `num_samples` samples.
 
-    Args: held: samples of the run that the selector holds. next_id: of the trigger that comes next. covered: samples that the one before covers.
-    Raises: ConflictError: it cannot. InvalidArgumentError: a number is negative.
+    Args: held: number of the run's samples that the selector holds. next_id: number of the next trigger. covered: number of samples that the previous
+    trigger covers. Raises: ConflictError: the trigger cannot come now. InvalidArgumentError: a number is negative.
     """
     if trigger_id < 0 or num_samples < 0:
         raise InvalidArgumentError(f"trigger {trigger_id} over {num_samples} samples: neither may be negative")
@@ -68,18 +72,18 @@ def check_next(run_id: RunId, held: int, next_id: int, covered: int, trigger_id:
 
 
 def check_checksum(found: TriggerSetInfo, keys_checksum: str) -> None:
-    """Raise ConflictError unless the trigger set has this checksum. Args: keys_checksum: of `TriggerSetInfo`; empty: any."""
+    """Raise ConflictError unless the trigger set has this checksum. Args: keys_checksum: checksum from `TriggerSetInfo`; empty accepts any."""
     if keys_checksum and keys_checksum != found.keys_checksum:
         raise ConflictError(
-            f"trigger {found.trigger_id} of run '{found.run_id}' has other keys than when reading began: the run was deleted and begun "
-            "anew; start its reader anew, too"
+            f"trigger {found.trigger_id} of run '{found.run_id}' has other keys than when reading began: the run was deleted and started "
+            "again; start its reader again, too"
         )
 
 
 def partition_bounds(num_keys: int, partition_size: int, partition: int) -> tuple[int, int]:
-    """Return the positions [start, stop) of a partition. Raises InvalidArgumentError for one that does not exist.
+    """Return the positions [start, stop) of a partition. Raises InvalidArgumentError if the partition does not exist.
 
-    Args: partition_size: keys of each partition but the last.
+    Args: partition_size: number of keys of each partition except the last.
 
     >>> partition_bounds(10, 4, 2)
     (8, 10)
@@ -94,14 +98,14 @@ def partition_bounds(num_keys: int, partition_size: int, partition: int) -> tupl
 
 
 def write_trigger_set(path: Path, partition_size: int, selection: Selection) -> TriggerSetHeader:
-    """Write the selection to `path`, chunk by chunk: afterwards the file is complete and on disk, or `path` is as before.
+    """Write the selection to `path`, chunk by chunk. Afterwards the file is complete and on disk, or `path` is unchanged.
 
-    Args: partition_size: keys of each partition but the last. selection: its chunks are consumed.
-    Raises: UnavailableError: the disk refuses. ModynError: the policy yields another number of keys than it promised.
+    Args: partition_size: number of keys of each partition except the last. selection: its chunks are consumed. Raises: UnavailableError: the disk
+    fails. ModynError: the policy yields another number of keys than it promised.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Also when the folder exists: an attempt that was cut off may have made it without the sync.
+        # The sync is needed even if the folder exists, because an interrupted attempt may have created it without a sync.
         sync(path.parent.parent)
     except OSError as error:
         raise UnavailableError(
@@ -139,7 +143,7 @@ def _broken_promise(promised: int, found: str) -> ModynError:
 
 
 def _with_progressions(progressions: list[KeyProgression] | None, start: int, keys: Int64Array) -> list[KeyProgression] | None:
-    """`progressions` of the keys before position `start`, and those of `keys` behind them; None once they are too many.
+    """Extend the `progressions` of the keys before position `start` with `keys`; None if there are too many progressions.
 
     >>> progressions = _with_progressions(_with_progressions([], 0, np.arange(3)), 3, np.arange(3, 6))
     >>> _with_progressions(progressions, 6, np.array([9, 8, 5]))
@@ -152,27 +156,29 @@ def _with_progressions(progressions: list[KeyProgression] | None, start: int, ke
     new = [(start + int(at), int(key), int(step)) for at, key, step in zip(*found, strict=True)]
     if progressions:
         at, key, step = progressions[-1]
+        # The new keys continue the last progression if they begin with its next key, and have its step.
         if new[0][1:] == (key + (start - at) * step, step):
             del new[0]
     return progressions + new
 
 
 class TriggerSet:
-    """An open trigger set of the run whose log `reader` reads.
+    """An open trigger set. `reader` reads the log of its run.
 
-    Checksums are verified once per file and process; those of the log, where a set is stored as ranges of it, at each read.
-    Raises: NotFoundError: there is no such file. CorruptStateError: header, size or checksums are wrong.
+    Checksums are verified once per file and process. If the set is stored as ranges of the log, each read verifies the checksums of the log. Raises:
+    NotFoundError: the file does not exist. CorruptStateError: header, size or checksums are wrong.
     """
 
     def __init__(self, path: Path, reader: SampleReader) -> None:
         self._file, self._reader = ColumnFile.open(path, _KIND), reader
         with _VERIFYING[hash(path) % len(_VERIFYING)]:
+            # A replaced file has another inode, time or digest, and is verified again.
             status = path.stat()
             _verify(path, status.st_ino, status.st_mtime_ns, self._file.written.digest)
         self.header = TriggerSetHeader(**self._file.meta)
 
     def partition(self, partition: int, chunk_size: int) -> Iterator[KeysAndWeights]:
-        """Return a partition in chunks of at most `chunk_size` keys. Raises InvalidArgumentError as `partition_bounds` does."""
+        """Return a partition in chunks of at most `chunk_size` keys. Raises InvalidArgumentError: see `partition_bounds`."""
         start, stop = partition_bounds(self.header.num_keys, self.header.partition_size, partition)
         bounds = pairwise((*range(start, stop, chunk_size), stop))
         if self.header.key_runs:
@@ -188,7 +194,7 @@ class TriggerSet:
         return (chunk for partition in partitions for chunk in self.partition(partition, chunk_size))
 
     def _from_progressions(self, first: int, last: int) -> Int64Array:
-        """Keys [first, last) of the set."""
+        """Return keys [first, last) of the set."""
         header, found = self.header, []
         ends = [start for start, _, _ in header.key_runs[1:]] + [header.num_keys]
         for (start, key, step), end in zip(header.key_runs, ends, strict=True):
@@ -198,13 +204,15 @@ class TriggerSet:
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     def _from_log(self, first: int, last: int) -> Int64Array:
-        """Keys [first, last) of the set, which are at least one."""
+        """Return keys [first, last) of the set, at least one."""
         ranges: Int64Array = self._file.column("ranges")
         ends = np.cumsum(ranges[:, 1] - ranges[:, 0])
         chosen = slice(np.searchsorted(ends, first, "right"), np.searchsorted(ends, last) + 1)
-        # Position of sample i of the set in a range that ends behind sample `end` of it: i plus what the stream has more up to there.
+        # The position of sample i of the set is i plus the number of earlier samples of the stream that are not in the set. This number is the same
+        # for all samples of a range.
         shifts = ranges[chosen, 1] - ends[chosen]
-        if len(shifts) == 1:  # which is the rule, where nothing was deleted
+        # This is the usual case: without deleted samples, a set has one range.
+        if len(shifts) == 1:
             return self._reader.read_keys(first + int(shifts[0]), last + int(shifts[0]))
         numbers = np.arange(first, last)
         positions = numbers + shifts[np.searchsorted(ends[chosen], numbers, "right")]
@@ -216,6 +224,7 @@ def _progression(key: int, step: int, count: int) -> Int64Array:
     return np.arange(key, key + count * step, step) if step else np.full(count, key)
 
 
+# The arguments with a leading underscore only distinguish versions of the file in the cache. An error is not cached.
 @lru_cache(maxsize=4096)
 def _verify(path: Path, _inode: int, _mtime_ns: int, _digest: str) -> None:
     ColumnFile.open(path, _KIND).verify()

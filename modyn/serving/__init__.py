@@ -1,9 +1,8 @@
-"""Predictions over model versions by the Open Inference Protocol, version 2.
+"""Prediction server for model versions. The server speaks the Open Inference Protocol, version 2.
 
-Bottom up. Predictions: `signature`, `predictor`, `infer`; `batch_queue`, `batcher`, `metrics`; `routing`, `versions`, `shadow`, `model_server`.
-Labels: `observation_join`, `waiting_log`, `arrivals`, `record_log`; `observations`, `observation_router`. Protocols: `addresses`, `json_tensors`,
-`http_app`, `http_connection`, `http_server`, `grpc_service`. Runs: `torch_predictor`, `column_predictor`, `promoted`; `promotion_gate`,
-`auto_promotion`, `load_meter`; `served_model`, `run_part`, `closing`, `process`.
+The modules, from the lowest layer to the highest: `messages/` (tensors and requests), `batch_queue` and `batcher`, `versions/` (load, route and
+promote), `model_server`, `observations/` (labels that clients send back), `protocol/` (HTTP and gRPC), `run_part` (the objects that each run has of
+its own), `run_server` (the process).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _EXTRA: Final = ("httptools", "orjson", "uvicorn", "uvloop")
 
 
 def check_installed() -> None:
-    """Check, before `modyn.serving.process` is imported, that it can be. Raises: ConfigError: a package is not installed."""
+    """Check that the packages which `modyn.serving.run_server` imports are installed. Raises: ConfigError: a package is missing."""
     for name in _EXTRA:
         if find_spec(name) is None:
             raise ConfigError(f"serving needs {name}, which is not installed; `pip install modyn[serving]` brings it")

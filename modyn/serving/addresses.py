@@ -1,12 +1,12 @@
-"""Where a serving process listens, from its configuration alone. Imports nothing of what serves."""
+"""Addresses that a serving process listens on, computed from the configuration. This module imports no model and no server."""
 
 from __future__ import annotations
 
 import socket
 from typing import Final
 
-from modyn.config.endpoint import Endpoint
 from modyn.config.system import SystemConfig
+from modyn.config.system_sections.endpoint import Endpoint
 from modyn.errors import UnavailableError
 from modyn.rpc.security import check_exposure
 
@@ -15,7 +15,7 @@ _PORTS: Final = ("http_port", "grpc_port", "metrics_port")
 
 
 def serving_endpoint(config: SystemConfig, port: int) -> Endpoint:
-    """The endpoint of `serving.host` with a port. An address of IPv6 has brackets, which `serving.host` may lack."""
+    """Return the endpoint of `serving.host` with a port, with brackets around an IPv6 address."""
     host = config.serving.host.strip("[]")
     return Endpoint(
         address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
@@ -25,9 +25,9 @@ def serving_endpoint(config: SystemConfig, port: int) -> Endpoint:
 
 
 def check_addresses(config: SystemConfig) -> None:
-    """Check that a serving process may and can listen where it is to.
+    """Check that a serving process can listen on all of its addresses, and that each address is safe.
 
-    Raises: SecurityError: that would be unsafe. UnavailableError: an address is taken, or is none of this machine.
+    Raises: SecurityError: an address is unsafe. UnavailableError: an address is taken, or does not belong to this machine.
     """
     for field in _PORTS:
         endpoint = serving_endpoint(config, getattr(config.serving, field))
@@ -36,12 +36,14 @@ def check_addresses(config: SystemConfig) -> None:
 
 
 def bound_socket(endpoint: Endpoint, field: str = "http_port") -> socket.socket:
-    """Return a socket that is bound to an address. Args: field: of `serving`, that has the port. Raises: UnavailableError: it is taken."""
+    """Return a socket that is bound to an address. Args: field: field of section `serving` that error messages name. Raises: UnavailableError: the
+    address is taken.
+    """
     host, port = endpoint.address.rsplit(":", 1)
     host = host.strip("[]")
     found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        # Connections of a process that was killed, which the kernel still knows, keep no later one from listening.
+        # The kernel may still know connections of a killed process. With SO_REUSEADDR, those connections do not prevent this process from listening.
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, int(port)))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Threads that predict batches of one model version: each request gets the outputs of its own rows, or an error."""
+"""Threads that predict batches of one model version. Each request gets the outputs of its own rows, or an error."""
 
 from __future__ import annotations
 
@@ -6,59 +6,41 @@ import math
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from modyn.errors import CancelledError, ConflictError, DeadlineError, InvalidArgumentError, ModynError, UserCodeError
 from modyn.rpc.logs import get_logger
-from modyn.serving.batch_queue import BatchLimits, BatchQueue
-from modyn.serving.predictor import Predictor, VersionName
-from modyn.serving.signature import Tensors
-
-Outcome = Tensors | ModynError
-"""What a request ends with: its outputs by name, or an error."""
-Done = Callable[[Outcome], None]
-"""Called once for each request, by a thread of the batcher; it must neither block nor raise."""
+from modyn.serving.batch_queue import BatchedRequest, BatchLimits, BatchQueue, Done, Outcome
+from modyn.serving.messages.signature import Tensors
+from modyn.serving.versions.predictor import Predictor, VersionName
 
 _SMOOTHING: Final = 0.2
-"""Weight of the newest batch in the mean time of a batch."""
+"""Weight of the newest batch in the exponential moving average of the time of a batch."""
 _MAX_INLINE: Final = 4
-"""Batches that a caller predicts in a row, so that its thread has time for its own work."""
-
-
-@dataclass(slots=True, eq=False)
-class BatchedRequest:
-    """A request in a batcher."""
-
-    inputs: Tensors
-    rows: int
-    group: Hashable
-    arrived: float
-    deadline: float
-    done: Done = field(repr=False)
+"""Largest number of batches that a caller predicts in a row, so that the caller's thread has time for other work."""
 
 
 class BatchReport(NamedTuple):
-    """One batch that was predicted, for metrics."""
+    """Measurements of one predicted batch, for metrics."""
 
     requests: int
     rows: int
     seconds: float
     waited_s: float
-    """By its oldest request."""
+    """Seconds that the oldest request of the batch waited."""
 
 
 class Batcher:
-    """The queue of one model version, and the threads that predict it.
+    """The queue of one model version, and the threads that predict its requests. Thread-safe.
 
-    While batches are quick (`BatchLimits.inline_s`), a caller may predict in its own thread: a batch of a small model takes less time than the
-    way to another thread and back, which must wait for the interpreter's lock. At most `threads` batches are predicted at one time.
+    While batches are quick (`BatchLimits.inline_s`), a caller may predict in its own thread. A batch of a small model takes less time than a switch
+    to another thread, because that thread must first get the interpreter's lock. At most `threads` batches are predicted at one time.
 
-    A batch that fails is repeated request by request, so that one bad request ends no other. Thread-safe.
+    If a batch fails, each of its requests is predicted alone, so that one bad request does not make the others fail.
 
-    Args: predictor: closed by the last thread, after `close`. report: called after each batch. clock: seconds, monotonic.
+    Args: predictor: closed by the last thread after `close`. report: called after each batch. clock: seconds, monotonic.
     """
 
     def __init__(
@@ -75,16 +57,17 @@ class Batcher:
         self._predictor, self._report, self._clock = predictor, report, clock
         self._signature = predictor.signature
         self._names = [tensor.name for tensor in self._signature.inputs]
-        self._queue: BatchQueue[BatchedRequest] = BatchQueue(limits)
-        # Of requests without an outcome. What removes one from it, which is atomic, calls its `done`: so that is called once.
+        self._queue = BatchQueue(limits)
+        # Requests without an outcome. A removal is atomic, and the thread that removes a request calls its `done`. Therefore `done` is called once.
         self._open: dict[BatchedRequest, None] = {}
-        self._lock = threading.RLock()  # Protects the queue and the fields below.
-        # When a request is added, a batch has ended, and when the batcher is closed.
+        # Protects the queue and the fields below. Re-entrant, because `_next_batch` calls `_take` while it holds the lock.
+        self._lock = threading.RLock()
+        # Wakes the threads when a request was added, when a batch has ended, and when the batcher is closed.
         self._changed = threading.Condition(self._lock)
         self._closing = False
         self._alive, self._max_active = threads, threads
         self._active = 0  # batches that are being predicted
-        # Processor time of a batch, smoothed: the wait for the interpreter's lock says nothing about the model.
+        # Moving average of the processor time of a batch. The clock's time would include waits for the interpreter's lock.
         self._batch_s = math.inf
         self._by_clock = False  # whether the next batch is timed by the clock alone
         self._threads = [
@@ -95,12 +78,12 @@ class Batcher:
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the queue."""
+        """Number of requests in the queue."""
         return len(self._queue)
 
     @property
     def is_quick(self) -> bool:
-        """Whether batches take so little time that a caller may predict them in its own thread."""
+        """Whether a caller may predict batches in its own thread."""
         return self._batch_s <= self.limits.inline_s
 
     def submit(
@@ -108,10 +91,10 @@ class Batcher:
     ) -> BatchedRequest:
         """Check a request and add it to the queue.
 
-        Args: timeout_s: in place of that of the limits, if it is less. inline: the caller calls `run_due` soon, so that no thread is woken.
-        at_once: as `inline`, and `run_due` is called here. An idle model gets the request past the queue.
-        Raises: InvalidArgumentError: it does not fit the signature, or has more rows than a batch may have. OverloadedError: the queue is
-        full. ConflictError: the batcher is closed.
+        Args: timeout_s: replaces the timeout of the limits if `timeout_s` is shorter. inline: the caller calls `run_due` soon, so no thread is woken.
+        at_once: predict in this call; an idle model gets the request without the queue.
+        Raises: InvalidArgumentError: the request does not fit the signature, or has too many rows for a batch. OverloadedError: the queue is full.
+        ConflictError: the batcher is closed.
         """
         rows = self._signature.check_inputs(inputs)
         if rows > self.limits.max_batch_size and self._signature.is_batched:
@@ -120,7 +103,7 @@ class Batcher:
             )
         now = self._clock()
         wait_s = self.limits.timeout_s if timeout_s is None else min(timeout_s, self.limits.timeout_s)
-        # Without a dimension of the batch, each request is a group of its own.
+        # If the model has no batch dimension, each request is a group of its own.
         group: Hashable = tuple([inputs[name].shape[1:] for name in self._names]) if self._signature.is_batched else object()
         request = BatchedRequest(inputs, rows, group, now, now + wait_s, done)
         with self._lock:
@@ -136,28 +119,28 @@ class Batcher:
                 self._changed.notify()
         if is_idle:
             self._predict([request])
-            self._ended()
+            self._end_batch()
         if at_once and len(self._queue):
             self.run_due()
         return request
 
     def run_due(self) -> None:
-        """Predict what is due in this thread, unless as many batches as may be are predicted already: their threads go on with the rest."""
+        """Predict due batches in this thread. If `threads` batches are being predicted already, the threads of those batches take the rest."""
         for _ in range(_MAX_INLINE):
             if not (batch := self._take()):
                 break
             self._predict(batch)
-            self._ended()
+            self._end_batch()
         with self._changed:
-            if len(self._queue):  # not due yet, or more than are predicted here
+            if len(self._queue):  # these requests are not due yet, or exceed what this call predicts
                 self._changed.notify()
 
     def cancel(self, request: BatchedRequest) -> None:
-        """End a request with CancelledError; one that waits is not predicted. Nothing happens if it has ended."""
+        """End a request with CancelledError, unless the request has ended. A request that still waits is not predicted."""
         self._end_early(request, CancelledError("the client has gone"))
 
     def end_overdue(self) -> None:
-        """End the requests whose deadline has passed, also of batches that are being predicted. To be called often."""
+        """End the requests whose deadline has passed, including requests of batches that are being predicted. Call this method often."""
         now = self._clock()
         for request in list(self._open):
             if request.deadline <= now:
@@ -168,13 +151,13 @@ class Batcher:
                 )
 
     def close(self) -> None:
-        """Take no more requests. The threads end, and the predictor is closed, once those that wait have their outcomes."""
+        """Take no more requests. After all requests have their outcomes, the threads end and the predictor is closed."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the threads after `close`. Returns whether all have ended."""
+        """Wait for the end of the threads after `close`. Returns whether all threads have ended."""
         give_up = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, give_up - time.monotonic()))
@@ -188,18 +171,18 @@ class Batcher:
     def _end(self, request: BatchedRequest, outcome: Outcome) -> None:
         try:
             del self._open[request]
-        except KeyError:  # has ended: cancelled, or overdue
+        except KeyError:  # the request has ended: it was cancelled, or its deadline passed
             return
         request.done(outcome)
 
     def _work(self) -> None:
         while (batch := self._next_batch()) is not None:
             self._predict(batch)
-            batch.clear()  # it would keep inputs in memory until the next one
-            self._ended()
+            batch.clear()  # the variable would keep the inputs in memory until the next batch
+            self._end_batch()
 
     def _take(self) -> list[BatchedRequest]:
-        """A batch that is due, which then counts as active; empty: none is, or no more may be active."""
+        """Return a due batch and count the batch as active. The list is empty if no batch is due, or if `threads` batches are active."""
         with self._lock:
             if self._active >= self._max_active:
                 return []
@@ -207,26 +190,27 @@ class Batcher:
             self._active += bool(batch)
             return batch
 
-    def _ended(self) -> None:
+    def _end_batch(self) -> None:
         with self._lock:
             self._active -= 1
             if self._closing:
                 self._changed.notify_all()
 
     def _next_batch(self) -> list[BatchedRequest] | None:
-        """The next batch, once it is due; None: the batcher is closed, and this thread ends."""
+        """Wait for the next batch; None: the batcher is closed, and this thread ends."""
         with self._changed:
             while True:
                 if batch := self._take():
                     return batch
                 due_s = self._queue.due(self._clock())
-                # The last thread waits for callers that predict, and then closes the predictor.
+                # The last thread waits until no caller predicts, and then closes the predictor.
                 if due_s is None and self._closing and (self._active == 0 or self._alive > 1):
                     self._alive -= 1
                     if self._alive == 0:
                         self._predictor.close()
                     return None
-                # Woken by a request and by `close`; at most until a batch is due. If as many as may be are active, each goes on with what waits.
+                # A request or `close` wakes this thread; otherwise the wait ends when a batch is due. Active threads take waiting requests without
+                # being woken.
                 self._changed.wait(due_s or None)
 
     def _predict(self, batch: list[BatchedRequest]) -> None:
@@ -243,8 +227,9 @@ class Batcher:
         self._report(BatchReport(len(wanted), rows, seconds, started - wanted[0].arrived))
 
     def _measure(self, seconds: float, processor_s: float | None) -> None:
-        """Note the time of a batch. One that is quick by the clock is so by processor time, which takes system calls to read: it is read, from
-        the next batch on, when one was not."""
+        """Note the time of a batch. Reading the processor time takes system calls, and the processor time is at most the clock's time. Therefore the
+        processor time is read only after a batch that was not quick.
+        """
         took_s = seconds if processor_s is None else processor_s
         self._by_clock = took_s <= self.limits.inline_s
         if self._by_clock or processor_s is not None:
@@ -255,7 +240,7 @@ class Batcher:
             return self._run(batch)
         except ModynError as error:
             failed = error
-        except Exception as error:  # noqa: BLE001 - of any class: it is the user's model, and each request must end
+        except Exception as error:  # noqa: BLE001 - the user's model may raise any class, and each request must end
             get_logger("serving").warning("prediction_failed", version=str(self.name), exc_info=error)
             failed = UserCodeError(f"{self.name} failed: {type(error).__name__}: {error}; the log of the server has the details")
         return [failed] if len(batch) == 1 else [outcome for request in batch for outcome in self._outcomes([request])]
@@ -275,7 +260,7 @@ class Batcher:
         return found
 
     def _check(self, outputs: Tensors, rows: int) -> None:
-        """Raise UserCodeError unless all outputs are there and, of a batched model, have as many rows as went in."""
+        """Raise UserCodeError if an output is missing, or if an output of a batched model differs from the inputs in its number of rows."""
         for tensor in self._signature.outputs:
             if tensor.name not in outputs:
                 raise UserCodeError(f"{self.name} returned no output '{tensor.name}', which its signature promises")

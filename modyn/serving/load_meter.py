@@ -1,4 +1,4 @@
-"""The load of a server of predictions: how many it answers, how fast, and with which versions."""
+"""Load of a prediction server: requests per second, latencies, and the versions that answered."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from modyn.latencies import histogram, merged
 from modyn.periodic_task import PeriodicTask
 from modyn.records import ServingLoad, VersionRole, VersionUse
 from modyn.rpc.logs import get_logger
-from modyn.serving.predictor import VersionName
+from modyn.serving.versions.predictor import VersionName
 
 WINDOW_S: Final = 5.0
-"""Requests that ended in the last so many seconds are measured."""
+"""Largest age of a measured request, in seconds."""
 MOST: Final = 5_000
-"""Of them, the newest so many: looking at them keeps answers from the interpreter for less than a millisecond."""
+"""Largest number of measured requests. If there are more, the newest are measured, so that measuring holds the interpreter for less than a
+millisecond.
+"""
 REPORT_S: Final = 1.0
-"""Between two reports."""
+"""Seconds between two reports."""
 
 
 class LoadMeter:
-    """Measures the requests of one model. `answered` may be called by any thread; one other thread calls the rest.
+    """Measures the requests of one model. Any thread may call `add`. One thread calls the other methods.
 
-    Args: clock: seconds that never jump. pinned: versions that the server holds for requests that name them, also while none comes.
+    Args: clock: seconds, monotonic. pinned: versions that the server holds for requests that name them.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, pinned: Sequence[int] = ()) -> None:
@@ -40,13 +42,13 @@ class LoadMeter:
         self._unreported: dict[tuple[str, VersionRole], dict[int, int]] = {}
         self._since: dict[tuple[str, VersionRole], float] = {}
 
-    def answered(self, name: VersionName, role: VersionRole, seconds: float) -> None:
-        """Count a request. Args: seconds: from its arrival to its answer, errors included."""
+    def add(self, name: VersionName, role: VersionRole, seconds: float) -> None:
+        """Count a request. Args: seconds: time from the arrival of the request to its answer or error."""
         self._newest.append((self._clock(), seconds))
         self._uncounted.append((name.version, role, seconds))
 
     def load(self) -> ServingLoad:
-        """The load of now."""
+        """Return the present load."""
         now, ended = self._clock(), self._newest.copy()
         start = max(now - WINDOW_S, self._began)
         if len(ended) == MOST:
@@ -62,12 +64,12 @@ class LoadMeter:
         )
 
     def uses(self, roles: Mapping[VersionRole, str]) -> list[VersionUse]:
-        """The versions in use, those that are pinned, and all that have answered since `reported` was called last.
+        """Return the versions in use, the pinned ones, and the versions that have answered since the last `clear_reported`.
 
-        Args: roles: of the versions in use now.
+        Args: roles: the versions in use now.
         """
         took = defaultdict[tuple[str, VersionRole], list[float]](list)
-        for _ in range(len(self._uncounted)):  # what is appended meanwhile is of the next time
+        for _ in range(len(self._uncounted)):  # the next call counts the requests that end meanwhile
             version, role, seconds = self._uncounted.popleft()
             took[version, role].append(seconds)
         for key, values in took.items():
@@ -79,8 +81,8 @@ class LoadMeter:
             for key in dict.fromkeys([*in_use, *self._pinned, *self._unreported])
         ]
 
-    def reported(self) -> None:
-        """Forget the requests of the last `uses`: they have arrived."""
+    def clear_reported(self) -> None:
+        """Forget the requests that the last `uses` returned. Call this method after the supervisor has received them."""
         self._unreported = {}
 
 
@@ -91,19 +93,19 @@ def load_reports(
     report: Callable[[ServingLoad, Sequence[VersionUse]], object],
     every_s: float = REPORT_S,
 ) -> Iterator[None]:
-    """Report load and versions again and again, in a thread of its own, and at the end once more.
+    """Report load and versions at intervals, in a thread of its own, and at the end of the block.
 
-    What cannot be reported is logged, once until it can be again; its requests are reported with the next.
+    A failure is logged once until a report succeeds. The report after a failed report includes the requests of the failed one.
 
-    Args: roles: gives the versions that are in use.
+    Args: roles: returns the versions in use.
     """
     logger, is_away, in_use = get_logger("serving.load"), False, roles()
 
     def send() -> None:
         nonlocal is_away, in_use
-        in_use = roles() or in_use  # at the end the server is closed, and has none
+        in_use = roles() or in_use  # a closed server has no versions; the last report uses the earlier ones
         report(meter.load(), meter.uses(in_use))
-        meter.reported()
+        meter.clear_reported()
         is_away = False
 
     def log(error: Exception) -> None:
@@ -117,6 +119,7 @@ def load_reports(
     try:
         yield
     finally:
+        # The thread ends before the last report, because only one thread may read the meter.
         task.close()
         try:
             send()

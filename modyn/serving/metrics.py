@@ -14,22 +14,22 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from modyn.preprocessing.input_guard import InputCounts
+from modyn.preprocessing.components.input_guard import InputCounts
 from modyn.serving.batcher import BatchReport
-from modyn.serving.predictor import VersionName
-from modyn.serving.signature import ModelSignature
+from modyn.serving.messages.signature import ModelSignature
+from modyn.serving.versions.predictor import VersionName
 
 _LATENCIES = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class Observations:
-    """Counts of values by bucket, for one set of labels. Thread-safe."""
+    """Counts of values by bucket, for one combination of label values. Thread-safe."""
 
     __slots__ = ("_bounds", "_counts", "_lock", "_sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds, self._counts, self._sum = bounds, [0] * len(bounds), 0.0
-        self._lock = threading.Lock()  # Protects counts and sum, which are read as one.
+        self._lock = threading.Lock()  # Protects counts and sum, so that a reader gets both from the same moment.
 
     def observe(self, value: float) -> None:
         """Count a value in the first bucket whose bound it does not exceed."""
@@ -39,36 +39,36 @@ class Observations:
             self._sum += value
 
     def read(self) -> tuple[list[int], float]:
-        """The values in each bucket, and the sum of all."""
+        """Return the number of values in each bucket, and the sum of all values."""
         with self._lock:
             return self._counts.copy(), self._sum
 
 
 class QuickHistogram(Collector):
-    """What Prometheus scrapes as a Histogram, for what is counted with each request: in half of the time of the client library's.
+    """Histogram for values that are measured for each request. This histogram takes half the time of the histogram of the Prometheus client library.
 
-    Args: labels: names. buckets: bounds, in ascending order; a last one without a bound is added.
+    Args: labels: names of the labels. buckets: upper bounds in ascending order; a last bucket without a bound is added.
     """
 
     def __init__(self, name: str, documentation: str, labels: Sequence[str], *, buckets: Sequence[float]) -> None:
         self._name, self._documentation, self._labels = name, documentation, labels
         self._bounds = (*buckets, math.inf)
         self._made: dict[tuple[str, ...], Observations] = {}
-        self._lock = threading.Lock()  # Protects the dictionary: no two threads make one for the same labels.
+        self._lock = threading.Lock()  # Protects the dictionary, so that the same label values share one object.
         REGISTRY.register(self)
 
     def labels(self, *values: str) -> Observations:
-        """What counts for these labels, made where there is none."""
+        """Return the counts for these label values."""
         with self._lock:
             return self._made.setdefault(values, Observations(self._bounds))
 
     def remove(self, *values: str) -> None:
-        """Scrape these labels no more. Raises KeyError: there are none."""
+        """Remove the counts for these label values. Raises KeyError: the label values are unknown."""
         with self._lock:
             del self._made[values]
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
-        """The counts of now, as the registry asks for them."""
+        """Yield the current counts. The metrics registry calls this method."""
         family = HistogramMetricFamily(self._name, self._documentation, labels=self._labels)
         with self._lock:
             made = list(self._made.items())
@@ -131,12 +131,14 @@ UNLIKE_INPUTS = Counter(
 
 
 def count_error(models: Container[str], model: str, reason: str) -> None:
-    """Count a request that ended with an error. Args: models: that are served; names of others, which clients make up, would be kept for ever."""
+    """Count a request that ended with an error. Args: models: names of the served models. Other names are not counted by name, because clients invent
+    them and their counts would never be removed.
+    """
     ERRORS.labels(model if model in models else "unknown", reason).inc()
 
 
 def count_inputs(name: VersionName, found: Mapping[str, InputCounts]) -> None:
-    """Count what a version has found unlike what it was trained on, by column."""
+    """Count, by column, the input values that differ from the values that a version was trained on."""
     for column, counts in found.items():
         for what, number in counts._asdict().items():
             if number:
@@ -144,7 +146,7 @@ def count_inputs(name: VersionName, found: Mapping[str, InputCounts]) -> None:
 
 
 def forget_inputs(name: VersionName, signature: ModelSignature) -> None:
-    """Remove what is counted of the inputs of a version."""
+    """Remove the counts of a version's inputs."""
     for tensor in signature.inputs:
         for what in InputCounts._fields:
             with suppress(KeyError):  # it has counted nothing
@@ -152,7 +154,7 @@ def forget_inputs(name: VersionName, signature: ModelSignature) -> None:
 
 
 def forget_version(model: str, version: str) -> None:
-    """Remove what is counted for one version: each new one would add to what is scraped, for ever."""
+    """Remove the counts of a version. Without the removal, each new version would permanently add metrics."""
     for metric in (REQUEST_SECONDS, SHADOW_DIFFERENCE, SERVING_VERSION):
         with suppress(KeyError):  # it has counted nothing
             metric.remove(model, version)
@@ -162,12 +164,12 @@ def forget_version(model: str, version: str) -> None:
 
 
 def request_timer(name: VersionName) -> Callable[[float], None]:
-    """Return what counts the seconds of requests to a version, until `forget_version`: what comes later is not counted."""
+    """Return a function that counts the seconds of requests to a version. After `forget_version` the function counts nothing."""
     return REQUEST_SECONDS.labels(name.model, name.version).observe
 
 
 def batch_reporter(model: str) -> Callable[[BatchReport], None]:
-    """Return what counts the batches of a model."""
+    """Return a function that counts the batches of a model."""
     rows, seconds, waited = BATCH_ROWS.labels(model), BATCH_SECONDS.labels(model), QUEUE_SECONDS.labels(model)
 
     def report(batch: BatchReport) -> None:

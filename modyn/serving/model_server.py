@@ -1,4 +1,4 @@
-"""All models that one process serves: loads versions, exchanges the routing table, and sends each request to the batcher of one version."""
+"""Model server of one process. The server loads versions, replaces the routing table, and sends each request to the batcher of one version."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from modyn.periodic_task import PeriodicTask
 from modyn.records import VersionRole
 from modyn.rpc.logs import get_logger
 from modyn.serving import metrics
-from modyn.serving.batch_queue import BatchLimits
-from modyn.serving.batcher import BatchedRequest, Outcome
-from modyn.serving.infer import InferAnswer, InferRequest
-from modyn.serving.predictor import VersionLoader, VersionName, warm_up
-from modyn.serving.routing import Canary, ModelRoutes, RoutingTable, to_retire
-from modyn.serving.shadow import ShadowComparer, ShadowPair, dropped
-from modyn.serving.signature import ModelSignature, Tensors
-from modyn.serving.versions import LoadedVersion, VersionState
+from modyn.serving.batch_queue import BatchedRequest, BatchLimits, Outcome
+from modyn.serving.messages.infer import InferAnswer, InferRequest
+from modyn.serving.messages.signature import ModelSignature, Tensors
+from modyn.serving.versions.loaded_version import LoadedVersion, VersionState
+from modyn.serving.versions.predictor import VersionLoader, VersionName, warm_up
+from modyn.serving.versions.routing import Canary, ModelRoutes, RoutingTable, to_retire
+from modyn.serving.versions.shadow import ShadowComparer, ShadowPair, count_dropped
 
 _LOOK_S: Final = 0.02
-"""Between two looks for requests whose deadline has passed."""
+"""Seconds between two searches for requests whose deadline has passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +35,21 @@ class ModelServerLimits:
 
     batches: BatchLimits = field(default_factory=BatchLimits)
     threads: int = 1
-    """That predict, for each version."""
+    """Number of threads that predict, for each version."""
     warm_up_batches: int = 4
     standby: int = 1
-    """Versions of a model that served before and stay in memory, for a rollback at once."""
+    """Number of earlier serving versions of a model that stay in memory for a quick rollback."""
 
 
 @dataclass(slots=True)
 class InferTicket:
-    """A request that was accepted."""
+    """An accepted request."""
 
     version: LoadedVersion
     request: BatchedRequest
 
     def cancel(self) -> None:
-        """End it with CancelledError, unless it has ended."""
+        """End the request with CancelledError, unless the request has ended."""
         self.version.batcher.cancel(self.request)
 
 
@@ -61,39 +60,41 @@ class Swap:
     name: VersionName
     before: str | None
     load_s: float
-    """Loading and warming up, while the version before served; 0: it was warm."""
+    """Seconds of loading and warming up the new version, while the earlier version served; 0: the new version was warm already."""
     exchange_s: float
-    """The exchange of the routing table."""
+    """Seconds of replacing the routing table."""
 
 
 class ModelServer:
-    """Thread-safe. A request is answered by the version that it was sent to when it came, whatever changes meanwhile.
+    """Answers requests with the versions of several models. Thread-safe. A request is routed to a version on arrival, and this version answers the
+    request even if the routes change meanwhile.
 
-    Args: load: makes the predictor of a version. answered: called with each request and its answer, by the thread that predicted it, before the
-    client gets it. took: called with the version of a request, its role and the seconds until the answer, errors included. Both must neither block
-    nor raise. models: names for which requests end with UnavailableError, not NotFoundError, and that are not ready, until a version is loaded.
+    Args: load: makes the predictor of a version. on_answer: called with each request and its answer, by the thread that predicted it, before the
+    client gets the answer. on_end: called with the version of a request, its role and the seconds until its answer or error. Neither callback may
+    block or raise. models: names of known models. Until a version of a known model is loaded, requests to this model end with UnavailableError
+    instead of NotFoundError, and the model is not ready.
     """
 
     def __init__(
         self,
         load: VersionLoader,
         limits: ModelServerLimits | None = None,
-        answered: Callable[[InferRequest, InferAnswer], object] = lambda *_: None,
-        took: Callable[[VersionName, VersionRole, float], object] = lambda *_: None,
+        on_answer: Callable[[InferRequest, InferAnswer], object] = lambda *_: None,
+        on_end: Callable[[VersionName, VersionRole, float], object] = lambda *_: None,
         models: Iterable[str] = (),
     ) -> None:
-        self._load, self._limits, self._answered, self._took = load, limits or ModelServerLimits(), answered, took
+        self._load, self._limits, self._on_answer, self._on_end = load, limits or ModelServerLimits(), on_answer, on_end
         self._logger = get_logger("serving")
-        # Replaced as one. Read without a lock.
+        # The table is replaced as a whole, so that readers need no lock.
         self._table: RoutingTable[LoadedVersion] = RoutingTable({name: ModelRoutes() for name in models})
         self._loading: dict[VersionName, None] = {}
         self._served_order: dict[VersionName, int] = {}
-        self._kept: set[VersionName] = set()  # loaded by `load`
-        self._reserved: Counter[VersionName] = Counter()  # about to serve, or to be canary or shadow
+        self._kept: set[VersionName] = set()  # versions that `load` loaded
+        self._reserved: Counter[VersionName] = Counter()  # versions that will serve or become canary or shadow
         self._numbers = itertools.count()
-        self._retiring: list[LoadedVersion] = []  # not in the table any more, but requests may wait for them
-        self._changing = threading.Lock()  # Protects the making of the next table, and the fields above.
-        self._one_load = threading.Lock()  # One version is loaded at a time: memory holds at most one more than is needed.
+        self._retiring: list[LoadedVersion] = []  # versions that left the table but may still have requests
+        self._changing = threading.Lock()  # Protects the replacement of the table, and the fields above.
+        self._one_load = threading.Lock()  # Held while a version is loaded: memory holds at most one spare version.
         self._closed = False
         self._comparer = ShadowComparer()
         self._ids, self._id_prefix = itertools.count(), secrets.token_hex(6)
@@ -109,13 +110,12 @@ class ModelServer:
         soon: Callable[[Callable[[], None]], object] | None = None,
         at_once: bool = False,
     ) -> InferTicket:
-        """Check a request and have it predicted.
+        """Check a request and start its prediction.
 
-        Args: done: called once with the answer or an error, by another thread or in this one; it must neither block nor raise. soon: calls what it
-        is given in this thread, soon: there a quick model predicts what has come. at_once: a quick model predicts here, before this returns, which
-        is for a request that no other comes with. Without either, other threads predict.
-        Raises: NotFoundError: model or version are unknown. InvalidArgumentError: tensors do not fit. OverloadedError: the queue is full.
-        UnavailableError: no version serves yet. In these cases `done` is not called.
+        Args: done: called once with the answer or an error, by any thread; this function must neither block nor raise. soon: schedules a call in this
+        thread, in which a quick model predicts all requests that have come. at_once: lets a quick model predict in this call, for a request that
+        comes alone. Without `soon` and `at_once`, other threads predict. Raises, without a call of `done`: NotFoundError: the model or version is
+        unknown. InvalidArgumentError: the tensors do not fit. OverloadedError: the queue is full. UnavailableError: no version serves yet.
         """
         started = time.perf_counter()
         request_id = request.request_id or f"{self._id_prefix}-{next(self._ids)}"
@@ -137,30 +137,30 @@ class ModelServer:
         while True:
             route = self._table.route(request.model, request.version, request_id)
             version = route.target
-            # A version that has retired since the table was read is not in the newest one, from which is chosen again.
+            # If the version has retired since the table was read, the request is routed again by the newest table, which lacks that version.
             if version.begin():
                 break
         pair = None if route.shadow is None else ShadowPair(self._comparer, route.shadow.name, request_id, route.shadow.end)
 
-        def ended(outcome: Outcome) -> None:
+        def end(outcome: Outcome) -> None:
             if isinstance(outcome, ModynError):
                 metrics.ERRORS.labels(request.model, outcome.reason).inc()
             answer = outcome if isinstance(outcome, ModynError) else self._answer(request, request_id, version, outcome)
             if not isinstance(answer, ModynError):
-                self._answered(request, answer)
+                self._on_answer(request, answer)
             seconds = time.perf_counter() - started
-            self._took(version.name, route.role, seconds)
+            self._on_end(version.name, route.role, seconds)
             version.took(seconds)
             done(answer)
             version.end()
             if pair is not None:
-                pair.answered(outcome)
+                pair.add_answer(outcome)
 
         try:
             version.signature.check_wanted(request.outputs)
             is_quick = version.batcher.is_quick
             inline, at_once = is_quick and soon is not None, is_quick and at_once
-            submitted = version.batcher.submit(request.inputs, ended, request.timeout_s, inline=inline, at_once=at_once)
+            submitted = version.batcher.submit(request.inputs, end, request.timeout_s, inline=inline, at_once=at_once)
         except BaseException:
             version.end()
             raise
@@ -172,13 +172,12 @@ class ModelServer:
 
     def _send_copy(self, request: InferRequest, shadow: LoadedVersion, pair: ShadowPair) -> None:
         if not shadow.begin():
-            return dropped(shadow.name)
-
+            return count_dropped(shadow.name)
         try:
-            shadow.batcher.submit(request.inputs, pair.shadowed)
-        except ModynError:  # its queue is full, or it takes other inputs: counted, since the client has its answer from elsewhere
+            shadow.batcher.submit(request.inputs, pair.add_shadow)
+        except ModynError:  # the shadow's queue is full, or the shadow takes other inputs; another version answers the client
             shadow.end()
-            dropped(shadow.name)
+            count_dropped(shadow.name)
         return None
 
     def _answer(self, request: InferRequest, request_id: str, version: LoadedVersion, outputs: Tensors) -> InferAnswer:
@@ -186,12 +185,13 @@ class ModelServer:
         return InferAnswer(request.model, version.name.version, request_id, wanted)
 
     def check_inputs(self, model: str, inputs: Tensors) -> None:
-        """Check inputs as `infer` would for the version that serves, as far as that goes without its model.
+        """Check inputs as `infer` does for the serving version, without calling the model.
 
-        Raises: InvalidArgumentError: they do not fit. NotFoundError: there is no such model. UnavailableError: no version of it serves yet.
+        Raises: InvalidArgumentError: the inputs do not fit. NotFoundError: there is no such model. UnavailableError: no version of the model serves
+        yet.
         """
         while not (served := self._table.serving(model)).begin():
-            pass  # it has retired since the table was read, so another one serves in the newest one
+            pass  # the version has retired since the table was read: take the serving version of the newest table
         try:
             served.check(inputs)
         finally:
@@ -200,9 +200,9 @@ class ModelServer:
     # Versions
 
     def load(self, name: VersionName) -> float:
-        """Load a version and warm it up, unless it is warm; requests that name it are answered from then on, until `close`.
+        """Load a version and warm it up, unless the version is warm. The version answers requests that name it until `close`.
 
-        Returns: seconds that it took; 0: it was warm. Raises: as the loader. ConflictError: the server is closed.
+        Returns: seconds that loading took; 0: the version was warm. Raises: the errors of the loader. ConflictError: the server is closed.
         """
         self._kept.add(name)
         try:
@@ -212,7 +212,7 @@ class ModelServer:
             raise
 
     def _ensure_warm(self, name: VersionName) -> float:
-        if self._is_warm(name):  # at once, also while another one is loaded
+        if self._is_warm(name):  # do not wait for another version that is being loaded
             return 0.0
         with self._one_load:
             if self._is_warm(name):
@@ -224,10 +224,10 @@ class ModelServer:
             try:
                 predictor = self._load(name)
                 warm_up(predictor, self._limits.warm_up_batches)
-                metrics.forget_inputs(name, predictor.signature)  # zeros are unlike what clients send
+                metrics.forget_inputs(name, predictor.signature)  # the warm-up has counted zeros as inputs
             finally:
                 del self._loading[name]
-            # Held so that what is counted of this version is not forgotten with one of its name that was unloaded.
+            # The lock prevents that `_end_overdue` unloads an older version of the same name and removes the new counters.
             with self._changing:
                 counters = metrics.batch_reporter(name.model), metrics.request_timer(name)
                 made = LoadedVersion(name, predictor, self._limits.batches, self._limits.threads, *counters)
@@ -239,7 +239,7 @@ class ModelServer:
 
     @contextmanager
     def _warm(self, name: VersionName) -> Iterator[float]:
-        """Load a version, and keep it in memory until the block has put it to use. Yields the seconds that loading took."""
+        """Load a version and keep it in memory during the block, in which the caller gives the version a role. Yields the seconds of loading."""
         with self._changing:
             self._reserved[name] += 1
         try:
@@ -251,17 +251,19 @@ class ModelServer:
                     del self._reserved[name]
 
     def swap(self, name: VersionName) -> Swap:
-        """Let a version serve: load it in the background of the one before, then exchange the table at once.
+        """Let a version serve: load the version while the earlier version serves, then replace the table.
 
-        The version before stays in memory as standby, and older ones are unloaded when their last request has ended.
-        Raises: as `load`; what served before serves on.
+        The earlier version stays in memory as standby. Older versions are unloaded when their last request has ended.
+        Raises: the errors of `load`; after an error, the earlier version still serves.
         """
         done = self.swap_if(name, lambda: True)
         assert done is not None
         return done
 
     def swap_if(self, name: VersionName, wanted: Callable[[], bool]) -> Swap | None:
-        """As `swap`, if it is still wanted once the version is warm; returns None, and the version may be unloaded, if not."""
+        """Load a version, and let it serve as `swap` does if `wanted` then returns true. Returns None if `wanted` returns false; in this case the
+        version may be unloaded.
+        """
         with self._warm(name) as load_s:
             started = time.perf_counter()
             with self._changing:
@@ -280,7 +282,7 @@ class ModelServer:
         return Swap(name, before, load_s, exchange_s)
 
     def _exchange(self, name: VersionName, before: str | None) -> None:
-        """Called with `_changing` held."""
+        """Let a version serve. The caller holds `_changing`."""
         table = self._table.with_serving(name.model, name.version)
         versions = table.routes(name.model).versions
         versions[name.version].become(VersionState.SERVING)
@@ -292,19 +294,19 @@ class ModelServer:
             metrics.SERVING_VERSION.remove(name.model, before)
 
     def set_canary(self, model: str, canary: Canary | None) -> None:
-        """Let a version answer a share of the requests, chosen by request id; it is loaded first. None: end that. Raises: as `load`."""
+        """Load a version and let it answer a share of the requests, chosen by request id; None: remove the canary. Raises: the errors of `load`."""
         with self._warm(VersionName(model, canary.version)) if canary is not None else nullcontext(), self._changing:
             self._table = self._table.with_canary(model, canary)
             self._retire_old(model)
 
     def set_shadow(self, model: str, version: str | None) -> None:
-        """Send a version copies of the requests; it is loaded first. None: end that. Raises: as `load`."""
+        """Load a version and send it copies of the requests; None: remove the shadow. Raises: the errors of `load`."""
         with self._warm(VersionName(model, version)) if version is not None else nullcontext(), self._changing:
             self._table = self._table.with_shadow(model, version)
             self._retire_old(model)
 
     def is_ready(self, model: str | None = None, version: str | None = None) -> bool:
-        """Whether requests are answered: of a version, of a model without a version, or of all models; False also for unknown ones."""
+        """Whether requests to all models, to one model, or to one version are answered. False for an unknown model or version."""
         if self._closed:
             return False
         models = self._table.models
@@ -315,20 +317,20 @@ class ModelServer:
         return models[model].serving is not None if version is None else version in models[model].versions
 
     def table(self) -> RoutingTable[LoadedVersion]:
-        """The table that routes requests now."""
+        """Return the current routing table."""
         return self._table
 
     def states(self, model: str) -> dict[str, VersionState]:
-        """The state of each version of a model that is in memory or being loaded. Raises NotFoundError: the model is unknown."""
+        """Return the state of each version of a model that is in memory or being loaded. Raises NotFoundError: the model is unknown."""
         found = {name.version: VersionState.LOADING for name in list(self._loading) if name.model == model}
         if not found or model in self._table.models:
             found |= {version: loaded.state for version, loaded in self._table.routes(model).versions.items()}
         return found
 
     def metadata(self, model: str, version: str | None = None) -> tuple[ModelSignature, list[str]]:
-        """Return the signature of the version that serves (or of the one that is named), and all versions that are loaded.
+        """Return the signature of the given or the serving version, and all loaded versions.
 
-        Raises: NotFoundError: model or version are unknown. UnavailableError: no version serves yet.
+        Raises: NotFoundError: the model or version is unknown. UnavailableError: no version serves yet.
         """
         table = self._table
         routes = table.routes(model)
@@ -336,9 +338,10 @@ class ModelServer:
         return table.route(model, version or routes.serving, "").target.signature, versions
 
     def close(self, drain_s: float = 10.0) -> bool:
-        """Answer what was accepted, for at most so many seconds, then unload all versions. Returns whether all was answered.
+        """Wait at most `drain_s` seconds for the answers to accepted requests, and unload all versions.
 
-        Requests that come meanwhile are answered as well: stop the protocols' servers first.
+        Stop the HTTP and gRPC servers first, because requests that come meanwhile are accepted and
+        answered too.
         """
         with self._changing:
             self._closed = True
@@ -348,6 +351,7 @@ class ModelServer:
                 version.become(VersionState.RETIRING)
         give_up = time.monotonic() + drain_s
         ended = [version.batcher.join(max(0.0, give_up - time.monotonic())) for version in versions]
+        # Stopped last: a version ends only when each of its requests has an answer or has passed its deadline.
         self._overdue.close()
         self._comparer.close()
         return all(ended)
@@ -357,7 +361,7 @@ class ModelServer:
         return routes is not None and name.version in routes.versions
 
     def _retire_old(self, model: str) -> None:
-        """Called with `_changing` held."""
+        """Remove versions that no role keeps. The caller holds `_changing`."""
         routes = self._table.routes(model)
         order = {name.version: number for name, number in self._served_order.items() if name.model == model}
         for version in to_retire(routes, order, self._limits.standby):
@@ -366,7 +370,7 @@ class ModelServer:
                 self._remove(name)
 
     def _remove(self, name: VersionName) -> None:
-        """Called with `_changing` held."""
+        """Remove a version from the table. The caller holds `_changing`."""
         loaded = self._table.routes(name.model).versions.get(name.version)
         self._table = self._table.without_version(name.model, name.version)
         self._served_order.pop(name, None)
@@ -381,7 +385,7 @@ class ModelServer:
             self._retiring = [version for version in self._retiring if version.state is not VersionState.UNLOADED]
             retiring = list(self._retiring)
             for version in unloaded:
-                if not self._is_warm(version.name):  # it may have been loaded again
+                if not self._is_warm(version.name):  # the same version may have been loaded again
                     metrics.forget_version(version.name.model, version.name.version)
                     metrics.forget_inputs(version.name, version.signature)
         for version in retiring:

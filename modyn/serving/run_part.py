@@ -1,4 +1,6 @@
-"""What each run that is served has for itself: what loads and follows its versions, takes its labels, judges new versions and measures its load."""
+"""Parts of a serving process that belong to one run. The parts load and follow the versions of the run, take labels, judge new versions and measure
+the load.
+"""
 
 from __future__ import annotations
 
@@ -14,29 +16,29 @@ from modyn.model_storage.client import ModelStorageClient
 from modyn.models.classes import is_regression, label_classes
 from modyn.records import RunId, ServingLoad, VersionUse
 from modyn.rpc.logs import get_logger
-from modyn.serving.auto_promotion import AutoPromotion
 from modyn.serving.load_meter import LoadMeter, load_reports
 from modyn.serving.model_server import ModelServer
-from modyn.serving.observation_join import JoinLimits
-from modyn.serving.observations import ObservationIntake
-from modyn.serving.promoted import RunFollower, StoredVersionLoader
-from modyn.serving.promotion_gate import PromotionGate, parse_conditions
-from modyn.serving.record_log import StorageObservationLog
+from modyn.serving.observations.intake import ObservationIntake
+from modyn.serving.observations.join import JoinLimits
+from modyn.serving.observations.storage_log import StorageObservationLog
+from modyn.serving.observations.waiting_log import WaitingLog
 from modyn.serving.served_model import ServedModel
-from modyn.serving.waiting_log import WaitingLog
+from modyn.serving.versions.auto_promotion import AutoPromotion
+from modyn.serving.versions.promoted import RunFollower, StoredVersionLoader
+from modyn.serving.versions.promotion_gate import PromotionGate, parse_conditions
 from modyn.state_folders import serving_dir
 from modyn.storage.client import StorageClient
 
 Report = Callable[[RunId, ServingLoad, Sequence[VersionUse]], object]
-"""Called with the load of a run's server, and with what it does with each version."""
+"""Function that gets the load of a run's server, and the uses of each version."""
 
 _JUDGE_S: Final = 1.0
-"""Between two looks for a version that is to be judged."""
+"""Seconds between two searches for a version to judge."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServingClients:
-    """Connections that all runs share."""
+    """Clients that all runs share."""
 
     models: ModelStorageClient
     storage: StorageClient
@@ -44,10 +46,10 @@ class ServingClients:
 
 
 class RunPart:
-    """The part of one run in a process that serves several.
+    """Parts of one run in a process that serves several runs.
 
-    Raises: ConflictError: another server of this run takes labels for the same dataset. NotFoundError, InvalidArgumentError: that is no dataset of
-    records. CorruptStateError, UnavailableError: of the files of what waits.
+    Raises: ConflictError: another server of this run takes labels for the same dataset. NotFoundError, InvalidArgumentError: the run's dataset of
+    observations is missing, or does not hold records. CorruptStateError, UnavailableError: see `WaitingLog`.
     """
 
     def __init__(self, config: SystemConfig, model: ServedModel, clients: ServingClients) -> None:
@@ -56,24 +58,24 @@ class RunPart:
         self.meter = LoadMeter(pinned=model.settings.pinned)
         dataset = model.settings.observations
         self.intake = None if dataset is None else _open_intake(config, model, dataset, clients.storage)
-        """None: no labels are taken."""
+        """Intake of labels; None: the run takes no labels."""
         if self.intake is not None:
             self.intake.start()
 
     def close(self) -> None:
-        """Take no more labels, and keep those that have come."""
+        """Stop taking labels. Labels that have arrived are kept."""
         if self.intake is not None:
             self.intake.close()
 
     def reporting(self, server: ModelServer, report: Report) -> AbstractContextManager[None]:
-        """Return what reports the load of the run, and what is done with its versions, in a thread of its own until the block ends."""
+        """Report the load of the run and the uses of its versions in a separate thread, until the block ends."""
         return load_reports(self.meter, lambda: server.table().roles(self.model.name), partial(report, self.model.run_id))
 
     @contextmanager
     def following(self, server: ModelServer) -> Iterator[RunFollower]:
-        """Judge new versions of the run, in a thread of its own, until the block ends.
+        """Judge new versions of the run in a separate thread, until the block ends.
 
-        Yields: what follows its versions, to be started; it is closed here. Raises: ConfigError: a metric or dataset of a condition is wrong.
+        Yields: the follower of the run's versions, which the caller starts. Raises: ConfigError: a metric or dataset of a condition is wrong.
         """
         run_id, settings, stored = self.model.run_id, self.model.settings, self._clients.models
         with ExitStack() as stack:
@@ -91,9 +93,9 @@ class RunPart:
 
 
 def _open_intake(config: SystemConfig, model: ServedModel, dataset: str, storage: StorageClient) -> ObservationIntake:
-    """Return the intake of a model's labels, with what waited when its last server ended."""
+    """Return the intake of a model's labels, including the predictions and labels that still waited when the last server of the run ended."""
     serving = config.serving
-    # Functions of the pipeline may make classes of any labels.
+    # A label transformer function of the pipeline may map any label to a class, so labels are not checked.
     classes = None if model.pipeline["data"].get("label_transformer_function") else label_classes(model.pipeline)
     log = StorageObservationLog(storage, dataset, columns=model.columns is not None, classes=classes)
     if is_regression(model.pipeline) and not log.takes_fractions:
@@ -105,7 +107,7 @@ def _open_intake(config: SystemConfig, model: ServedModel, dataset: str, storage
             "-o label_type=float`",
         )
     limits = JoinLimits(max_bytes=serving.max_waiting_bytes, keep_s=serving.waiting_s)
-    # Of one registration of the dataset: another one of the same name has none of its keys.
+    # The folder belongs to one registration of the dataset, because another dataset of the same name has other keys.
     folder = serving_dir(config.state_dir) / model.run_id / log.identity
     waiting = WaitingLog(folder) if serving.keep_waiting else None
     return ObservationIntake(model.name, log, limits, waiting=waiting)

@@ -1,4 +1,4 @@
-"""What is served of a run: the section `serving` of its pipeline with the options of `modyn serve`, and the name of its model."""
+"""Settings of a served run: the section `serving` of its pipeline, the options of `modyn serve`, and the name of its model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from modyn.config.preprocessing import with_columns
 from modyn.config.serving import ServedRun
 from modyn.errors import ConfigError, InvalidArgumentError
 from modyn.records import RunId
-from modyn.serving.record_log import check_readable
+from modyn.serving.observations.storage_log import check_readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,23 +21,23 @@ class ServedModel:
     run_id: RunId
     settings: ServedRun
     pipeline: Mapping[str, Any] = field(repr=False)
-    """Of the run, with columns: what conditions of promotions and observations go by."""
+    """Pipeline of the run, including the columns. Conditions of promotions and observations depend on the pipeline."""
 
     @property
     def name(self) -> str:
-        """In requests."""
+        """Name of the model in requests."""
         return self.settings.model_name(self.run_id)
 
     @property
     def columns(self) -> Mapping[str, Any] | None:
-        """The section `preprocessing`, whose columns are then the inputs."""
+        """The section `preprocessing` of the pipeline, whose columns are the inputs of the model; None: the pipeline has no such section."""
         return self.pipeline.get("preprocessing")
 
 
 def served_model(run_id: str, pipeline: Mapping[str, Any], options: Mapping[str, Any]) -> ServedModel:
-    """Return what is served of a run.
+    """Return the settings of a served run.
 
-    Args: options: fields of the section `serving` that go before those of the pipeline; None: the option is not given.
+    Args: options: values that override fields of the pipeline's section `serving`; a value None means that the option is not given.
     Raises: ConfigError: a field is wrong, or the run could not read its observations.
     """
     given = {name: value for name, value in options.items() if value is not None}
@@ -48,9 +48,9 @@ def served_model(run_id: str, pipeline: Mapping[str, Any], options: Mapping[str,
 
 
 def check_distinct(models: Sequence[ServedModel]) -> None:
-    """Check that a request, which names a model, belongs to one run.
+    """Check that each model name belongs to one run only.
 
-    Raises: ConfigError: two models have one name. InvalidArgumentError: a run comes twice.
+    Raises: ConfigError: two models have the same name. InvalidArgumentError: a run is given twice.
     """
     runs = dict[str, RunId]()
     for model in models:

@@ -1,4 +1,4 @@
-"""Typed client of the storage service's control plane, and the records that it returns. Payloads: `modyn.storage.payloads`."""
+"""Typed client of the storage service's control plane, and the records that it returns. For payloads see `modyn.storage.payloads`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from modyn._core import KeySet
 from modyn.config.dataset import DatasetConfig
-from modyn.config.endpoint import Endpoint
+from modyn.config.system_sections.endpoint import Endpoint
 from modyn.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.proto import common_pb2, storage_pb2, storage_pb2_grpc
 from modyn.records import DeletedSamples, Int64Array, Interval, SampleBatch
@@ -65,38 +65,36 @@ __all__ = [
 ]
 
 KEYS_PER_CALL = 131_072
-"""Most keys in one request message (1 MiB): longer requests are split."""
+"""Largest number of keys in one request message (1 MiB). Longer requests are split."""
 _FRAME_BYTES = 16
-"""Of a record in a message, beside itself."""
+"""Number of bytes that a record takes in a message in addition to its payload."""
 RETRY_S = 30.0
-"""How long a broken stream is opened again without any progress before its error is raised."""
+"""Seconds without progress for which a broken stream is opened again and again. After this time, its error is raised."""
 
 WHOLE_INDEX_DEADLINE_S = 3600.0
-"""To rebuild a dataset reads all of its index and a part of each data file."""
+"""Deadline of a rebuild, which reads all of the index and a part of each data file."""
 SCRUB_DEADLINE_S = 7 * 24 * 3600.0
-"""A scrub reads all data files."""
+"""Deadline of a scrub, which reads all data files."""
 INGEST_DEADLINE_S = 24 * 3600.0
-"""For the look at a folder that ends with all of its files indexed."""
+"""Deadline of an ingestion, which ends when all files of the folder are indexed."""
 
 NewSamples = ResumingStream[SampleBatch, int]
 """The samples of a dataset as they arrive. `cancel` may be called from another thread: iteration then ends."""
 NewLabels = ResumingStream[LateLabelBatch, int]
-"""Labels that come after their samples, as they come; `cancel` as of `NewSamples`."""
+"""Late labels as they arrive. `cancel`: see `NewSamples`."""
 
 
 class StorageClient(ServiceClient):
-    """Calls of the storage service. Every method raises from `modyn.errors`: NotFoundError for an unknown dataset or key,
-    UnavailableError when the service cannot be reached.
-
-    `name` is that of a dataset. `identity`, where it is an argument: of the registration that is meant, as in `DatasetInfo`; NotFoundError if
-    the dataset of this name is another one now; empty: any.
+    """Client of the storage service. Every method raises errors of `modyn.errors`: NotFoundError for an unknown dataset or key, UnavailableError if
+    the service cannot be reached. `name` names a dataset. `identity` is the identity of the registration, as in `DatasetInfo`; empty: any
+    registration. If the name now belongs to another registration, NotFoundError is raised.
     """
 
     _Stub = storage_pb2_grpc.StorageStub
     _not_repeatable = frozenset({"DeleteDataset"})
 
     def __init__(self, endpoint: Endpoint, retry_s: float = RETRY_S, wait_s: float = 10.0) -> None:
-        """Args: retry_s: seconds for which a broken stream is opened again without progress. wait_s: for which other calls are repeated."""
+        """Args: retry_s: seconds without progress for which a broken stream is opened again. wait_s: seconds for which other calls are repeated."""
         super().__init__(endpoint, wait_s)
         self._stream_retrier = Retrier(RetryPolicy(retry_s))
         self._most_bytes = items_per_message(endpoint, 1)
@@ -104,22 +102,23 @@ class StorageClient(ServiceClient):
         self._keys_per_call = min(KEYS_PER_CALL, items_per_message(endpoint, 8))
 
     def register_dataset(self, config: DatasetConfig) -> DatasetInfo:
-        """Make the dataset known; a no-op if it is known with equal options.
+        """Register a dataset. If the dataset is registered with equal options, nothing changes.
 
-        Raises: AlreadyExistsError: it is known with others. ConfigError, InvalidArgumentError, NotFoundError: `config` cannot be used.
+        Raises: AlreadyExistsError: the dataset is registered with other options. ConfigError, InvalidArgumentError, NotFoundError: `config` cannot be
+        used.
         """
         return info_from_proto(self._stub.RegisterDataset(spec_to_proto(config)))
 
     def change_dataset(self, config: DatasetConfig) -> DatasetInfo:
-        """Give a known dataset other options, for what is indexed from now on; InvalidArgumentError if they would change what is indexed."""
+        """Change the options of a dataset for later indexing. Raises InvalidArgumentError if the options would change indexed samples."""
         return info_from_proto(self._stub.ChangeDataset(spec_to_proto(config)))
 
     def list_datasets(self) -> list[DatasetInfo]:
-        """All registered datasets that can be opened, by name; without their schemas."""
+        """Return all registered datasets that can be opened, by name. The records have no schemas."""
         return [info_from_proto(dataset) for dataset in self._stub.ListDatasets(common_pb2.Empty()).datasets]
 
     def dataset(self, name: str) -> DatasetInfo:
-        """The registration of a dataset and the extent of its index."""
+        """Return the registration of a dataset and the extent of its index."""
         return info_from_proto(self._stub.GetDataset(storage_pb2.DatasetName(name=name)))
 
     def delete_dataset(self, name: str) -> None:
@@ -133,7 +132,7 @@ class StorageClient(ServiceClient):
             except NotFoundError:
                 if not is_repeated:
                     raise
-                # The call before it has deleted the dataset, and its answer was lost.
+                # The first call has deleted the dataset, and its answer was lost.
             except UnavailableError:
                 is_repeated = True
                 raise
@@ -141,12 +140,12 @@ class StorageClient(ServiceClient):
         self._retrier.call(delete)
 
     def ingest(self, name: str) -> Iterator[IngestProgress]:
-        """Index what is new in the dataset's folder, now; the last record has `finished`. A broken stream is not opened again."""
+        """Index the new data in the dataset's folder now, and yield progress. The last record has `finished`. A broken stream is not opened again."""
         for progress in self._stub.Ingest(storage_pb2.DatasetName(name=name), timeout=INGEST_DEADLINE_S):
             yield from_message(progress, IngestProgress)
 
     def scrub_dataset(self, name: str, progress: Callable[[ScrubProgress], None] | None = None) -> list[FileProblem]:
-        """Read all files of the dataset's index, and all indexed bytes of its data files; return those that do not match their checksums.
+        """Read all files of the dataset's index, and all indexed bytes of its data files. Return the files that do not match their checksums.
 
         Args: progress: called in this thread, a few times a second.
         """
@@ -159,23 +158,26 @@ class StorageClient(ServiceClient):
         return problems
 
     def forget_file(self, name: str, path: str) -> DeletedSamples:
-        """Delete the samples of a data file, so that the next `ingest` adds what it holds then, under new keys; return what was deleted.
+        """Delete the samples of a data file, and return the number of deleted samples. The next `ingest` adds the samples that the file then has,
+        under new keys.
 
-        Args: path: full, or below the dataset's folder.
-        Raises: NotFoundError: it is not indexed, or is missing. DataError: it cannot be used as it is now; nothing is deleted then.
+        Args: path: full path, or path in the dataset's folder.
+        Raises: NotFoundError: the file is not indexed, or is missing. DataError: the present content of the file cannot be used; nothing is deleted.
         """
         request = storage_pb2.DataFile(dataset=name, path=path)
         return from_message(self._stub.ForgetFile(request, timeout=WHOLE_INDEX_DEADLINE_S), DeletedSamples)
 
     def rebuild_dataset(self, name: str) -> DatasetInfo:
-        """Take what the restored, older database lacks of the dataset from its index. Raises: ConflictError: the database is not older."""
+        """Add the rows of the dataset that a restored, older database lacks. The rows come from the index.
+
+        Raises: ConflictError: the database is not older.
+        """
         return info_from_proto(self._stub.RebuildDataset(storage_pb2.DatasetName(name=name), timeout=WHOLE_INDEX_DEADLINE_S))
 
     def append_records(self, name: str, records: Sequence[NewRecord], identity: str = "") -> list[AppendedRecord]:
-        """Append records to a dataset of records; return for each, in order, what became of it. They are durable then, and samples soon.
-
-        Many are sent with several calls, each of them whole or not at all. When an error is raised, or the answer is lost, repeat the call with
-        the same keys: what was appended is a duplicate then.
+        """Append records to a dataset of records. Returns one answer for each record, in order. Answered records are durable, and become samples
+        soon. A large number is sent in several calls. Of each call, all records are appended or none. After an error or a lost answer, repeat the
+        call with the same keys: appended records are then answered as duplicates.
 
         Raises: InvalidArgumentError: a record cannot be taken, or the dataset is made of files. UnavailableError: the disk of storage cannot be
         written to.
@@ -186,13 +188,12 @@ class StorageClient(ServiceClient):
         return appended
 
     def set_labels(self, name: str, labels: Mapping[str, float], identity: str = "") -> list[AppendedRecord]:
-        """Give records of a dataset of records the labels that they came without; return for each, in order, what became of it.
+        """Set the labels of records that were appended without a label. Returns one answer for each label, in order. A record keeps its first label:
+        an equal label is marked as a duplicate, another label with `differs`. Therefore the call may be repeated. A large number is sent in several
+        calls. Of each call, all labels are set or none.
 
-        A record that has a label keeps it: the same one again is a duplicate, another one `differs`. So the call may be repeated. Many are sent with
-        several calls, each of them whole or not at all.
-
-        Args: labels: by the idempotency keys of the records.
-        Raises: NotFoundError: there is no record with one of the keys. InvalidArgumentError: a label cannot be one, or the dataset is made of files.
+        Args: labels: labels by the idempotency keys of the records.
+        Raises: NotFoundError: there is no record with one of the keys. InvalidArgumentError: a label is not allowed, or the dataset is made of files.
         """
         answers, left = list[AppendedRecord](), iter(labels.items())
         while part := dict(islice(left, MOST_RECORDS)):
@@ -200,7 +201,7 @@ class StorageClient(ServiceClient):
         return answers
 
     def new_labels(self, name: str, first: int, batch_size: int, identity: str = "") -> NewLabels:
-        """Labels that came after their samples, in the order in which they came, from number `first` on; waits for new ones until cancelled."""
+        """Yield late labels from number `first` on, in the order of their arrival, and wait for new ones until cancelled."""
 
         def open_at(number: int) -> Any:
             request = storage_pb2.NewLabelsRequest(dataset=name, identity=identity, first=number, batch_size=batch_size)
@@ -212,6 +213,7 @@ class StorageClient(ServiceClient):
         request, num_bytes = storage_pb2.AppendRequest(dataset=name, identity=identity), 0
         for record in records:
             message = record_to_proto(record)
+            # The size of one message is exact; the frame of the field in the request is added.
             size = message.ByteSize() + _FRAME_BYTES
             if size > self._most_bytes:
                 raise InvalidArgumentError(
@@ -223,16 +225,16 @@ class StorageClient(ServiceClient):
                 request, num_bytes = storage_pb2.AppendRequest(dataset=name, identity=identity), 0
             request.records.append(message)
             num_bytes += size
-        # Also without a record: whether there is such a dataset is answered all the same.
+        # A call without records still checks that the dataset exists.
         yield request
 
     def problems(self, name: str) -> list[FileProblem]:
-        """Files of the dataset that were set aside, the newest problems first."""
+        """Return the files of the dataset that were set aside, newest problem first."""
         reply = self._stub.ListProblems(storage_pb2.DatasetName(name=name))
         return [from_message(problem, FileProblem) for problem in reply.problems]
 
     def count_samples(self, name: str, interval: Interval, end_key: int | None = None, identity: str = "") -> int:
-        """Number of samples of dataset `name` with a timestamp in [start, end), without deleted ones. Raises: NotFoundError.
+        """Return the number of samples of dataset `name` with a timestamp in [start, end), without deleted ones. Raises: NotFoundError.
 
         Args: end_key: only samples with smaller keys.
         """
@@ -250,13 +252,13 @@ class StorageClient(ServiceClient):
         identity: str = "",
         end_label: int | None = None,
     ) -> Iterator[SampleBatch]:
-        """Samples of [start, end) in the order (timestamp, key).
+        """Yield the samples of [start, end) in the order (timestamp, key).
 
-        Args: interval: of timestamps, in seconds. batch_size: most samples of a batch, 1 to 1,000,000. after: only samples behind this
-        (timestamp, key). end_key: only samples with smaller keys, that is, those that the dataset held when this was its next key. end_label:
-        of the labels that came late only the first `end_label` (`num_labels` of the dataset then).
+        Args: interval: interval of timestamps, in seconds. batch_size: largest number of samples in a batch, 1 to 1,000,000. after: only samples
+        after this (timestamp, key). end_key: only samples with smaller keys, which existed when `end_key` was the dataset's next key. end_label:
+        use only the first `end_label` late labels (`num_labels` of the dataset at that time).
 
-        A stream that breaks is opened again behind the last sample received, for at most `retry_s` without progress.
+        A stream that breaks is opened again after the last received sample, for at most `retry_s` seconds without progress.
         """
 
         wanted = to_message(interval, common_pb2.Interval)
@@ -275,9 +277,9 @@ class StorageClient(ServiceClient):
         return ResumingStream(open_after, after, last_of, self._stream_retrier, batch_from_proto)
 
     def new_samples(self, name: str, first_key: int, batch_size: int, identity: str = "") -> NewSamples:
-        """Samples from key `first_key` on in the order of arrival; waits for new ones until cancelled.
+        """Yield samples from key `first_key` on in the order of arrival, and wait for new ones until cancelled.
 
-        Args: batch_size: most samples of a batch, 1 to 1,000,000. Fewer are sent when no more have arrived.
+        Args: batch_size: largest number of samples in a batch, 1 to 1,000,000. A batch has fewer samples if no more have arrived.
         """
 
         def open_at(key: int) -> Any:
@@ -288,52 +290,54 @@ class StorageClient(ServiceClient):
         return ResumingStream(open_at, first_key, lambda batch: int(batch.keys[-1]) + 1, self._stream_retrier, batch_from_proto)
 
     def samples_by_key(self, name: str, keys: Int64Array, identity: str = "") -> SampleBatch:
-        """Labels and timestamps of `keys`, int64 (n,), in the order asked. Raises NotFoundError if one does not exist or was deleted."""
+        """Return labels and timestamps of `keys`, int64 (n,), in the given order. Raises NotFoundError if one does not exist or was deleted."""
         requests = self._key_requests(name, keys, identity)
         return SampleBatch.concatenate([batch_from_proto(c) for request in requests for c in self._stub.SamplesByKey(request)])
 
     def locate(self, name: str, keys: Int64Array) -> list[SamplePlace]:
-        """Where the samples of `keys`, int64 (n,), lie, in the order asked. Raises NotFoundError if one does not exist or was deleted."""
+        """Return the places of the samples of `keys`, int64 (n,), in the given order. Raises NotFoundError if one does not exist or was deleted."""
         requests = self._key_requests(name, keys, "")
         return [place_from_proto(place) for request in requests for place in self._stub.LocateSamples(request).places]
 
     def offer_short_cut(self, name: str) -> ShortCutOffer:
-        """What a reader on storage's machine needs to read the dataset by itself; see `modyn.storage.read.locality`."""
+        """Return what a reader on storage's machine needs to read the dataset without the service; see `modyn.storage.read.locality`."""
         return from_message(self._stub.OfferShortCut(storage_pb2.DatasetName(name=name)), ShortCutOffer)
 
     def delete_samples(self, name: str, keys: Int64Array, identity: str = "") -> int:
-        """Delete the samples `keys`, int64 (n,), for good; return how many of them there are or were: as many if it is repeated.
-
-        Their keys are never used again.
+        """Delete the samples `keys`, int64 (n,), permanently. Returns the number of keys that exist or existed. A repeated call returns the same
+        number. Deleted keys are never reused.
         """
+        # The server counts distinct keys. A key in two requests would be counted twice.
         requests = self._key_requests(name, np.unique(keys), identity)
         return sum(int(self._stub.DeleteSamples(request).num_deleted) for request in requests)
 
     def deleted_keys(self, name: str, identity: str = "") -> KeySet:
-        """Return all keys that are deleted. Their number is the version of the set: keys are deleted once and for good.
+        """Return all deleted keys. The number of deleted keys is the version of the set, because deletions are permanent.
 
-        Raises: NotFoundError: there is no such dataset, or its identity is another one; empty: any.
+        Raises: NotFoundError: there is no dataset with this name and identity.
         """
         request = storage_pb2.RegisteredDataset(dataset=name, identity=identity)
+        # The parts belong to one snapshot, so after a failure all of them are read again.
         return KeySet.parsed(self._retrier.call(lambda: b"".join(part.content for part in self._stub.DeletedKeys(request))))
 
     def check_column(self, name: str, column: str, identity: str = "") -> None:
-        """Check that the samples of a dataset have a column of this name, as far as its first and its last ones say.
+        """Check that the samples of a dataset have a column of this name. Only its first and last samples are read.
 
-        Raises: ConfigError: they have not, which names the nearest one, or their format has no columns.
+        Raises: ConfigError: the column is missing (the message names the nearest one), or the format has no columns.
         """
         self._stub.CheckColumn(storage_pb2.ColumnRequest(dataset=name, column=column, identity=identity))
 
     def column_values(self, name: str, keys: Int64Array, column: str, identity: str = "") -> Iterator[ColumnValues]:
-        """Yield what the samples of `keys`, int64 (n,), have in a column of their files, in the order asked, some at once. One that was deleted
-        has no value. A stream that breaks is asked for again.
+        """Yield the values of the samples of `keys`, int64 (n,), in a column of their files, in the given order, in parts. Deleted samples have no
+        value. A broken stream is opened again.
 
-        Raises: ConfigError: their format has no columns, or the values of this one are not short texts, numbers or times. DataError: a
-        file cannot be read. NotFoundError: the dataset never had one of the keys.
+        Raises: ConfigError: the format of the dataset has no columns, or the values of this column are not short texts, numbers or times. DataError:
+        a file cannot be read. NotFoundError: the dataset never had one of the keys.
         """
         for first in range(0, len(keys), self._keys_per_call):
             packed = keys_to_bytes(keys[first : first + self._keys_per_call])
             request = storage_pb2.ColumnValuesRequest(dataset=name, column=column, keys=packed, identity=identity)
+            # All parts of a request are collected before one is yielded, so a retry yields no part twice.
             yield from self._stream_retrier.call(partial(self._parts_of_column, request))
 
     def _parts_of_column(self, request: storage_pb2.ColumnValuesRequest) -> list[ColumnValues]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
@@ -14,8 +15,10 @@ from dataclasses import replace
 from modyn.atomic_write import sync_names
 from modyn.config.dataset import DatasetConfig
 from modyn.config.system import SystemConfig
+from modyn.config.system_sections.buckets import is_bucket
 from modyn.errors import (
     AlreadyExistsError,
+    ConfigError,
     ConflictError,
     CorruptStateError,
     InvalidArgumentError,
@@ -27,13 +30,14 @@ from modyn.json_codec import sanitize
 from modyn.records import DeletedSamples
 from modyn.rpc.logs import get_logger
 from modyn.storage.catalogue.catalogue import Catalogue, DatasetRow
+from modyn.storage.files.bucket_url import BucketUrl
 from modyn.storage.files.file_system import Roots
 from modyn.storage.files.local import LocalFiles, open_filesystem
 from modyn.storage.formats import build_format
 from modyn.storage.ingest.file_checks import scrub_files
 from modyn.storage.ingest.format_runner import FormatRunner, IndexingBounds
 from modyn.storage.ingest.ingestion import ingest
-from modyn.storage.ingest.locks import locked
+from modyn.storage.ingest.locks import hold_dataset
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.publisher import withdraw
 from modyn.storage.ingest.rebuild import rebuild
@@ -55,14 +59,13 @@ from modyn.storage.read.record_readers import RecordReaders
 from modyn.storage.read.scrub import DAMAGED_FILES, scrub
 from modyn.storage.read.snapshot import DatasetSnapshot
 from modyn.storage.records.intake import RecordIntake
-from modyn.storage.registrations import difference, normalised
 
 _STEP_S = 0.2
-"""Seconds between two reports to the client of an ingestion, and looks at whether it still listens."""
+"""Seconds between two reports to the client of an ingestion. The same interval is used to check whether the client still listens."""
 
 
 class DatasetStore:
-    """The datasets in the catalogue. Methods may be called from any thread and raise from `modyn.errors`."""
+    """The datasets in the catalogue. Methods may be called from any thread and raise errors of `modyn.errors`."""
 
     def __init__(self, config: SystemConfig, catalogue: Catalogue) -> None:
         self._settings = config.storage
@@ -73,11 +76,11 @@ class DatasetStore:
         self._runner = FormatRunner(IndexingBounds(config.storage.indexing_memory_bytes, config.storage.indexing_timeout_s))
         self._catalogue = catalogue
         self._deletions = threading.Lock()
-        """Lets one deletion run at a time, so that one that is repeated waits for the first. Taken before `_lock`."""
+        """Lets one deletion run at a time, so that a repeated deletion waits for the first one. Taken before `_lock`."""
         self._deleting: dict[str, OpenDataset] = {}
-        """By identity; of a deletion that failed, until it is repeated. Protected by `_deletions`."""
+        """Datasets whose deletion has begun and has not succeeded yet, by identity. Protected by `_deletions`."""
         # Protects the three fields below, and lets one thread at a time register, open or begin to delete. Reentrant: `register` opens the
-        # dataset under it. `dataset` looks into `_open` without it first, a single operation under the interpreter's lock.
+        # dataset under it. `dataset` first reads `_open` without this lock, in a single operation under the interpreter's lock.
         self._lock = threading.RLock()
         self._open: dict[str, OpenDataset] = {}
         self._watchers: dict[str, Watcher | RecordIntake] = {}
@@ -85,9 +88,8 @@ class DatasetStore:
         DAMAGED_FILES.set_function(lambda: sum(len(dataset.damaged) for dataset in self.open_datasets()))
 
     def start(self) -> None:
-        """Complete deletions that were begun, register what the system file names, open what is registered.
-
-        A dataset that cannot be opened does not affect the others: it raises its error when it is asked for. Wrong configuration does.
+        """Complete interrupted deletions, register the datasets of the system file, and open all registered datasets. A dataset that cannot be opened
+        does not affect the others: `dataset` raises the error when the dataset is requested. A wrong configuration raises an error here.
         """
         for row in self._catalogue.datasets(deleting=True):
             try:
@@ -102,13 +104,13 @@ class DatasetStore:
                 get_logger("storage").error("dataset_not_served", dataset=config.name, error=error.message)
             except ModynError as error:
                 raise type(error)(f"storage.datasets: {config.name}: {error.message}") from error
-        self.infos()  # Opens all.
+        self.infos()  # Opens all datasets.
 
     def close(self) -> None:
         """Stop watching, end streams of new samples and close the catalogue.
 
-        In this order: after `_closing` nothing opens; a watcher uses its dataset, and a dataset the catalogue and the readers.
-        Nothing is waited for under the lock.
+        After `_closing` is set, no dataset is opened. Watchers stop before datasets, which they use; datasets close before the catalogue and the
+        readers, which they use. No wait happens under the lock.
         """
         with self._lock:
             self._closing = True
@@ -116,21 +118,20 @@ class DatasetStore:
             self._watchers.clear()
         for watcher in watchers:
             watcher.ask_to_stop()
-        # Before the watchers are waited for: one of them may wait for a process that indexes.
+        # This comes before the wait for the watchers, because a watcher may wait for an indexing process.
         self._runner.close()
         for watcher in watchers:
             watcher.stop()
         for dataset in datasets:
-            dataset.close(UnavailableError("storage is stopping; its streams go on when it is back"))
+            dataset.close(UnavailableError("storage is stopping; its streams continue when it is back"))
         self._catalogue.close()
         self._readers.close()
 
     def register(self, config: DatasetConfig, *, may_be_absent: bool = False) -> DatasetInfo:
-        """Make a dataset known, and watch its folder if configured; a no-op with equal options.
+        """Register a dataset, and watch its folder if this is configured. If the dataset is registered with equal options, nothing changes.
 
-        Args: may_be_absent: it may appear later.
-
-        Raises: AlreadyExistsError: it has other options. ConfigError, InvalidArgumentError: an option is wrong.
+        Args: may_be_absent: the folder may appear later.
+        Raises: AlreadyExistsError: the dataset is registered with other options. ConfigError, InvalidArgumentError: an option is wrong.
             NotFoundError, SecurityError: the folder is absent, or outside `storage.dataset_roots`.
         """
         config = normalised(config)
@@ -161,10 +162,10 @@ class DatasetStore:
             folder.check(self._roots)
 
     def change(self, config: DatasetConfig) -> DatasetInfo:
-        """Give the dataset `config.name` other options, for what is indexed from now on. Raises as `OpenDataset.change_options`; NotFoundError."""
+        """Change the options of the dataset `config.name` for later indexing. Raises as `OpenDataset.change_options`; NotFoundError."""
         config = normalised(config)
         dataset = self.dataset(config.name)
-        with locked(dataset):
+        with hold_dataset(dataset):
             dataset.refresh()
             dataset.change_options(config)
         if config.holds_records:
@@ -178,9 +179,9 @@ class DatasetStore:
         return dataset.info()
 
     def dataset(self, name: str) -> OpenDataset:
-        """Return the dataset `name`, opened if it was not.
+        """Return the dataset `name`, and open it if it is not open yet.
 
-        Raises: NotFoundError: there is none of this name. UnavailableError: storage is stopping, or its database or disk cannot be used.
+        Raises: NotFoundError: there is none of this name. UnavailableError: storage is stopping, or the database or disk of storage cannot be used.
         CorruptStateError: the index is damaged.
         """
         if (found := self._open.get(name)) is not None:
@@ -199,11 +200,11 @@ class DatasetStore:
             found.limits = replace(
                 found.limits, future_tolerance_s=settings.future_tolerance_s, unpacked_bytes=settings.unpacked_bytes
             )
-            # Removes what a crash left in the folder. An ingestion that holds the lock does it itself.
+            # Removes what a crash left in the folder. An ingestion that holds the lock removes it itself.
             with self._catalogue.database.advisory_lock(f"dataset/{found.row.id}") as held:
                 if held:
                     _refresh_opened(found)
-            found.snapshot()  # Raises the error of an index that is damaged.
+            found.snapshot()  # This raises the error of a damaged index.
             self._names.add(name, found.folder)
             self._open[name] = found
             if found.row.config.holds_records:
@@ -213,26 +214,29 @@ class DatasetStore:
             return found
 
     def snapshot(self, name: str) -> DatasetSnapshot:
-        """The dataset as its readers see it now. Raises NotFoundError if there is none of this name."""
+        """Return the present snapshot of the dataset. Raises NotFoundError if there is none of this name."""
         return self.dataset(name).snapshot()
 
     def column_reader(self, name: str, column: str) -> ColumnReader:
-        """A reader of a column of the dataset's samples. Raises: NotFoundError: there is no such dataset. ConfigError: it has no columns."""
+        """Return a reader of a column of the dataset's samples. Raises: NotFoundError: there is no such dataset. ConfigError: the dataset has no
+        columns."""
         dataset = self.dataset(name)
         return ColumnReader(dataset.snapshot, dataset.filesystem, column)
 
     def offer_short_cut(self, name: str) -> ShortCutOffer:
-        """What a reader on this machine needs to read the dataset by itself, or `refused` with the reason. Raises: NotFoundError."""
+        """Return what a reader on this machine needs to read the dataset without the service, or `refused` with the reason. Raises: NotFoundError."""
         dataset = self.dataset(name)
         if self._settings.short_cut == "off":
             return ShortCutOffer("storage.short_cut is off where storage runs")
         base_path = located(dataset.row.config, dataset.folder).base_path
         if not isinstance(dataset.filesystem, LocalFiles):
-            return ShortCutOffer(f"its files lie at {base_path}, which is no folder of this machine")
+            return ShortCutOffer(f"its files are at {base_path}, which is not a folder of this machine")
         return dataset.proof.offer(base_path, dataset.snapshot().paths)
 
     def infos(self) -> list[DatasetInfo]:
-        """Describe all datasets, in order of name, without their schemas, which may be long; those that cannot be opened are logged and left out."""
+        """Describe all datasets, in order of name, without their schemas, which may be long. Datasets that cannot be opened are logged and left
+        out.
+        """
         infos = []
         for row in self._catalogue.datasets():
             try:
@@ -247,7 +251,8 @@ class DatasetStore:
         Raises: NotFoundError. UnavailableError: a file cannot be removed; the deletion may be repeated, or the next start of storage completes it.
         """
         with self._deletions:
-            # Whatever cannot be removed: nothing uses the dataset any more.
+            # Even if a file cannot be removed, the dataset is no longer used.
+            # The lock is released before `at_end` runs, because a watcher that ends may wait for this lock.
             with ExitStack() as at_end, self._lock:
                 begun = (row for row in self._catalogue.datasets(deleting=True) if row.config.name == name)
                 row = self._catalogue.dataset(name) or next(begun, None)
@@ -266,11 +271,11 @@ class DatasetStore:
             self._deleting.pop(row.identity, None)
 
     def scrub(self, name: str, is_active: Callable[[], bool] = lambda: True) -> Iterator[ScrubProgress]:
-        """Read all files of the dataset's index and compare them with their checksums, then its data files (`scrub_files`). Ends after a file when
-        the listener has left (`is_active` is false).
+        """Read all files of the dataset's index and then all of its data files (`scrub_files`), and compare them with their checksums. If the
+        listener has left (`is_active` is false), end after the present file.
 
         Returns: progress a few times a second, and at the end.
-        Raises: NotFoundError: there is no such dataset. UnavailableError: its publication or the database cannot be read.
+        Raises: NotFoundError: there is no such dataset. UnavailableError: the dataset's publication or the database cannot be read.
         """
         row = self._catalogue.dataset(name)
         if row is None:
@@ -295,29 +300,29 @@ class DatasetStore:
         yield replace(progress, problems=tuple(found))
 
     def forget_file(self, name: str, path: str) -> DeletedSamples:
-        """Delete the samples of a data file, so that the next ingestion takes it again; as `reindex.forget_file`."""
+        """Delete the samples of a data file, so that the next ingestion indexes it again; see `reindex.forget_file`."""
         return forget_file(self.dataset(name), path)
 
     def open_datasets(self) -> list[OpenDataset]:
-        """The datasets that are served now."""
+        """Return the datasets that are served now."""
         return list(self._open.values())
 
     def rebuild(self, name: str) -> DatasetInfo:
-        """Make the catalogue what the index of the dataset says, after a database of before was restored. Raises as `rebuild`."""
+        """Rebuild the rows of the catalogue from the index, after an older database was restored. Raises as `rebuild`."""
         dataset = self.dataset(name)
         rebuild(dataset)
         return dataset.info()
 
     def problems(self, name: str) -> list[FileProblem]:
-        """Damaged files of the dataset's index, and files that were set aside, the newest problems first."""
+        """Return the damaged files of the dataset's index, and the files that were set aside, the newest problems first."""
         dataset = self.dataset(name)
-        # A path may hold bytes that are no text.
+        # A path may contain bytes that are not text.
         return dataset.damaged + self._catalogue.problems(
             dataset.row.id, lambda path: sanitize(dataset.filesystem.full_path(path))
         )
 
     def ingest(self, name: str, is_active: Callable[[], bool] = lambda: True) -> Iterator[IngestProgress]:
-        """Ingest now. The work continues when the listener leaves (`is_active` is false), and does not wait for a slow one.
+        """Ingest now. The work continues when the listener leaves (`is_active` is false), and does not wait for a slow listener.
 
         Returns: the newest progress a few times a second; the last one has `finished`. Raises, at the end, what ingestion raised.
         """
@@ -348,9 +353,9 @@ class DatasetStore:
     def append(self, name: str, records: Sequence[NewRecord], identity: str = "") -> list[AppendedRecord]:
         """Append records to a dataset of records. Returns and raises as `RecordIntake.append`.
 
-        Raises also: NotFoundError: there is no such dataset. InvalidArgumentError: it is made of files.
+        Raises also: NotFoundError: there is no such dataset. InvalidArgumentError: the dataset is made of files.
 
-        Args: identity: as for reads.
+        Args: identity: identity of the registration; empty: any registration.
         """
         self.dataset(name).snapshot().refuse_other(identity)
         return self._intake(name).append(records)
@@ -361,7 +366,7 @@ class DatasetStore:
         return self._intake(name).set_labels(labels)
 
     def _intake(self, name: str) -> RecordIntake:
-        """The intake of a dataset. Raises: NotFoundError, UnavailableError. InvalidArgumentError: it is no dataset of records."""
+        """Return the intake of a dataset. Raises: NotFoundError, UnavailableError. InvalidArgumentError: the dataset does not hold records."""
         dataset, intake = self.dataset(name), self._watchers.get(name)
         if not dataset.row.config.holds_records:
             raise InvalidArgumentError(
@@ -376,22 +381,57 @@ class DatasetStore:
         ingest(dataset, self._roots, self._settings.num_threads, patient=False)
 
     def _withdraw(self, row: DatasetRow) -> None:
-        """End all reading of the dataset."""
+        """End all reads of the dataset."""
         self._names.remove(row.config.name)
         withdraw(self._folder / row.identity)
 
     def _forget(self, row: DatasetRow) -> None:
-        self._withdraw(row)  # First, and again: the folder must not be read while it loses its files, deletions among them.
+        # The dataset is withdrawn (again) before its files are removed, because no reader may use a folder that loses files, such as the file of
+        # deleted keys.
+        self._withdraw(row)
         shutil.rmtree(self._folder / row.identity, ignore_errors=True)
-        sync_names(self._folder)  # Before the row goes: nothing would remove a folder that a crash brings back.
+        # The removal is synced before the row is deleted. Afterwards, no step would remove a folder that a crash brings back.
+        sync_names(self._folder)
         self._catalogue.end_delete(row.id)
 
 
 def _refresh_opened(dataset: OpenDataset) -> None:
-    """Refresh a dataset that is being opened. What stands in the way of writing to it does not hinder reading."""
+    """Refresh a dataset that is being opened. A dataset that cannot be written to can still be read."""
     try:
         dataset.refresh()
     except ConflictError:
-        pass  # Another process is ingesting it, whose work the next ingestion takes over.
+        pass  # Another process is ingesting the dataset; the next ingestion takes over its work.
     except CorruptStateError as error:
         get_logger("storage").error("dataset_not_writable", dataset=dataset.name, error=error.message)
+
+
+def normalised(config: DatasetConfig) -> DatasetConfig:
+    """Return the configuration with the normal form of `base_path`. Raises ConfigError, InvalidArgumentError."""
+    if config.holds_records:
+        return config
+    if is_bucket(config.base_path):
+        path = str(BucketUrl.parse(config.base_path))
+    elif os.path.isabs(config.base_path):
+        path = os.path.normpath(config.base_path)
+    else:
+        raise InvalidArgumentError(
+            f"base_path '{config.base_path}' of dataset '{config.name}' is not absolute; write it from the root"
+        )
+    return config.model_copy(update={"base_path": path})
+
+
+def difference(known: DatasetConfig, asked: DatasetConfig) -> str:
+    """Describe how two registrations of one name differ, with the defaults of the file format filled in; empty: the registrations are equal."""
+    found = [
+        f"{field} is {getattr(known, field)!s}, not {getattr(asked, field)!s}"
+        for field in ("base_path", "file_wrapper", "filesystem_wrapper", "timestamp_source", "watch")
+        if getattr(known, field) != getattr(asked, field)
+    ]
+    if known.file_wrapper == asked.file_wrapper and known.file_wrapper_config != asked.file_wrapper_config:
+        try:
+            options = [build_format(c.file_wrapper, c.file_wrapper_config, c.timestamp_source).config for c in (known, asked)]
+        except ConfigError:
+            options = []
+        if not options or options[0] != options[1]:
+            found.append(f"file_wrapper_config is {known.file_wrapper_config}, not {asked.file_wrapper_config}")
+    return "; ".join(found)

@@ -1,4 +1,6 @@
-"""Payloads by key, for the rooms above storage: read locally where that is proven to be possible, over Flight otherwise."""
+"""Payloads by key, for the packages that use storage. Payloads are read locally if this process has proof that it sees the same files as storage, and
+over Flight otherwise.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
-from modyn.config.endpoint import Endpoint
 from modyn.config.system import ROW_GROUP_CACHE_BYTES
+from modyn.config.system_sections.endpoint import Endpoint
 from modyn.errors import ConfigError, UnavailableError
 from modyn.rpc.logs import get_logger
 from modyn.storage.client import DatasetSchema, StorageClient
@@ -41,10 +43,12 @@ def open_payloads(
     streams: int = 1,
     row_group_cache_bytes: int = ROW_GROUP_CACHE_BYTES,
 ) -> LocalPayloads | PayloadClient:
-    """A reader of the payloads of `dataset`: local if it is proven that this process sees what storage sees, over Flight otherwise.
+    """Return a reader of the payloads of `dataset`. The reader is local if there is proof that this process sees the same files as storage; otherwise
+    it reads over Flight.
 
-    Args: short_cut: "on": ConfigError with the reason in place of Flight; "off": storage is not asked. streams: as for `PayloadClient`,
-    over Flight. row_group_cache_bytes: of row groups that a local reader keeps. flights: payload servers, all with the same data.
+    Args: short_cut: "on": if a local read is not possible, raise the reason as ConfigError or UnavailableError; "off": use Flight, without asking
+    storage whether a local read is possible. streams: see `PayloadClient`, only over Flight. row_group_cache_bytes: bytes of row groups that a local
+    reader keeps. flights: payload servers, all with the same data.
     """
     logger = get_logger("storage")
     over_flight = partial(PayloadClient, flights, streams, schema=partial(_ask_schema, storage))
@@ -67,7 +71,7 @@ def open_payloads(
 def open_local_payloads(
     storage: Endpoint, dataset: str, num_threads: int = 1, row_group_cache_bytes: int = ROW_GROUP_CACHE_BYTES
 ) -> LocalPayloads:
-    """A local reader, with `num_threads` for one request. Raises as `LocalPayloads`, UnavailableError if storage cannot be reached."""
+    """Return a local reader, with `num_threads` for one request. Raises as `LocalPayloads`, UnavailableError if storage cannot be reached."""
     return LocalPayloads(dataset, partial(_ask_offer, storage), num_threads, row_group_cache_bytes)
 
 

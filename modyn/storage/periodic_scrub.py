@@ -1,4 +1,4 @@
-"""The slow scrub: damage of index files and rewritten data files are found also where storage runs for months and opens each file once."""
+"""The slow scrub: finds damaged index files and rewritten data files while storage runs for months."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from modyn.storage.ingest.open_dataset import OpenDataset
 
 @dataclass(frozen=True, slots=True)
 class ScrubPace:
-    """The pause after each file: so many times the processor time that it took, and at most so many seconds."""
+    """Pause after each file: `factor` times the processor time that the file took, at most `longest_s` seconds."""
 
     factor: float = 500.0
     longest_s: float = 60.0
 
 
 FIRST_S: Final = 3600.0
-"""Seconds from the start of storage to the first round, unless `every_s` is less: a storage that starts each day makes rounds too."""
+"""Seconds from the start of storage to the first round, unless `every_s` is less. The first round comes soon, so that a storage that is started each
+day makes rounds too."""
 
 
 class PeriodicScrub:
     """Compares the indexes and data files of all datasets with their checksums, an hour after the start and then every `every_s` seconds. The start
-    compares the indexes, too.
+    of storage compares the indexes, too.
 
-    What it finds is logged and listed by `modyn data problems`. Reads are plain ones: the kernel gives up pages that were read once first,
-    and keeps those of the maps that are in use.
+    Problems are logged and listed by `modyn data problems`. Files are read with plain reads, because the kernel then first frees the pages of these
+    reads, and keeps pages of maps that are in use.
     """
 
     def __init__(self, store: DatasetStore, every_s: float, pace: ScrubPace = ScrubPace()) -> None:
@@ -41,11 +42,12 @@ class PeriodicScrub:
         self._rounds = PeriodicTask("scrub", every_s, [self.scrub_all], _report, min(every_s, FIRST_S))
 
     def start(self) -> None:
-        """Begin with the pause before the first round."""
+        """Start the thread, which begins with the pause before the first round."""
         self._rounds.start()
 
     def close(self) -> None:
-        """End the thread; a file that is being read gets 5 s."""
+        """End the thread. A file that is being read gets 5 s."""
+        # The event ends the pause between two files first, so that the round can end.
         self._closed.set()
         self._rounds.close()
 
@@ -57,7 +59,7 @@ class PeriodicScrub:
             try:
                 self._scrub(dataset)
             except ModynError as error:
-                if dataset.closed is None:  # it was not deleted meanwhile
+                if dataset.closed is None:  # The dataset was not deleted meanwhile.
                     get_logger("storage").warning("scrub_failed", dataset=dataset.name, error=error.message)
 
     def _scrub(self, dataset: OpenDataset) -> None:

@@ -1,7 +1,7 @@
-"""A further process that serves payloads, from what storage has published: `python -m modyn.storage.replica --number N --config FILE`.
+"""An additional process that serves payloads from storage's publications: `python -m modyn.storage.replica --number N --config FILE`.
 
-It keeps nothing, and needs no database: storage's folder and the data files are all that it reads, and storage need not run meanwhile.
-A dataset whose files it does not find where storage has indexed them is left to the other payload servers.
+The process has no state and needs no database, because it reads only storage's folder and the data files. It also works while storage does not run.
+If the process does not find the files of a dataset, other payload servers serve this dataset.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from modyn.storage.read.record_readers import RecordReaders
 
 
 def build(context: ServiceContext) -> Sequence[Registration]:
-    """The payload server of this replica. Nothing but its health is asked over the service's own socket."""
+    """Build the payload server of this replica. The service's own socket answers only health checks."""
     config = context.config
     roots = Roots.of(config.storage.dataset_roots)
     sources = RecordReaders(config.storage.num_threads, config.storage.row_group_cache_bytes, roots)
     context.on_shutdown(sources.close)
     names = PublishedNames.of(config)
     datasets = PublishedDatasets(names, sources, context.name)
+    # All datasets are opened at the start, so that a problem is in the log before the first request.
     for name in names.names():
         try:
             datasets.snapshot(name)
@@ -37,6 +38,7 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     payloads = PayloadServer(
         endpoint, datasets, ServerLimits(config.storage.max_threads), name=context.name, setting="storage.replica_addresses"
     )
+    # Callbacks run last first: the server stops before its files are closed.
     context.on_shutdown(payloads.stop)
     context.logger.info("serving_payloads", address=payloads.address)
     return []
@@ -47,7 +49,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m modyn.storage.replica", description="A further process that serves payloads."
     )
-    parser.add_argument("--number", type=int, required=True, metavar="N", help="which of storage.replicas this one is, from 1 on")
+    parser.add_argument(
+        "--number", type=int, required=True, metavar="N", help="number of this replica, from 1 to storage.replicas"
+    )
     parser.add_argument("--config", type=Path, help="system configuration, YAML; default: $MODYN_CONFIG, or else the defaults")
     arguments = parser.parse_args()
     name = f"replica-{arguments.number}"

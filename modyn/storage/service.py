@@ -1,14 +1,14 @@
-"""The gRPC servicer of storage: decode, call, encode."""
+"""The gRPC servicer of storage, which decodes requests, calls the dataset store and encodes the answers."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import grpc
 
-from modyn.config.endpoint import Endpoint
 from modyn.config.system import SystemConfig
+from modyn.config.system_sections.endpoint import Endpoint
 from modyn.errors import InvalidArgumentError, SecurityError
 from modyn.proto import common_pb2, storage_pb2, storage_pb2_grpc
 from modyn.records import Interval, SampleBatch
@@ -48,21 +48,21 @@ _ReadRequest = (
 )
 
 _KEYS_AT_ONCE = 65_536
-"""Most keys that are looked up at once."""
+"""Largest number of keys that are looked up at once."""
 _MAX_BATCH = 1_000_000
-"""Most samples in a batch that a client may ask for: bounds what a request makes the service build."""
+"""Largest number of samples in a requested batch. This number bounds the memory of a request."""
 _SAMPLE_BYTES = 24
-"""Key, timestamp and label of a sample in a message, at most."""
+"""Largest size of the key, timestamp and label of a sample in a message."""
 _VALUE_BYTES = MOST_VALUE_BYTES + 16
-"""A value and its number in a message, at most."""
+"""Largest size of a value and its number in a message."""
 
 
 class StorageService(storage_pb2_grpc.StorageServicer):
     """Serves a dataset store.
 
-    Args: endpoint: where, which bounds the size of a message.
-
     Each method decodes, carries out and encodes the call of the same name in protos/modyn/proto/storage.proto.
+
+    Args: endpoint: address of the service, which limits the size of a message.
     """
 
     def __init__(self, store: DatasetStore, endpoint: Endpoint) -> None:
@@ -71,78 +71,73 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         self._values_per_message = items_per_message(endpoint, _VALUE_BYTES)
 
     def RegisterDataset(self, request: storage_pb2.DatasetSpec, context: Context) -> storage_pb2.Dataset:
-        """Register a dataset; repeating it with equal options is a no-op, with others ALREADY_EXISTS. The folder must exist."""
+        """Register a dataset. If the dataset is registered with equal options, nothing changes. Status ALREADY_EXISTS: the dataset is registered with
+        other options. The folder must exist.
+        """
         return info_to_proto(self._store.register(spec_from_proto(request)))
 
     def ChangeDataset(self, request: storage_pb2.DatasetSpec, context: Context) -> storage_pb2.Dataset:
-        """Give a dataset other options, for what is indexed from now on; INVALID_ARGUMENT if they would change what is indexed."""
+        """Change the options of a dataset for later indexing; INVALID_ARGUMENT if the options would change indexed samples."""
         return info_to_proto(self._store.change(spec_from_proto(request)))
 
     def ListDatasets(self, request: common_pb2.Empty, context: Context) -> storage_pb2.DatasetList:
-        """All datasets by name, without those that cannot be opened, which are logged."""
+        """List all datasets by name, except those that cannot be opened, which are logged."""
         return storage_pb2.DatasetList(datasets=[info_to_proto(info) for info in self._store.infos()])
 
     def GetDataset(self, request: storage_pb2.DatasetName, context: Context) -> storage_pb2.Dataset:
-        """A dataset with its counts; NOT_FOUND if there is none."""
+        """Return a dataset with its counts; NOT_FOUND if there is no such dataset."""
         return info_to_proto(self._store.dataset(request.name).info())
 
     def DeleteDataset(self, request: storage_pb2.DatasetName, context: Context) -> common_pb2.Empty:
-        """Delete the index of a dataset, not the user's files; NOT_FOUND if there is none."""
+        """Delete the index of a dataset, not the user's files; NOT_FOUND if there is no such dataset."""
         self._store.delete(request.name)
         return common_pb2.Empty()
 
     def Ingest(self, request: storage_pb2.DatasetName, context: Context) -> Iterator[storage_pb2.IngestProgress]:
-        """Index new files now and stream progress; the work goes on when the client leaves."""
+        """Index new files now and stream progress. The work continues when the client leaves."""
         for progress in self._store.ingest(request.name, context.is_active):
             yield to_message(progress, storage_pb2.IngestProgress)
 
     def ScrubDataset(self, request: storage_pb2.DatasetName, context: Context) -> Iterator[storage_pb2.ScrubProgress]:
-        """Compare the index and the data files with their checksums, and stream progress and what is damaged."""
+        """Compare the index and the data files with their checksums, and stream progress and the damaged files."""
         for progress in self._store.scrub(request.name, context.is_active):
             yield to_message(progress, storage_pb2.ScrubProgress)
 
     def ForgetFile(self, request: storage_pb2.DataFile, context: Context) -> common_pb2.DeletedSamples:
-        """Delete the samples of a data file, which the next Ingest takes again; NOT_FOUND if it is not indexed, or missing."""
+        """Delete the samples of a data file, so that the next Ingest indexes the file again; NOT_FOUND if the file is not indexed, or is missing."""
         return to_message(self._store.forget_file(request.dataset, request.path), common_pb2.DeletedSamples)
 
     def RebuildDataset(self, request: storage_pb2.DatasetName, context: Context) -> storage_pb2.Dataset:
-        """Take the rows of the catalogue from the index, which is newer; CONFLICT if it is not."""
+        """Restore the rows of the catalogue from the newer index; CONFLICT if the index is not newer."""
         return info_to_proto(self._store.rebuild(request.name))
 
     def ListProblems(self, request: storage_pb2.DatasetName, context: Context) -> storage_pb2.ProblemList:
-        """Damaged files of the index, and files that were set aside, the newest problem first."""
+        """List damaged files of the index and files that were set aside, the newest problem first."""
         problems = self._store.problems(request.name)
         return storage_pb2.ProblemList(problems=[to_message(problem, storage_pb2.Problem) for problem in problems])
 
     def AppendRecords(self, request: storage_pb2.AppendRequest, context: Context) -> storage_pb2.AppendReply:
-        """Append records to a dataset of records; INVALID_ARGUMENT, and none is appended, if one of them cannot be."""
+        """Append records to a dataset of records. If one record is not valid, none is appended: INVALID_ARGUMENT."""
         return appended_to_proto(
             self._store.append(request.dataset, list(map(record_from_proto, request.records)), request.identity)
         )
 
     def SetLabels(self, request: storage_pb2.LabelsRequest, context: Context) -> storage_pb2.AppendReply:
-        """Give records labels; INVALID_ARGUMENT or NOT_FOUND, and none is set, if one of them cannot be."""
+        """Give records labels. Status INVALID_ARGUMENT: a label is not valid. NOT_FOUND: a record is unknown. In both cases no label is set."""
         return appended_to_proto(self._store.set_labels(request.dataset, labels_from_proto(request), request.identity))
 
     def NewLabels(self, request: storage_pb2.NewLabelsRequest, context: Context) -> Iterator[storage_pb2.LateLabelBatch]:
-        """Stream labels that came late from number `first` on, then new ones, until the client cancels."""
-        dataset, ended = self._dataset(request), threading.Event()
-
-        def end() -> None:
-            ended.set()
-            dataset.wake()
-
-        if context.add_callback(end):
-            size = min(_batch_size(request), self._samples_per_message)
-            yield from map(late_labels_to_proto, dataset.new_labels(request.first, size, lambda: not ended.is_set()))
+        """Stream late labels from number `first` on, and new ones as they arrive, until the client cancels."""
+        dataset, size = self._dataset(request), min(_batch_size(request), self._samples_per_message)
+        yield from map(late_labels_to_proto, dataset.new_labels(request.first, size, _until_left(dataset, context)))
 
     def CountSamples(self, request: storage_pb2.IntervalRequest, context: Context) -> storage_pb2.SampleCount:
-        """Number of samples in [start, end), without deleted ones."""
+        """Return the number of samples in [start, end), without deleted ones."""
         snapshot = self._snapshot(request)
         return storage_pb2.SampleCount(num_samples=snapshot.count(from_message(request.interval, Interval), _end_key(request)))
 
     def SamplesInInterval(self, request: storage_pb2.IntervalRequest, context: Context) -> Columns:
-        """Stream one snapshot of [start, end) by (timestamp, key); with `resume`, what is after that pair."""
+        """Stream the samples of [start, end) in one snapshot, by (timestamp, key); with `resume` only those after the given pair."""
         after = (request.after_timestamp, request.after_key) if request.resume else None
         interval, snapshot = from_message(request.interval, Interval), self._snapshot(request)
         end_label = request.end_label if request.HasField("end_label") else None
@@ -153,34 +148,27 @@ class StorageService(storage_pb2_grpc.StorageServicer):
     def NewSamples(self, request: storage_pb2.NewSamplesRequest, context: Context) -> Columns:
         """Stream samples by key from `first_key` on, then new ones as they are published, until the client cancels."""
         dataset = self._dataset(request)
-        ended = threading.Event()  # Set by a thread of gRPC when the call ends; `wake` makes the waiting stream look at it.
-
-        def end() -> None:
-            ended.set()
-            dataset.wake()
-
-        if context.add_callback(end):
-            yield from self._columns(dataset.new_samples(request.first_key, _batch_size(request), lambda: not ended.is_set()))
+        yield from self._columns(dataset.new_samples(request.first_key, _batch_size(request), _until_left(dataset, context)))
 
     def SamplesByKey(self, request: storage_pb2.KeysRequest, context: Context) -> Columns:
-        """Labels and timestamps in the order asked; NOT_FOUND, before the first message, if a key is unknown or deleted."""
+        """Return labels and timestamps in the order of the keys; NOT_FOUND, before the first message, if a key is unknown or deleted."""
         snapshot, keys = self._snapshot(request), keys_from_bytes(request.keys)
         snapshot.refuse_missing(keys)
         parts = (keys[first : first + _KEYS_AT_ONCE] for first in range(0, len(keys), _KEYS_AT_ONCE))
         yield from self._columns(map(snapshot.samples_by_key, parts))
 
     def LocateSamples(self, request: storage_pb2.KeysRequest, context: Context) -> storage_pb2.SamplePlaces:
-        """Places in the order asked; NOT_FOUND if a key is unknown or deleted."""
+        """Return places in the order of the keys; NOT_FOUND if a key is unknown or deleted."""
         places = self._store.snapshot(request.dataset).places(keys_from_bytes(request.keys))
         return storage_pb2.SamplePlaces(places=list(map(place_to_proto, places)))
 
     def DeleteSamples(self, request: storage_pb2.KeysRequest, context: Context) -> storage_pb2.DeleteReply:
-        """Delete samples for good; keys that are unknown are not counted."""
+        """Delete samples permanently. Unknown keys do not count."""
         deleted = self._dataset(request).delete_samples(keys_from_bytes(request.keys))
         return storage_pb2.DeleteReply(num_deleted=deleted)
 
     def DeletedKeys(self, request: storage_pb2.RegisteredDataset, context: Context) -> Iterator[storage_pb2.KeySetPart]:
-        """All deleted keys of a dataset, in parts that fit into messages."""
+        """Stream all deleted keys of a dataset, in parts that fit into messages."""
         snapshot = self._store.snapshot(request.dataset)
         snapshot.refuse_other(request.identity)
         content = snapshot.tombstones.keys.serialized()
@@ -195,7 +183,7 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         return common_pb2.Empty()
 
     def ColumnValues(self, request: storage_pb2.ColumnValuesRequest, context: Context) -> Iterator[storage_pb2.ColumnValuesPart]:
-        """Values of a column in the order asked, in parts that fit into messages; NOT_FOUND if a key is unknown."""
+        """Stream values of a column in the order of the keys, in parts that fit into messages; NOT_FOUND if a key is unknown."""
         self._dataset(request)
         reader, keys = self._store.column_reader(request.dataset, request.column), keys_from_bytes(request.keys)
         for found in reader.values(keys, request.identity):
@@ -203,7 +191,7 @@ class StorageService(storage_pb2_grpc.StorageServicer):
                 yield column_to_proto(found.slice(first, first + self._values_per_message))
 
     def OfferShortCut(self, request: storage_pb2.DatasetName, context: Context) -> storage_pb2.ShortCutOffer:
-        """What a reader on this machine needs to read without the service, or the reason why it may not."""
+        """Return what a reader on this machine needs to read without the service, or the reason why the reader may not."""
         return to_message(self._store.offer_short_cut(request.name), storage_pb2.ShortCutOffer)
 
     def _dataset(self, request: _ReadRequest) -> OpenDataset:
@@ -215,22 +203,23 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         return self._dataset(request).snapshot()
 
     def _columns(self, batches: Iterable[SampleBatch]) -> Columns:
-        """Messages with what is in `batches`, none of them empty or too large."""
+        """Yield messages with the samples of `batches`, none of them empty or too large."""
         size = self._samples_per_message
         for batch in batches:
             for first in range(0, len(batch), size):
                 yield batch_to_proto(batch.slice(first, first + size))
 
     def ListPlugins(self, request: common_pb2.Empty, context: Context) -> common_pb2.PluginList:
-        """The file formats that are registered here."""
+        """List the file formats that are registered here."""
         return plugins_to_proto(REGISTRY)
 
 
 def build(context: ServiceContext) -> Sequence[Registration]:
-    """The service with its payload server. Datasets are continued where the service before it ended."""
+    """Build the service with its payload server. Datasets resume where the previous process ended."""
     config = context.config
     _check_roots(config)
     store = DatasetStore(config, Catalogue.open(config))
+    # Callbacks run last first: no payload is served and no scrub runs any more when the store is closed.
     context.on_shutdown(store.close)
     context.remove_outlived(f"datasets/*/{QUARANTINE}/*")
     store.start()
@@ -247,14 +236,29 @@ def build(context: ServiceContext) -> Sequence[Registration]:
 
 
 def _check_roots(config: SystemConfig) -> None:
-    """Raise SecurityError if another machine could read any folder of this one through the service."""
+    """Raise SecurityError if other machines can reach the service and the service may read any folder of this machine."""
     endpoints = (config.endpoint("storage"), *config.flight_endpoints)
     reachable = [endpoint.address for endpoint in endpoints if not endpoint.is_local]
     if reachable and not config.storage.dataset_roots:
         raise SecurityError(
             f"storage will not listen on {reachable[0]}, which other machines can reach, without limits to what it reads; "
-            "set storage.dataset_roots in the system file to the folders that datasets lie in"
+            "set storage.dataset_roots in the system file to the folders of the datasets"
         )
+
+
+def _until_left(dataset: OpenDataset, context: Context) -> Callable[[], bool]:
+    """Return a function that is true until the call ends. When the call ends, all waiting streams of the dataset are woken, so that the stream of
+    this call calls the function again and ends.
+    """
+    ended = threading.Event()  # A thread of gRPC sets it when the call ends. Then `wake` makes the stream look at it.
+
+    def end() -> None:
+        ended.set()
+        dataset.wake()
+
+    if not context.add_callback(end):  # The call has ended already.
+        ended.set()
+    return lambda: not ended.is_set()
 
 
 def _end_key(request: storage_pb2.IntervalRequest) -> int | None:

@@ -1,8 +1,7 @@
-"""Converters record ↔ proto of a dataset, of appended records, of places of samples and of values of a column.
+"""Converters between records and protos for: a dataset, appended records, places of samples, and values of a column.
 
-All other records have the field names of their message, see `modyn.rpc.wire`.
-
-Batches of samples: `modyn.rpc.columns`. Payloads: `modyn.storage.flight.protocol`.
+All other records have the field names of their message, see `modyn.rpc.wire`. Batches of samples are converted by `modyn.rpc.columns`, payloads by
+`modyn.storage.flight.protocol`.
 """
 
 from __future__ import annotations
@@ -22,36 +21,36 @@ from modyn.storage.model.records import AppendedRecord, ColumnValues, DatasetInf
 
 
 def spec_to_proto(config: DatasetConfig) -> storage_pb2.DatasetSpec:
-    """The registration of a dataset, as a message."""
+    """Convert the registration of a dataset to a message."""
     section = to_struct(config.file_wrapper_config)
     return storage_pb2.DatasetSpec(**{**dict(config), "base_path": str(config.base_path), "file_wrapper_config": section})
 
 
 def spec_from_proto(spec: storage_pb2.DatasetSpec) -> DatasetConfig:
-    """The registration that a message holds; fields that were left empty get their defaults."""
+    """Convert a message to the registration; empty fields get their defaults."""
     fields = {field.name: value for field, value in spec.ListFields()}
     config = from_struct(spec.file_wrapper_config)
     return DatasetConfig.model_validate(fields | {"file_wrapper_config": config, "watch": spec.watch})
 
 
 def info_to_proto(info: DatasetInfo) -> storage_pb2.Dataset:
-    """A dataset and its registration, as a message."""
+    """Convert a dataset and its registration to a message."""
     dataset = to_message(info, storage_pb2.Dataset)
     dataset.spec.CopyFrom(spec_to_proto(info.config))
     return dataset
 
 
 def info_from_proto(dataset: storage_pb2.Dataset) -> DatasetInfo:
-    """The dataset and the registration that a message holds."""
+    """Convert a message to the dataset and its registration."""
     return from_message(dataset, DatasetInfo, config=spec_from_proto(dataset.spec))
 
 
 def record_to_proto(record: NewRecord) -> storage_pb2.NewRecord:
-    """A record to be appended, as a message. Raises: InvalidArgumentError: a field is of another type, or out of range."""
+    """Convert a new record to a message. Raises: InvalidArgumentError: a field is of another type, or out of range."""
     try:
         label = {"without_label": True} if record.label is None else _label(record.label)
         return storage_pb2.NewRecord(key=record.key, payload=record.payload, timestamp=record.timestamp, **label)
-    except (TypeError, ValueError) as error:  # a label that is no number, a key that is no text
+    except (TypeError, ValueError) as error:  # a label that is not a number, a key that is not text
         raise InvalidArgumentError(
             f"the record with the key {sanitize(str(record.key))[:150]!r} cannot be sent: {error}; its key is text, its payload bytes, its label a "
             "number, whole ones of 64 bits, and its time whole seconds"
@@ -59,13 +58,13 @@ def record_to_proto(record: NewRecord) -> storage_pb2.NewRecord:
 
 
 def record_from_proto(message: storage_pb2.NewRecord) -> NewRecord:
-    """The record that a message holds."""
+    """Convert a message to a new record."""
     label = None if message.without_label else _label_of(message)
     return NewRecord(message.key, message.payload, label, message.timestamp if message.HasField("timestamp") else None)
 
 
 def labels_to_proto(name: str, labels: Mapping[str, float], identity: str) -> storage_pb2.LabelsRequest:
-    """Labels of records, as a message. Raises: InvalidArgumentError: one is no number, or a key is no text."""
+    """Convert labels of records to a message. Raises: InvalidArgumentError: a label is not a number, or a key is not text."""
     try:
         found = [storage_pb2.RecordLabel(key=key, **_label(label)) for key, label in labels.items()]  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
@@ -74,21 +73,21 @@ def labels_to_proto(name: str, labels: Mapping[str, float], identity: str) -> st
 
 
 def labels_from_proto(request: storage_pb2.LabelsRequest) -> dict[str, float]:
-    """The labels that a message holds, by key. Raises: InvalidArgumentError: a key comes twice."""
+    """Convert a message to labels by idempotency key. Raises: InvalidArgumentError: a key occurs twice."""
     labels = {label.key: _label_of(label) for label in request.labels}
     if len(labels) != len(request.labels):
-        raise InvalidArgumentError("a record is given a label twice in one call; send each key once")
+        raise InvalidArgumentError("the call has two labels for one record; send each key once")
     return labels
 
 
 def late_labels_to_proto(batch: LateLabelBatch) -> storage_pb2.LateLabelBatch:
-    """Labels that came late, as a message."""
+    """Convert labels that came late to a message."""
     deleted = batch.deleted.tobytes() if batch.deleted.any() else b""
     return storage_pb2.LateLabelBatch(first=batch.first, samples=batch_to_proto(batch.samples), deleted=deleted)
 
 
 def late_labels_from_proto(message: storage_pb2.LateLabelBatch) -> LateLabelBatch:
-    """The labels that a message holds."""
+    """Convert a message to labels that came late."""
     samples = batch_from_proto(message.samples)
     deleted = np.frombuffer(message.deleted, np.bool_) if message.deleted else np.zeros(len(samples), np.bool_)
     return LateLabelBatch(message.first, samples, deleted)
@@ -103,19 +102,19 @@ def _label_of(message: storage_pb2.NewRecord | storage_pb2.RecordLabel) -> float
 
 
 def appended_to_proto(records: Iterable[AppendedRecord]) -> storage_pb2.AppendReply:
-    """What became of the records of a call, as a message. Field by field: it is done for each record that is appended."""
+    """Convert the answers for appended records to a message. The conversion copies field by field, which is fast."""
     make = storage_pb2.AppendedRecord
     found = [make(sample_key=record.sample_key, is_duplicate=record.is_duplicate, differs=record.differs) for record in records]
     return storage_pb2.AppendReply(records=found)
 
 
 def appended_from_proto(reply: storage_pb2.AppendReply) -> list[AppendedRecord]:
-    """What became of the records of a call."""
+    """Convert a message to the answers for appended records."""
     return [AppendedRecord(record.sample_key, record.is_duplicate, record.differs) for record in reply.records]
 
 
 def place_to_proto(place: SamplePlace) -> storage_pb2.SamplePlace:
-    """Where a sample lies, as a message."""
+    """Convert the place of a sample to a message."""
     message = to_message(place, storage_pb2.SamplePlace)
     if isinstance(place.label, int):
         message.int_label = place.label
@@ -123,16 +122,16 @@ def place_to_proto(place: SamplePlace) -> storage_pb2.SamplePlace:
 
 
 def place_from_proto(message: storage_pb2.SamplePlace) -> SamplePlace:
-    """Where a sample lies; a label that is a whole number as that."""
+    """Convert a message to the place of a sample. A label that is a whole number becomes an int."""
     place = from_message(message, SamplePlace)
     return replace(place, label=message.int_label) if message.HasField("int_label") else place
 
 
 def column_to_proto(found: ColumnValues) -> storage_pb2.ColumnValuesPart:
-    """The values of some samples, as a message."""
+    """Convert values of a column to a message."""
     return storage_pb2.ColumnValuesPart(num_samples=len(found), values=found.values, numbers=pack_column(found.numbers))
 
 
 def column_from_proto(part: storage_pb2.ColumnValuesPart) -> ColumnValues:
-    """The values that a message holds. Raises InvalidArgumentError when its columns differ in length."""
+    """Convert a message to values of a column. Raises InvalidArgumentError when its columns differ in length."""
     return ColumnValues(list(part.values), unpack_column(part.numbers, part.num_samples))

@@ -1,1 +1,1 @@
-"""Decides when to trigger, and drives each run from its stream to its evaluated models."""
+"""The supervisor: decides when to trigger, and executes each run, from the stream to the evaluated models."""

@@ -1,1 +1,1 @@
-"""For tests, ours and those of plug-in authors: one in-memory fake a client, checks that every policy must pass, a real local stack."""
+"""Test support for Modyn and for authors of plug-ins: in-memory fakes of all clients, checks that every policy must pass, and a real local stack."""

@@ -1,4 +1,4 @@
-"""Checks that every policy must pass, ours and those of a user's own package. Call them from a test with your class and a configuration.
+"""Checks that every policy must pass, whether it is built in or from your own package. Call a check from a test with your class and a configuration.
 
     def test_my_trigger() -> None:
         check_trigger(MyTrigger, {"num_samples": 10})
@@ -6,7 +6,7 @@
     def test_my_strategy() -> None:
         check_selection(MyStrategy, {"maximum_keys_in_memory": 100})
 
-Each raises AssertionError that says which rule was broken, on which stream, and how.
+Each check raises AssertionError with the broken rule, the stream, and the difference.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from modyn.selector.window import (
 from modyn.state_folders import SHARED_MEMORY
 from modyn.supervisor.evaluation.base import EvaluationStrategy, TrainedModel
 from modyn.supervisor.triggers.base import Trigger, TriggerContext, next_position
-from modyn.supervisor.triggers.evidence import NO_EVIDENCE, EvidenceSource
-from modyn.supervisor.triggers.label_clock import LabelClock
+from modyn.supervisor.triggers.measures.label_clock import LabelClock
+from modyn.supervisor.triggers.measures.questions import NO_EVIDENCE, EvidenceSource
 from modyn.testing.decisions import decide, require
 from modyn.testing.memory_reader import MemoryReader
 
@@ -60,29 +60,29 @@ __all__ = [
 ]
 
 MAX_STATE_BYTES = 2**20
-"""A state is journalled after every batch."""
+"""Largest size of a state. The size has a limit because the state is journalled after every batch."""
 
 _DAY = 86_400
 T = TypeVar("T")
 P = TypeVar("P", bound=StatefulPolicy)
 _BOUNDARIES = (0, 40, 41, 41, 200, 400)
-"""How many samples each trigger covers: none, some, one more, no more, many."""
+"""Numbers of samples in the stream at successive triggers: the new samples are none, some, one, none, and many."""
 
 
 def example_streams(num_samples: int = 400) -> dict[str, SampleBatch]:
-    """Streams by name, with the times that are legal and awkward: late, equal, future and negative ones, and gaps. Always the same."""
+    """Return streams by name, with unusual but valid times: late, equal, future and negative times, and gaps. Every call returns the same streams."""
     rng = np.random.default_rng(20240131)
     position = np.arange(num_samples)
     daily = position * (_DAY // 8)
     times = {
         "one sample": np.array([1_000_000]),
         "every second": position + 1_600_000_000,
-        "eight a day": daily,
+        "eight each day": daily,
         "before 1970": daily - 30 * 365 * _DAY,
-        "all at one time": np.full(num_samples, 12_345),
+        "all at the same time": np.full(num_samples, 12_345),
         "uneven, many equal": np.sort(rng.integers(0, 60 * _DAY, num_samples) // _DAY * _DAY),
         "late samples": daily - (rng.random(num_samples) < 0.2) * rng.integers(0, 30 * _DAY, num_samples),
-        "one from the far future": np.where(position == num_samples // 3, daily + 100 * 365 * _DAY, daily),
+        "one in the far future": np.where(position == num_samples // 3, daily + 100 * 365 * _DAY, daily),
         "gaps of a year": daily + position // 50 * 365 * _DAY,
     }
     return {
@@ -99,11 +99,11 @@ def check_trigger(
     context: TriggerContext | None = None,
     source: EvidenceSource = NO_EVIDENCE,
 ) -> None:
-    """Check that a trigger policy is repeatable, leaves its input alone, does not depend on how the stream is cut into batches, takes
-    empty batches, goes on from a saved state and from journalled verdicts, changes nothing when it is asked, and checks only where it may.
+    """Check that a trigger policy is repeatable, does not change its input, does not depend on batch sizes, accepts empty batches, resumes from a
+    saved state and from journalled verdicts, does not change its state when it answers questions, and checks only at allowed positions.
 
-    Args: config: of the policy, checked here. streams: by name; None: `example_streams()`. context: None: one with a seed alone.
-        source: answers what the policy asks, always the same.
+    Args: config: options of the policy, which are checked too. streams: streams by name; None: `example_streams()`. context: None: a context that has
+    only a seed. source: deterministic object that answers the policy's questions.
 
     >>> from modyn.supervisor.triggers.amount import DataAmountTrigger
     >>> check_trigger(DataAmountTrigger, {"num_samples": 10})
@@ -120,7 +120,7 @@ def check_trigger(
     for name, given in (example_streams() if streams is None else streams).items():
         where, stream = f"{policy.__name__} on '{name}'", LabelClock(delay).take(0, given) if delay else given
         whole = decide(fresh(), [stream], where, source=source)
-        # What a question may not change was seen above, with the same questions.
+        # Questions need not be repeated here: `decide` above has checked that they change no state.
         decided = partial(decide, where=where, source=source, asks_twice=False)
         require(decided(fresh(), [stream]) == whole, f"{where}: a second instance decides otherwise")
         replayed = decided(fresh(), [stream], verdicts=whole)
@@ -143,9 +143,10 @@ def check_trigger(
 def check_evaluation_strategy(
     strategy: type[EvaluationStrategy], config: Mapping[str, Any], runs: Sequence[Sequence[Interval]] | None = None
 ) -> None:
-    """Check that an evaluation strategy is repeatable and gives intervals that hold time, in the order of their anchors.
+    """Check that an evaluation strategy is repeatable and returns non-empty intervals in the order of their anchors.
 
-    Args: config: of the strategy, checked here. runs: for each run, the training intervals of its models; None: without models, and with some.
+    Args: config: options of the strategy, which are checked too. runs: training intervals of the models of each run; None: a run without models, and
+    a run with models.
 
     >>> from modyn.supervisor.evaluation.slicing import SlicingEvalStrategy
     >>> check_evaluation_strategy(SlicingEvalStrategy, {"eval_every": "1d", "eval_start_from": 0, "eval_end_at": "1970-02-01"})
@@ -165,9 +166,9 @@ def check_evaluation_strategy(
 
 
 def intervals_of_run(strategy: EvaluationStrategy, data: Sequence[Interval], stream_end: int | None = None) -> list[EvalInterval]:
-    """Return all intervals that a strategy gives for a run, each once.
+    """Return all intervals of a strategy for a run, each interval once.
 
-    Args: data: the training intervals of its models. stream_end: first time that no sample of the run has reached; None: it has not ended.
+    Args: data: training intervals of the run's models. stream_end: first time after all samples of the run; None: the run has not ended.
     """
     ends = accumulate((interval.end for interval in data), max)
     models = [TrainedModel(at, at, interval, end) for at, (interval, end) in enumerate(zip(data, ends, strict=True))]
@@ -177,7 +178,7 @@ def intervals_of_run(strategy: EvaluationStrategy, data: Sequence[Interval], str
 
 
 def _splits(stream: SampleBatch) -> Iterator[list[SampleBatch]]:
-    """The stream in batches of one, of seven, and of random sizes with empty ones between."""
+    """Yield the stream in batches of one sample, of seven samples, and of random sizes with empty batches in between."""
     size = len(stream)
     rng = np.random.default_rng(7)
     for step in (1, 7):
@@ -206,17 +207,19 @@ def _check_empty_batch(asked: Trigger, untouched: Trigger) -> None:
 
 
 class Resumable(Protocol):
-    """A policy that goes on from a saved state."""
+    """A policy that resumes from a saved state."""
 
     def state(self) -> dict[str, Any]:
-        """Return all that the rest of the stream depends on, as JSON values."""
+        """Return the state that later decisions depend on, as JSON values."""
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned. Raises CorruptStateError for anything else."""
+        """Resume from a result of `state`. Raises CorruptStateError for other values."""
 
 
 def check_state_is_refused(name: str, policy: Resumable) -> None:
-    """Check that `load_state` refuses a state without version or fields, or with others. Raises AssertionError, with `name`."""
+    """Check that `load_state` refuses a state that lacks its version or a field, or has additional fields. Raises AssertionError with a message that
+    begins with `name`.
+    """
     good = policy.state()
     require("version" in good, f"{name}: its state has no `version`")
     for bad in ({**good, "version": -1}, {}, {**good, "unknown": 1}):
@@ -224,12 +227,14 @@ def check_state_is_refused(name: str, policy: Resumable) -> None:
             policy.load_state(bad)
         except CorruptStateError:
             continue
-        raise AssertionError(f"{name}: load_state accepts {bad}; raise CorruptStateError for what this version cannot read")
+        raise AssertionError(
+            f"{name}: load_state accepts {bad}; raise CorruptStateError for states that this version cannot read"
+        )
 
 
 @dataclass(frozen=True)
 class _Selecting(Generic[P]):
-    """A policy that is checked. make: a new instance. select: its selection."""
+    """A policy to check. make: creates an instance. select: calls the selection of an instance."""
 
     make: Callable[[], P]
     select: Callable[[P, SelectionWindow, SelectionContext], Selection]
@@ -238,7 +243,8 @@ class _Selecting(Generic[P]):
 
 
 def example_samples(num_samples: int = 400) -> dict[str, SampleBatch]:
-    """Streams by name: keys in and out of order, labels balanced, skewed, of one class and real. Always the same."""
+    """Return streams by name: with keys in and out of order, and with balanced labels, skewed labels, labels of one class, and real numbers as
+    labels. Every call returns the same streams."""
     rng = np.random.default_rng(20240131)
     position = np.arange(num_samples)
     skewed = np.minimum(rng.geometric(0.5, num_samples), 6)
@@ -251,9 +257,8 @@ def example_samples(num_samples: int = 400) -> dict[str, SampleBatch]:
 
 
 def check_selection(policy: type[SelectionPolicy], options: Mapping[str, Any]) -> None:
-    """Check that a strategy with these options (the section without `name`) is repeatable for a seed, does not depend on the chunks in
-    which its window is read, leaves its input alone, takes empty windows, keeps `limit` and the order of the stream, and goes on from a saved
-    state.
+    """Check that a strategy is repeatable for a seed, does not depend on the chunks of its window, does not change its input, accepts empty windows,
+    respects `limit` and the order of the stream, and resumes from a saved state. Args: options: section `selection_strategy` without `name`.
 
     >>> from modyn.selector.selection.new_data import NewDataStrategy
     >>> check_selection(NewDataStrategy, {"maximum_keys_in_memory": 10, "limit": 7, "limit_reset": "sampleUAR"})
@@ -265,9 +270,10 @@ def check_selection(policy: type[SelectionPolicy], options: Mapping[str, Any]) -
 def check_presampling(
     policy: type[PresamplingPolicy], options: Mapping[str, Any], limit: int = 150, refused: Collection[str] = ()
 ) -> None:
-    """Check the same of a presampling policy; `options` is `presampling_config` without `strategy`.
+    """Check a presampling policy in the same way as `check_selection` checks a strategy.
 
-    Args: refused: names of `example_samples` that the policy refuses, such as "real labels" if it needs classes.
+    Args: options: section `presampling_config` without `strategy`. refused: names of `example_samples` that the policy refuses, such as "real labels"
+    if the policy needs classes.
 
     >>> from modyn.selector.presampling.random_sampling import RandomPresampling
     >>> check_presampling(RandomPresampling, {"ratio": 30})
@@ -302,10 +308,9 @@ def _check_policy(policy: type[P], selecting: _Selecting[P], refused: Collection
 def _select_all(
     where: str, selecting: _Selecting[P], samples: SampleBatch, chunk_size: int = 10_000, restore: bool = False
 ) -> list[KeysAndWeights]:
-    """The trigger sets of a whole run."""
-    memory = (
-        SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
-    )  # Each trigger syncs its files, which takes a disk longer than the policy.
+    """Return the trigger sets of a whole run."""
+    # The files are in memory, because each trigger syncs its files. On a disk, the sync takes longer than the policy itself.
+    memory = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     with TemporaryDirectory(prefix="modyn-policy-", dir=memory) as folder:
         return _select_in(Path(folder), where, selecting, samples, chunk_size, restore)
 

@@ -1,4 +1,4 @@
-"""Commands of `modyn` in the process of a test: a process for each costs half a second of imports."""
+"""Run commands of `modyn` in the process of a test, because a separate process takes half a second for imports."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from modyn.workers.process_state import ProcessState
 
 
 def run_command(arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run `modyn` as its program does, in this process, without a terminal.
+    """Run a command of `modyn` in this process, without a terminal.
 
-    Args: arguments: what follows `modyn`. folder: the working folder. environment: all variables.
-    Raises: what no command may raise; a process would print its traceback.
+    Args: arguments: the words after `modyn`. folder: the working folder. environment: all environment variables. Raises: any unexpected exception,
+    which a separate process would print as a traceback.
     """
     from modyn.cli.main import main
 
@@ -43,6 +43,6 @@ def run_command(arguments: Sequence[str], folder: Path, environment: Mapping[str
     finally:
         sys.argv, sys.stdin = argv, stdin
         state.restore()
-    # Loggers keep what they first logged by, so that later tests would log into the output of this command.
+    # A logger keeps the output that it used first. Without this reset, later tests would log to the output of this command.
     assert structlog.get_config() == logs, f"`modyn {' '.join(arguments)}` has configured logs: run it as a process of its own"
     return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())

@@ -1,4 +1,4 @@
-"""Databases of one PostgreSQL for many tests: each has the schemas of all services and no rows, or nothing at all."""
+"""Databases in one PostgreSQL for many tests. A database has the schemas of all services without rows, or is empty."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ UNION ALL SELECT 'trigger', oid::text, tgname FROM pg_trigger WHERE NOT tgisinte
 UNION ALL SELECT 'function', p.oid::text, proname FROM pg_proc p JOIN pg_namespace n ON n.oid = pronamespace WHERE {_OURS}
 UNION ALL SELECT 'setting', setrole::text, setconfig::text FROM pg_db_role_setting
     WHERE setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database())
-ORDER BY 1, 2, 3
-"""
-"""All that a test could change in a database but rows and sequences."""
+ORDER BY 1, 2, 3"""
+"""Query of all objects and settings of a database that a test could change, except rows and sequences."""
 
 
 class LentDatabases:
-    """Databases with the schemas of all services. What a test put into one is removed for the next test: a new one would take ten times as long,
-    and migrations a hundred times. One whose schemas a test has changed is dropped."""
+    """Databases with the schemas of all services. After a test, the rows of the database are removed, and the next test uses it. To create a database
+    would take ten times as long, and migrations a hundred times. A database whose schemas were changed is dropped.
+    """
 
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
@@ -47,12 +47,13 @@ class LentDatabases:
         self._free = [self._make()]
         with self._cursor(self._free[0]) as cursor:
             self._tables = _tables(cursor)
-            self._filled = _filled(cursor, self._tables)  # By migrations, as with their version.
-            self._state = _state(cursor, self._filled)  # All copies have the same numbers of relations.
+            # These tables have rows from migrations, such as the version of the schema.
+            self._filled = _filled(cursor, self._tables)
+            self._state = _state(cursor, self._filled)  # The object ids in it are the same in all copies.
 
     @contextmanager
     def lend(self) -> Iterator[str]:
-        """The URL of a database that nobody else has during the block."""
+        """Yield the URL of a database that a `with` block may use."""
         name = self._free.pop() if self._free else self._make()
         yield _url(self._server, name)
         with self._cursor(name) as cursor:
@@ -76,14 +77,14 @@ class LentDatabases:
 
 @contextmanager
 def own_database(server: PostgresServer) -> Iterator[str]:
-    """The URL of a new database without any schema of ours, dropped after the block."""
+    """Yield the URL of a new database without our schemas. The end of the `with` block drops the database."""
     name = _create(server)
     yield _url(server, name)
     administer(server, f"DROP DATABASE {name} WITH (FORCE)")
 
 
 def administer(server: PostgresServer, *statements: str) -> None:
-    """Execute statements outside a transaction. Raises: AssertionError: one waited in vain; names what all sessions of the server do."""
+    """Execute statements outside of a transaction. Raises AssertionError: a statement timed out; the message lists the activity of all sessions."""
     with closing(psycopg2.connect(server.url, options=f"-c statement_timeout={PATIENCE_S:.0f}s")) as connection:
         connection.autocommit = True
         with connection.cursor() as cursor:
@@ -99,9 +100,9 @@ def administer(server: PostgresServer, *statements: str) -> None:
 
 
 def _create(server: PostgresServer, options: str = "") -> str:
-    """Create a database with a name of its own; return the name. Args: options: of CREATE DATABASE."""
+    """Create a database with a unique name, and return the name. Args: options: options of CREATE DATABASE."""
     name = f"t{uuid.uuid4().hex[:16]}"
-    # No signal interrupts a wait for PostgreSQL, so no time limit of a test would: the server ends it.
+    # This timeout of the server ends a wait for a lock. The time limit of a test could not, because no signal interrupts a wait for PostgreSQL.
     limit = f"ALTER DATABASE {name} SET statement_timeout = '{2 * PATIENCE_S:.0f}s'"
     administer(server, f"CREATE DATABASE {name} {options} STRATEGY wal_log", limit)
     return name
@@ -112,7 +113,7 @@ def _url(server: PostgresServer, name: str) -> str:
 
 
 def _empty(cursor: Any, tables: Sequence[str], kept: Sequence[str]) -> None:
-    """Cut all other connections, drop tables but `tables`, remove all rows but those of `kept`, and let sequences begin again."""
+    """Close all other connections, drop tables except `tables`, remove all rows except the rows of tables in `kept`, and restart sequences."""
     cursor.execute(
         f"SELECT pg_terminate_backend(pid, {PATIENCE_S * 1000:.0f}) FROM pg_stat_activity "
         "WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -142,7 +143,9 @@ def _filled(cursor: Any, tables: Sequence[str]) -> list[str]:
 
 
 def _state(cursor: Any, kept: Sequence[str]) -> list[tuple[str, ...]]:
-    """All that a database without rows of a test is: its definitions, and what migrations have put into it."""
+    """Return the content of a database without the rows of tests: its definitions, and the rows of migrations. Args: kept: tables whose rows are of
+    migrations.
+    """
     cursor.execute(_DEFINITIONS)
     found: list[tuple[str, ...]] = cursor.fetchall()
     there = _tables(cursor)

@@ -1,4 +1,4 @@
-"""Drives a trigger policy over a stream as a run does, and holds it to what every policy promises when it is asked."""
+"""Drive a trigger policy over a stream as a run does, and check the rules that every policy must keep."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import TypeVar
 import numpy as np
 
 from modyn.records import SampleBatch
+from modyn.supervisor.evidence import evidence_from_json, evidence_to_json
 from modyn.supervisor.triggers.base import Check, CheckContext, CheckRecord, Trigger, TriggerOutcome, next_position
-from modyn.supervisor.triggers.evidence import NO_EVIDENCE, EvidenceSource
-from modyn.supervisor.triggers.label_clock import LabelClock, LateBatch
+from modyn.supervisor.triggers.measures.label_clock import LabelClock, LateBatch
+from modyn.supervisor.triggers.measures.questions import NO_EVIDENCE, EvidenceSource
 from modyn.testing.fake_evidence import FakeEvidence
 
 T = TypeVar("T")
@@ -37,12 +38,14 @@ def decide(
     source: EvidenceSource = NO_EVIDENCE,
     asks_twice: bool = True,
 ) -> list[CheckRecord]:
-    """Return all checks of a stream, asked for as a run does.
+    """Return all checks of a policy over a stream, in the order of a run.
 
-    Args: where: name of policy and stream in messages. before: checks before `position`, where the batches begin; the result begins with
-        them. pending: labels since the last trigger of these. verdicts: taken in place of asking for them, where they
-        have evidence. source: answers what the policy asks. Labels come as late as the policy says, unless the batches say how.
-        asks_twice: each question is asked again, and must change no state; this takes two thirds of the time.
+    Labels have the delay of the policy, unless the batches define a delay.
+
+    Args: where: name of policy and stream in messages. before: earlier checks, with which the result begins. position: position of the first sample
+    in the stream. pending: number of labels since the last trigger of `before`. verdicts: verdicts of a journal; a verdict with evidence replaces the
+    policy's answer. source: object that answers the policy's questions. asks_twice: ask each question again, and check that the second question
+    changes no state. These checks take two thirds of the time.
     """
     ask = partial(_ask_twice, trigger, where) if asks_twice else _ask_once
     records, journalled = list(before), {record.position: record for record in verdicts if record.evidence}
@@ -61,6 +64,7 @@ def decide(
             pending += len(batch.slice(observed, at).labelled)
             observed = decided = at
             context = CheckContext(position + at, pending, source)
+            ask("questions", partial(trigger.questions, context))
             record = journalled.get(context.position) or _record(context, ask("check", partial(trigger.check, context)))
             trigger.checked(record)
             records.append(record)
@@ -77,7 +81,8 @@ def decide(
 
 
 def _record(context: CheckContext, check: Check) -> CheckRecord:
-    return CheckRecord(context.position, check.fires, dict(check.evidence), memory=json.loads(json.dumps(check.memory)))
+    evidence = evidence_from_json(json.loads(json.dumps(evidence_to_json(check.evidence))))
+    return CheckRecord(context.position, check.fires, evidence, memory=json.loads(json.dumps(check.memory)))
 
 
 def _train(trigger: Trigger, number: int, position: int, num_new: int) -> None:
@@ -93,7 +98,7 @@ def _ask_once(name: str, ask: Callable[[], T]) -> T:
 
 
 def _ask_twice(trigger: Trigger, where: str, name: str, ask: Callable[[], T]) -> T:
-    """The answer of a question that may change nothing."""
+    """Ask a question twice, and check that the second question changes no state."""
     state = json.dumps(trigger.state())
     answer = ask()
     require(json.dumps(trigger.state()) == state, f"{where}: {name} changes its state")

@@ -1,4 +1,4 @@
-"""The evaluator's client over memory."""
+"""An in-memory client of the evaluator."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ Score = Callable[[EvaluationRequest, EvalInterval, str], tuple[float | None, int
 
 
 def score_by_model(request: EvaluationRequest, interval: EvalInterval, metric: str) -> tuple[float | None, int]:
-    """A value that depends on the trigger and the interval and on nothing else, over 10 samples."""
+    """Return a score that depends only on the trigger and the interval, and 10 as the number of samples."""
     return ((request.trigger_id * 31 + interval.anchor * 7 + len(metric)) % 101) / 100, 10
 
 
 def drift_by_windows(request: DriftRequest) -> MeasuredDrift:
-    """A distance in [0, 1) that depends on the windows, the metric's name and the model and on nothing else, over all positions."""
+    """Return a distance in [0, 1) for each metric. The distance depends only on the windows, the metric's name and the model."""
     asked = request.question
     numbers = (asked.reference.start, asked.reference.stop, asked.current.start, asked.current.stop, asked.model_id or 0)
     base = sum(weight * number for weight, number in zip((3, 5, 7, 11, 13), numbers, strict=True))
@@ -46,29 +46,29 @@ def drift_by_windows(request: DriftRequest) -> MeasuredDrift:
 
 
 class FakeEvaluator(FakeSectionClient):
-    """Use in place of an EvaluatorClient. An evaluation finishes as soon as it is started.
+    """A fake that replaces an EvaluatorClient. An evaluation finishes when it is started. The data never change, so no evaluation is repeated because
+    of new data.
 
-    Args: score: value (None = undefined) and number of samples of (request, interval, metric). fail: makes evaluations fail: their error
-    message, or None.
+    Args: score: function of request, interval and metric that returns a value (None: undefined) and a number of samples. fail: function that returns
+    the error message of an evaluation; None: the evaluation succeeds.
 
-    `measured` makes what `measure` returns: by default scores by `score`, and no rows; `drift` makes what `measure_drift`
-    returns, and `drift_requests` holds what it was asked, in order. `started` holds the requests that were really carried
-    out, in order. The data are the same for ever, so that nothing is evaluated again because of them.
+    The function `measured` makes the results of `measure`: by default, scores by `score`, and no rows. The function `drift` makes the results of
+    `measure_drift`, whose requests are in `drift_requests`. `started` has the requests of all evaluations that were really made, in order.
     """
 
     def __init__(self, score: Score = score_by_model, fail: Callable[[EvaluationRequest], str | None] = lambda _: None) -> None:
         self.score = score
         self.fail = fail
-        self.measured: Callable[[MeasureRequest], Measured] = self._measured
+        self.measured: Callable[[MeasureRequest], Measured] = self._measure
         self.drift: Callable[[DriftRequest], MeasuredDrift] = drift_by_windows
         self.drift_requests: list[DriftRequest] = []
         self.started: list[EvaluationRequest] = []
         self._statuses: dict[str, EvaluationStatus] = {}
         self._results: dict[str, list[EvaluationResult]] = {}
-        self._lock = threading.Lock()  # Protects the fields above: the supervisor calls from several threads.
+        self._lock = threading.Lock()  # Protects the fields above, because the supervisor calls from several threads.
 
     def start(self, request: EvaluationRequest) -> EvaluationStatus:
-        """Carry the evaluation out at once; again for one that finished returns its status, one that failed is tried again.
+        """Run the evaluation immediately. A finished evaluation keeps its status, and a failed evaluation runs again.
 
         Raises: InvalidArgumentError: the run id or an interval is wrong.
         """
@@ -88,36 +88,36 @@ class FakeEvaluator(FakeSectionClient):
             return self._statuses[id_]
 
     def watch(self, evaluation_id: str) -> Iterator[EvaluationStatus]:
-        """The one status, which is final. Raises NotFoundError."""
+        """Yield the only status, which is final. Raises NotFoundError."""
         if evaluation_id not in self._statuses:
             raise NotFoundError(f"there is no evaluation '{evaluation_id}'; start it first")
         yield self._statuses[evaluation_id]
 
     def stop(self, evaluation_id: str) -> None:
-        """Without effect, as every evaluation has ended. Raises NotFoundError."""
+        """Do nothing, because every evaluation has ended. Raises NotFoundError."""
         next(self.watch(evaluation_id))
 
     def delete_run(self, run_id: RunId, model_ids: Sequence[int]) -> None:
-        """Forget the evaluations of a run and their results."""
+        """Remove the evaluations of a run and their results."""
         with self._lock:
             for id_ in {asked.evaluation_id for asked in self.started if asked.run_id == run_id}:
                 self._statuses.pop(id_, None)
                 self._results.pop(id_, None)
 
     def measure(self, request: MeasureRequest, token: CancellationToken | None = None) -> Measured:
-        """What `self.measured` returns for the request. Raises InvalidArgumentError: the run id or the source is wrong; the token's cause."""
+        """Return the result of `measured`. Raises: InvalidArgumentError: the run id or the source is wrong. The cause of a cancelled `token`."""
         if token is not None:
             token.check()
         check_run_id(request.run_id)
         return self.measured(replace(request, source=checked_source(request.source)))
 
     def measure_drift(self, request: DriftRequest, token: CancellationToken | None = None) -> MeasuredDrift:
-        """What `self.drift` returns for the request. Raises: InvalidArgumentError: the request is wrong; the token's cause."""
+        """Return the result of `drift`. Raises: InvalidArgumentError: the request is wrong. The cause of a cancelled `token`."""
         (answer,) = self.measure_drifts(replace(request, pairs=()), token)
         return answer
 
     def measure_drifts(self, request: DriftRequest, token: CancellationToken | None = None) -> list[MeasuredDrift]:
-        """What `self.drift` returns for each pair of windows, asked as a question about this pair. Raises: as `measure_drift`."""
+        """Return the result of `drift` for each pair of windows, as if a request had only this pair. Raises: see `measure_drift`."""
         if token is not None:
             token.check()
         check_run_id(request.run_id)
@@ -128,16 +128,17 @@ class FakeEvaluator(FakeSectionClient):
         return [self.drift(replace(request, question=question, pairs=())) for question in questions]
 
     def results(self, run_id: RunId, evaluation_ids: Sequence[str] = ()) -> list[EvaluationResult]:
-        """All results of a run, by trigger, handler, dataset and its registration, metric and interval; of those of one cell the newest.
+        """Return all results of a run. If several results have the same trigger, handler, dataset, registration, metric and interval, the newest
+        result counts.
 
-        Args: evaluation_ids: only of these; empty: all.
+        Args: evaluation_ids: return only results of these evaluations; empty: return all.
         """
         with self._lock:
             known = [results for id_, results in self._results.items() if not evaluation_ids or id_ in evaluation_ids]
         found = [result for results in known for result in results if result.run_id == run_id]
         return [result for _, result in sorted({_cell(result): result for result in found}.items())]
 
-    def _measured(self, request: MeasureRequest) -> Measured:
+    def _measure(self, request: MeasureRequest) -> Measured:
         if request.kind is not OutputKind.SCORES:
             return Measured()
         asked = EvaluationRequest(request.run_id, 0, request.model_id, "", request.dataset, ())
@@ -170,7 +171,7 @@ class FakeEvaluator(FakeSectionClient):
 
 
 def _labels(dataset: Mapping[str, Any]) -> list[str]:
-    """What the results of each metric are called: as it says, or by its name alone."""
+    """Return the label of each metric's results: its `label`, or its name."""
     return [str(metric.get("label", metric["name"])) for metric in dataset.get("metrics", [])]
 
 

@@ -1,4 +1,4 @@
-"""A log of observations in memory."""
+"""An in-memory log of observations."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from threading import Event
 
 from modyn.errors import InvalidArgumentError, UnavailableError
-from modyn.serving.observation_join import Appended, ObservationRecord, fingerprint
+from modyn.serving.observations.join import Appended, ObservationRecord, fingerprint
 
 
 class FakeObservationLog:
-    """Keeps `records` by key, each once. While `is_away`, it takes none; never those in `refused`, by key with the reason, nor a label of `wrong`.
-    It answers nothing until `answers` is set, as it is at the begin."""
+    """Keeps `records` by key, each once. While `is_away` is true, the log accepts no record. The log never accepts records whose keys are in
+    `refused` (reasons by key), nor labels in `wrong`. Calls wait until `answers` is set; `answers` is set at first.
+    """
 
     def __init__(self) -> None:
         self.records: dict[str, ObservationRecord] = {}
@@ -22,12 +23,12 @@ class FakeObservationLog:
         self.answers.set()
 
     def check_label(self, label: float | int) -> None:
-        """Raise InvalidArgumentError for a label of `wrong`."""
+        """Raise InvalidArgumentError for a label in `wrong`."""
         if label in self.wrong:
-            raise InvalidArgumentError(f"label {label!r} is none of this log; send another one")
+            raise InvalidArgumentError(f"this log accepts no label {label!r}; send another one")
 
     def append(self, records: Sequence[ObservationRecord]) -> Appended:
-        """Keep the records. Raises UnavailableError while it is away."""
+        """Keep the records. Raises UnavailableError while `is_away` is true."""
         self.answers.wait()
         if self.is_away:
             raise UnavailableError("the log of observations cannot be reached; try again later")

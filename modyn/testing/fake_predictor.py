@@ -1,4 +1,4 @@
-"""A predictor whose answers say which version made them and for which rows, for tests of serving."""
+"""A predictor for tests of serving. The answers of the predictor show which version made an answer, and to which rows the answer belongs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable
 import numpy as np
 
 from modyn.errors import NotFoundError
-from modyn.serving.predictor import VersionName
-from modyn.serving.signature import ModelSignature, Tensors, TensorSignature
+from modyn.serving.messages.signature import ModelSignature, Tensors, TensorSignature
+from modyn.serving.versions.predictor import VersionName
 from modyn.testing.waiting import PATIENCE_S
 
 SIGNATURE = ModelSignature(
@@ -20,9 +20,9 @@ SIGNATURE = ModelSignature(
 
 
 class FakePredictor:
-    """Returns the sum of each row, and the number of the version four times for each row.
+    """Returns for each row its sum, and four times the number of the version.
 
-    `batches` holds the rows of each batch. `before` is called with the inputs before each answer: it may wait, or raise.
+    `batches` has the rows of each batch. `before` is called with the inputs before each answer; `before` may wait or raise an error.
     """
 
     def __init__(
@@ -33,41 +33,42 @@ class FakePredictor:
         self.closed = threading.Event()
 
     def predict(self, inputs: Tensors) -> Tensors:
-        """Answer, unless it was closed, which is an error of the caller."""
+        """Return the answer. A call after `close` is an error."""
         assert not self.closed.is_set(), f"version {self.version} was closed and predicts"
         rows = len(inputs["input"])
         self.batches.append(rows)
         self.before(inputs)
         version = np.empty((rows, 4), np.int64)
-        for column in range(4):  # in steps, between which another version would be seen if answers were mixed
+        # The answer is built in steps, so that an answer in which two versions are mixed would be visible.
+        for column in range(4):
             version[:, column] = self.version
         return {"sum": inputs["input"].sum(axis=1, dtype=np.float32), "version": version}
 
     def check(self, inputs: Tensors) -> None:
-        """Refuse nothing. It was not closed, which is an error of the caller."""
+        """Accept all inputs. A call after `close` is an error."""
         assert not self.closed.is_set(), f"version {self.version} was closed and checks inputs"
 
     def close(self) -> None:
-        """Note that it was closed."""
+        """Record that the predictor was closed."""
         self.closed.set()
 
 
 class PredictorGate:
-    """Holds predictors until it is opened: `before` of a FakePredictor. `reached` is set once one waits."""
+    """Blocks predictors until the gate is opened. Use it as `before` of a FakePredictor. `reached` is set when a predictor waits."""
 
     def __init__(self) -> None:
         self.reached, self.open = threading.Event(), threading.Event()
 
     def __call__(self, _: Tensors) -> None:
-        """Wait until it is open."""
+        """Wait until the gate is open."""
         self.reached.set()
         assert self.open.wait(PATIENCE_S), "the gate was not opened"
 
 
 class FakeVersions:
-    """Loads a FakePredictor for each version that is a number up to `newest`; `made` holds them by version.
+    """Loads a FakePredictor for each version whose name is a number up to `newest`. `made` has the predictors by version.
 
-    Args: load_s: how long loading takes.
+    Args: load_s: seconds that loading takes.
     """
 
     def __init__(self, newest: int = 10**9, load_s: float = 0.0, before: Callable[[Tensors], object] = lambda _: None) -> None:

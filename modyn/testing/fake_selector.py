@@ -1,11 +1,11 @@
-"""The selector in memory: the same trigger sets as the service makes, by the same policies."""
+"""An in-memory selector, which uses the same policies as the service and makes the same trigger sets."""
 
 from __future__ import annotations
 
 import hashlib
 import shutil
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -46,7 +46,7 @@ class _RegisteredRun:
     online: dict[str, Any] | None = None
     samples: SampleBatch = field(default_factory=SampleBatch.empty)
     labels: SampleBatch | None = None
-    """The samples with labels, in the order of these; None: they are those of the stream."""
+    """The samples with labels, in the order in which labels arrived. None: all samples of the stream have labels, in the order of the stream."""
     boundaries: list[int] = field(default_factory=list)
     sets: list[KeysAndWeights] = field(default_factory=list)
     online_triggers: set[int] = field(default_factory=set)
@@ -54,15 +54,17 @@ class _RegisteredRun:
 
     @property
     def selectable(self) -> SampleBatch:
-        """What trigger sets are selected from."""
+        """Return the stream from which trigger sets are selected."""
         return self.samples if self.labels is None else self.labels
 
 
 class FakeSelectorClient(FakeClient):
-    """Makes the same trigger sets as the service. `runs[run_id].samples` is the stream as informed, `.sets` are the trigger sets.
+    """Makes the same trigger sets as the service. `runs[run_id].samples` is the stream of a run so far, and `.sets` are its trigger sets.
 
-    Args: deleted_keys: which keys of a dataset are deleted; by default none. read_column: the strata of a column; by default there is none.
-    Methods take the arguments of those of `SelectorClient`.
+    Methods take the same arguments as the methods of `SelectorClient`.
+
+    Args: deleted_keys: function that returns the deleted keys of a dataset; by default, no keys. read_column: function that returns the strata of a
+    column; by default, no dataset has columns.
     """
 
     def __init__(
@@ -71,15 +73,15 @@ class FakeSelectorClient(FakeClient):
         self._deleted_keys, self._read_column = deleted_keys, read_column
         self.runs: dict[RunId, _RegisteredRun] = {}
         self._folder = Path(mkdtemp(prefix="modyn-fake-selector-"))
-        """Of the files that policies keep."""
+        """Folder of the files of policies."""
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
 
     def validate(self, pipeline: Mapping[str, Any]) -> list[Problem]:
-        """The problems that the service would find."""
+        """Return the problems that the service would find."""
         return validate_selection_section(pipeline) + check_history(pipeline)
 
     def asked_scores(self, pipeline: Mapping[str, Any]) -> tuple[str, ...]:
-        """The scores that the service would name."""
+        """Return the names of the scores that the service would request."""
         return asked_scores(pipeline)
 
     def register_run(
@@ -92,9 +94,9 @@ class FakeSelectorClient(FakeClient):
         dataset_identity: str = "",
         online: Mapping[str, Any] | None = None,
     ) -> None:
-        """Register a run as `SelectorClient.register_run`, with a policy that is built from `selection_strategy` here.
+        """Register a run like `SelectorClient.register_run`, with a policy built from `selection_strategy`.
 
-        Raises: AlreadyExistsError: it is registered with other arguments. ConfigError: the section is wrong.
+        Raises: AlreadyExistsError: the run is registered with other arguments. ConfigError: the section is wrong.
         """
         check_run_id(run_id)
         section = dict(selection_strategy)
@@ -114,32 +116,33 @@ class FakeSelectorClient(FakeClient):
             )
 
     def data_section(self, run_id: RunId) -> dict[str, Any] | None:
-        """Return `data` as it was registered. Raises NotFoundError."""
+        """Return the registered `data`. Raises NotFoundError."""
         return self._run(run_id).data
 
     def dataset(self, run_id: RunId) -> tuple[str, str]:
-        """Return the dataset and its identity as they were registered. Raises NotFoundError."""
+        """Return the registered dataset and its identity. Raises NotFoundError."""
         run = self._run(run_id)
         return run.dataset, run.dataset_identity
 
     def inform(self, run_id: RunId, position: int, samples: SampleBatch) -> int:
-        """Append what is new of `samples`, which begin at `position` of the run's stream; return the number held.
+        """Append the new samples of `samples`. Returns the number of samples of the run. Args: position: position of the first sample in the stream.
 
-        Raises: ConflictError: there is a gap, or other samples are held at these positions.
+        Raises: ConflictError: there is a gap, or other samples are stored at these positions.
         """
         run = self._run(run_id)
         run.samples = _appended(run_id, run.samples, position, samples)
         return len(run.samples)
 
     def inform_labels(self, run_id: RunId, number: int, samples: SampleBatch) -> int:
-        """Append what is new of `samples`, whose labels have come. Raises ConflictError, as `inform`."""
+        """Append the new samples of `samples`, whose labels have arrived. Raises ConflictError: see `inform`."""
         run = self._run(run_id)
         held = run.samples.slice(0, number) if run.labels is None else run.labels
         run.labels = _appended(run_id, held, number, samples)
         return len(run.labels)
 
     def samples(self, run_id: RunId, position: int, limit: int, *, labelled: bool = False) -> SampleBatch:
-        """Return at most `limit` samples from `position` on, as they were informed. Raises ConflictError if fewer are held."""
+        """Return at most `limit` samples from `position` on, in the order of arrival. Raises ConflictError: the run has fewer than `position`
+        samples."""
         run = self._run(run_id)
         found = run.selectable if labelled else run.samples
         check_range(run_id, len(found), position, limit)
@@ -155,10 +158,10 @@ class FakeSelectorClient(FakeClient):
         online: bool = False,
         tests_only: bool = False,
     ) -> TriggerSetInfo:
-        """Select over the first `num_samples` samples as the service does, or return the existing set.
+        """Select from the first `num_samples` samples as the service does, or return the existing set.
 
-        Args: token: checked once, before the selection.
-        Raises: ConflictError: as `SelectorClient.trigger`.
+        Args: token: token that the fake checks once, before the selection.
+        Raises: ConflictError: see `SelectorClient.trigger`.
         """
         run = self._run(run_id)
         if token is not None:
@@ -173,7 +176,7 @@ class FakeSelectorClient(FakeClient):
         if run.boundaries[trigger_id] != num_samples or online != (trigger_id in run.online_triggers):
             raise ConflictError(
                 f"trigger {trigger_id} of run '{run_id}' covers the first {run.boundaries[trigger_id]} samples, "
-                f"{'online' if trigger_id in run.online_triggers else 'not online'}; it does not change"
+                f"{'online' if trigger_id in run.online_triggers else 'not online'}; a trigger set does not change"
             )
         return self.trigger_set(run_id, trigger_id)
 
@@ -220,7 +223,7 @@ class FakeSelectorClient(FakeClient):
         return TriggerSetInfo(run_id, trigger_id, len(keys), size, checksum, run.dataset_identity, feedback)
 
     def put_feedback(self, header: FeedbackHeader, rows: Callable[[], Iterable[FeedbackRows]]) -> FeedbackHeader:
-        """Keep the scores of a training. Raises ConflictError: the trigger set has another checksum."""
+        """Store the scores of a training. Raises ConflictError: the trigger set has another checksum."""
         check_checksum(self.trigger_set(header.run_id, header.trigger_id), header.keys_checksum)
         (self._folder / header.run_id).mkdir(exist_ok=True)
         parts = list(rows())
@@ -228,17 +231,17 @@ class FakeSelectorClient(FakeClient):
         return self._feedback(header.run_id).put(header, zip(positions, parts, strict=False))
 
     def feedback_headers(self, run_id: RunId) -> list[FeedbackHeader]:
-        """Return what trainings of a run have scored. Raises NotFoundError."""
+        """Return the headers of the scores of a run's trainings. Raises NotFoundError."""
         self._run(run_id)
         return self._feedback(run_id).headers()
 
     def feedback(self, header: FeedbackHeader) -> Iterator[FeedbackRows]:
-        """Yield the scores of a training. Raises NotFoundError, ConflictError: another attempt has replaced it."""
+        """Yield the scores of a training. Raises NotFoundError. ConflictError: scores of another attempt have replaced these scores."""
         self._run(header.run_id)
         yield from self._feedback(header.run_id).get(header.trigger_id, header.attempt).chunks()
 
     def keys(self, run_id: RunId, trigger_id: int, partition: int, keys_checksum: str = "") -> KeysAndWeights:
-        """Return a partition, counted from 0, in one piece. Raises ConflictError if the set has another checksum than `keys_checksum`."""
+        """Return a partition in one chunk. Args: partition: number, from 0. Raises ConflictError: the checksum of the set is not `keys_checksum`."""
         info = self.trigger_set(run_id, trigger_id)
         check_checksum(info, keys_checksum)
         start, stop = partition_bounds(info.num_keys, info.partition_size, partition)
@@ -246,7 +249,7 @@ class FakeSelectorClient(FakeClient):
         return KeysAndWeights(found.keys[start:stop], found.weights[start:stop])
 
     def summary(self, run_id: RunId, trigger_id: int) -> SelectionSummary:
-        """Count as the service does. Raises NotFoundError, InvalidArgumentError."""
+        """Return the counts that the service would return. Raises NotFoundError, InvalidArgumentError."""
         self.trigger_set(run_id, trigger_id)
         run = self._run(run_id)
         if trigger_id in run.online_triggers:
@@ -261,7 +264,7 @@ class FakeSelectorClient(FakeClient):
         return summarize(MemoryReader(run.selectable), trigger_id, of(last), of(last - 1) if last else None)
 
     def delete_run(self, run_id: RunId) -> None:
-        """Forget a run; a no-op for an unknown one."""
+        """Remove a run; an unknown run is ignored."""
         self.runs.pop(run_id, None)
         shutil.rmtree(self._folder / run_id, ignore_errors=True)
 
@@ -275,7 +278,8 @@ class FakeSelectorClient(FakeClient):
 
 
 def _appended(run_id: RunId, held: SampleBatch, position: int, sent: SampleBatch) -> SampleBatch:
-    """`held` and what is new of the samples that were sent for `position`. Raises ConflictError, InvalidArgumentError."""
+    """Return `held`, followed by the new samples of `sent`. Args: position: position of the first sent sample. Raises ConflictError,
+    InvalidArgumentError."""
     new = unseen(run_id, len(held), position, sent)
     known = sent.keys[: len(sent) - len(new)]
     refuse_others(run_id, position, held.keys[position : position + len(known)], known)
@@ -283,3 +287,42 @@ def _appended(run_id: RunId, held: SampleBatch, position: int, sent: SampleBatch
         return held
     refuse_other_labels(run_id, len(held), held.labels.dtype.kind == "f" if len(held) else None, new.labels.dtype.kind == "f")
     return SampleBatch.concatenate([held, new]) if len(held) else new
+
+
+def example_sets(
+    strategy: Mapping[str, Any],
+    *labels: Sequence[float],
+    online: Mapping[str, Any] | None = None,
+    read_column: ReadColumn = no_columns,
+) -> list[list[int]]:
+    """Select several trigger sets, and return their keys, for examples and tests of policies. Sample i of the stream has key i and timestamp i.
+
+    Args: labels: labels of the new samples of each trigger. online: section `online`; all triggers after the first trigger are online steps of this
+    section.
+
+    >>> example_sets({"name": "NewDataStrategy", "tail_triggers": 0}, [0, 1], [1, 1, 0])
+    [[0, 1], [2, 3, 4]]
+    """
+    client, run_id, end = FakeSelectorClient(read_column=read_column), RunId("example"), 0
+    client.register_run(run_id, "d", {"maximum_keys_in_memory": 1000, **strategy}, seed=0, online=online)
+    for number, new in enumerate(labels):
+        positions = np.arange(end, end + len(new))
+        client.inform(run_id, end, SampleBatch(positions, positions, np.array(new)))
+        end += len(new)
+        client.trigger(run_id, number, end, online=online is not None and number > 0)
+    return [found.keys.tolist() for found in client.runs[run_id].sets]
+
+
+def example_presampling(options: Mapping[str, Any], *labels: Sequence[float], **more: Any) -> list[list[int]]:
+    """Select with a presampling policy. Args: options: `presampling_config`. labels, more: see `example_sets`."""
+    return example_sets({"name": "CoresetStrategy", "presampling_config": options}, *labels, **more)
+
+
+def example_history(options: Mapping[str, Any]) -> list[int]:
+    """Return the keys of two online steps after the samples 0 to 5. A step has two new samples, followed by two samples of the history.
+
+    Args: options: section `online.history`.
+    """
+    trigger = {"id": "DataAmountTrigger", "num_samples": 4}
+    online = {"trigger": trigger, "step_samples": 2, "history_samples": 2, "history": options}
+    return example_sets({"name": "NewDataStrategy"}, [0] * 6, [0] * 4, online=online)[1]

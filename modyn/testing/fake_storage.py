@@ -1,4 +1,4 @@
-"""Storage in memory: the same calls as the real clients, for tests of what stands above storage.
+"""In-memory storage with the same calls as the real clients, for tests of rooms that use storage.
 
 storage = FakeStorage()
 storage.add_dataset("digits")
@@ -12,15 +12,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from modyn._core import KeySet
-from modyn.config.buckets import RECORDS
 from modyn.config.dataset import DatasetConfig
+from modyn.config.system_sections.buckets import RECORDS
 from modyn.errors import CancelledError, ConfigError, InvalidArgumentError, NotFoundError
-from modyn.records import NO_LABEL, DeletedSamples, Int64Array, Interval, LabelArray, SampleBatch, has_label
+from modyn.records import NO_LABEL, Int64Array, Interval, LabelArray, SampleBatch, has_label
 from modyn.registry import nearest
 from modyn.storage.client import (
     AppendedRecord,
@@ -28,45 +29,42 @@ from modyn.storage.client import (
     DatasetInfo,
     DatasetSchema,
     FileProblem,
-    IngestProgress,
     NewRecord,
     SamplePlace,
-    ScrubProgress,
     StorageClient,
 )
 from modyn.storage.model.samples import Payloads, common_size
 from modyn.storage.payloads import OnMissing, PayloadClient, PayloadStream
 from modyn.storage.read.column_values import ValueEncoder
-from modyn.storage.read.locality import ShortCutOffer
 from modyn.storage.records.intake import why_no_seconds, why_not_taken
 from modyn.testing.fake_streams import FakeNewLabels, FakeNewSamples
 from modyn.testing.fakes import FakeClient
 from modyn.testing.held_dataset import HeldDataset
 
-_NOT_FAKED = "the fake has no such call; make datasets with FakeStorage.add_dataset and samples with FakeStorage.add_samples"
-
 
 class FakeStorage:
-    """What the storage service would hold. `before_fetch`, if set, is called with the keys of each payload request and may raise."""
+    """The state of a storage service in memory. If `before_fetch` is set, each payload request calls it with the keys; `before_fetch` may raise an
+    error.
+    """
 
     def __init__(self) -> None:
-        # Guards all datasets, and is notified when samples arrive and when a stream is cancelled. Reentrant: methods call each other.
+        # Protects all datasets. It is notified when samples arrive and when a stream is cancelled. It is reentrant, because methods call each other.
         self.arrived = threading.Condition(threading.RLock())
         self.datasets: dict[str, HeldDataset] = {}
         self.before_fetch: Callable[[Int64Array], None] | None = None
 
     def client(self) -> FakeStorageClient:
-        """A new client for metadata."""
+        """Return a new client for metadata."""
         return FakeStorageClient(self)
 
     def payload_client(self) -> FakePayloadClient:
-        """A new client for payloads."""
+        """Return a new client for payloads."""
         return FakePayloadClient(self)
 
     def add_dataset(self, name: str, float_labels: bool = False, *, records: bool = False) -> None:
-        """Register a dataset without samples, in place of any of that name, whose identity is another one.
+        """Register a dataset without samples. The new dataset replaces a dataset of this name, and has another identity.
 
-        Args: float_labels: whether its labels are float64; otherwise int64. records: clients append its samples as records.
+        Args: float_labels: labels are float64; false: int64. records: clients append the samples as records.
         """
         with self.arrived:
             fields = {"base_path": RECORDS} if records else {"base_path": f"/fake/{name}", "file_wrapper": "BinaryFileWrapper"}
@@ -81,10 +79,11 @@ class FakeStorage:
         payloads: Sequence[bytes] | None = None,
         columns: Mapping[str, Sequence[object]] | None = None,
     ) -> Int64Array:
-        """Add samples, with labels 0 and payloads `<key>` unless given, and push them to open streams. Returns their keys, int64 (n,).
+        """Add samples and push them to open streams. Returns the keys, int64 (n,).
 
-        Args: timestamps: n ints. labels: n numbers. payloads: n byte strings. columns: n values by name; None: a sample has none.
-        Raises: NotFoundError: there is no such dataset. ValueError: labels or payloads differ in number from `timestamps`.
+        Args: timestamps: n ints. labels: n numbers; None: all are 0. payloads: n byte strings; None: each is its key as text. columns: n values by
+        name; None is a missing value.
+        Raises: NotFoundError: the dataset does not exist. ValueError: labels or payloads differ in number from `timestamps`.
         """
         with self.arrived:
             dataset = self.find(name)
@@ -101,7 +100,7 @@ class FakeStorage:
             return keys
 
     def find(self, name: str, identity: str = "") -> HeldDataset:
-        """Return what is held of a dataset. Raises NotFoundError, also if its identity is another one."""
+        """Return a dataset. Raises NotFoundError if the dataset does not exist or has another identity."""
         if name not in self.datasets:
             hint = nearest(name, list(self.datasets)) or ";"
             raise NotFoundError(f"there is no dataset '{name}'{hint} register it with `modyn data register`")
@@ -112,10 +111,10 @@ class FakeStorage:
         return self.datasets[name]
 
     def present(self, name: str, keys: Int64Array, on_missing: OnMissing, identity: str = "") -> Int64Array:
-        """Positions of the keys that there are samples for: int64 (n,).
+        """Return the positions of the keys that have samples: int64 (n,).
 
-        Args: keys: int64 (n,). on_missing, identity: as for `PayloadClient.fetch`.
-        Raises: NotFoundError: a key was never given out, or, with on_missing "raise", was deleted.
+        Args: keys: int64 (n,). on_missing, identity: see `PayloadClient.fetch`.
+        Raises: NotFoundError: a key never existed, or, with on_missing "raise", was deleted.
         """
         with self.arrived:
             dataset = self.find(name, identity)
@@ -125,7 +124,7 @@ class FakeStorage:
             return np.flatnonzero(np.asarray([dataset.has(int(key)) for key in keys], bool))
 
     def payloads(self, name: str, keys: Int64Array) -> Payloads:
-        """Payloads and labels of `keys`, int64 (n,), which must exist (see `present`), in that order."""
+        """Return payloads and labels of `keys`, int64 (n,), in the order of `keys`. The keys must exist (see `present`)."""
         with self.arrived:
             dataset = self.find(name)
             payloads, labels = [dataset.payloads[key] for key in keys], dataset.batch(keys).labels
@@ -135,53 +134,30 @@ class FakeStorage:
 
 
 class FakeStorageClient(FakeClient, StorageClient):
-    """A StorageClient whose service is a FakeStorage: datasets are read, and samples deleted, but nothing is registered or ingested.
+    """A StorageClient of a FakeStorage. This client can read datasets and delete samples, but not register or ingest datasets.
 
-    Methods take the arguments of those of `StorageClient`.
+    Methods take the same arguments as the methods of `StorageClient`.
     """
 
     def __init__(self, storage: FakeStorage) -> None:
         self._storage = storage
 
-    def register_dataset(self, config: DatasetConfig) -> DatasetInfo:
-        """Raises NotImplementedError."""
-        raise NotImplementedError(_NOT_FAKED)
+    def _refuse(self, *arguments: Any, **options: Any) -> NoReturn:
+        """Raise NotImplementedError, because a fake has no files and no catalogue."""
+        raise NotImplementedError(
+            "the fake has no such call; make datasets with FakeStorage.add_dataset and samples with FakeStorage.add_samples"
+        )
 
-    def change_dataset(self, config: DatasetConfig) -> DatasetInfo:
-        """Raises NotImplementedError."""
-        raise NotImplementedError(_NOT_FAKED)
-
-    def delete_dataset(self, name: str) -> None:
-        """Raises NotImplementedError."""
-        raise NotImplementedError(_NOT_FAKED)
-
-    def ingest(self, name: str) -> Iterator[IngestProgress]:
-        """Raises NotImplementedError."""
-        raise NotImplementedError(_NOT_FAKED)
-
-    def scrub_dataset(self, name: str, progress: Callable[[ScrubProgress], None] | None = None) -> list[FileProblem]:
-        """Not faked: there are no files."""
-        raise NotImplementedError(_NOT_FAKED)
-
-    def forget_file(self, name: str, path: str) -> DeletedSamples:
-        """Not faked: there are no files."""
-        raise NotImplementedError(_NOT_FAKED)
-
-    def rebuild_dataset(self, name: str) -> DatasetInfo:
-        """Not faked: there is no catalogue."""
-        raise NotImplementedError(_NOT_FAKED)
+    register_dataset = change_dataset = delete_dataset = ingest = _refuse
+    scrub_dataset = forget_file = rebuild_dataset = offer_short_cut = _refuse
 
     def problems(self, name: str) -> list[FileProblem]:
         """Return the problems that a test gave the dataset. Raises NotFoundError."""
         with self._storage.arrived:
             return list(self._storage.find(name).problems)
 
-    def offer_short_cut(self, name: str) -> ShortCutOffer:
-        """Raises NotImplementedError: a reader of the fake gets payloads from `FakePayloadClient`."""
-        raise NotImplementedError(_NOT_FAKED)
-
     def append_records(self, name: str, records: Sequence[NewRecord], identity: str = "") -> list[AppendedRecord]:
-        """Append records, of which the first one with an idempotency key counts; they are samples at once. Raises as the client."""
+        """Append records, which become samples immediately. For each idempotency key, the first record counts. Raises: see `StorageClient`."""
         with self._storage.arrived:
             dataset, latest = self._storage.find(name, identity), time.time() + 86_400
             for record in records:
@@ -189,7 +165,7 @@ class FakeStorageClient(FakeClient, StorageClient):
                     raise InvalidArgumentError(f"the record with the key '{record.key[:40]}' cannot be taken: {reason}")
             if reason := why_no_seconds(records, dataset.time_range):
                 raise InvalidArgumentError(f"dataset '{name}': {reason}. None of the records of this call was appended")
-            answers, new = dataset.judged(records)
+            answers, new = dataset.judge(records)
             times = [int(time.time()) if record.timestamp is None else record.timestamp for record in new]
             missing = np.nan if dataset.float_labels else NO_LABEL
             labels = [missing if record.label is None else record.label for record in new]
@@ -197,24 +173,24 @@ class FakeStorageClient(FakeClient, StorageClient):
             return answers
 
     def set_labels(self, name: str, labels: Mapping[str, float], identity: str = "") -> list[AppendedRecord]:
-        """Give records labels, and push them to open streams. Raises as the client."""
+        """Set labels of records, and push them to open streams. Raises: see `StorageClient`."""
         with self._storage.arrived:
             answers = self._storage.find(name, identity).set_labels(labels)
             self._storage.arrived.notify_all()
             return answers
 
     def new_labels(self, name: str, first: int, batch_size: int, identity: str = "") -> FakeNewLabels:
-        """See `StorageClient.new_labels`; new labels are those that `set_labels` sets. Raises NotFoundError."""
+        """See `StorageClient.new_labels`. New labels are the labels that `set_labels` sets. Raises NotFoundError."""
         self._storage.find(name, identity)
         return FakeNewLabels(self._storage.arrived, partial(self._storage.find, name), first, batch_size)
 
     def list_datasets(self) -> list[DatasetInfo]:
-        """All datasets by name."""
+        """Return all datasets by name."""
         with self._storage.arrived:
             return [self.dataset(name) for name in sorted(self._storage.datasets)]
 
     def dataset(self, name: str) -> DatasetInfo:
-        """A dataset without deleted samples in its counts. Raises NotFoundError."""
+        """Describe a dataset; the counts omit deleted samples. Raises NotFoundError."""
         with self._storage.arrived:
             found = self._storage.find(name)
             return DatasetInfo(
@@ -234,7 +210,7 @@ class FakeStorageClient(FakeClient, StorageClient):
             )
 
     def count_samples(self, name: str, interval: Interval, end_key: int | None = None, identity: str = "") -> int:
-        """Count the samples in `interval` with keys below `end_key`, deleted ones left out. Raises NotFoundError."""
+        """Count the samples in `interval` with keys below `end_key`, without deleted samples. Raises NotFoundError."""
         return len(self._in_interval(name, interval, None, end_key, identity))
 
     def samples_in_interval(
@@ -247,7 +223,7 @@ class FakeStorageClient(FakeClient, StorageClient):
         identity: str = "",
         end_label: int | None = None,
     ) -> Iterator[SampleBatch]:
-        """As `StorageClient.samples_in_interval`, of what is there at the first `next`; any `batch_size` of at least 1."""
+        """See `StorageClient.samples_in_interval`. The samples are read at the first `next`, and `batch_size` may be any number of at least 1."""
         keys = self._in_interval(name, interval, after, end_key, identity)
         for first in range(0, len(keys), batch_size):
             yield self._storage.find(name).batch(keys[first : first + batch_size], end_label)
@@ -262,12 +238,12 @@ class FakeStorageClient(FakeClient, StorageClient):
         return np.asarray([key for t, key in sorted(found) if after is None or (t, key) > after], np.int64)
 
     def new_samples(self, name: str, first_key: int, batch_size: int, identity: str = "") -> FakeNewSamples:
-        """As `StorageClient.new_samples`; new ones are those that `FakeStorage.add_samples` adds. Raises NotFoundError."""
+        """See `StorageClient.new_samples`. New samples are the samples that `FakeStorage.add_samples` adds. Raises NotFoundError."""
         self._storage.find(name, identity)
         return FakeNewSamples(self._storage.arrived, partial(self._storage.find, name), first_key, batch_size)
 
     def samples_by_key(self, name: str, keys: Int64Array, identity: str = "") -> SampleBatch:
-        """Return labels and timestamps of `keys`, int64 (n,), in the order asked. Raises NotFoundError if one is unknown or deleted."""
+        """Return labels and timestamps of `keys`, int64 (n,), in the order of `keys`. Raises NotFoundError if a key is unknown or deleted."""
         with self._storage.arrived:
             dataset = self._storage.find(name, identity)
             _refuse_unknown(name, dataset, keys)
@@ -275,7 +251,8 @@ class FakeStorageClient(FakeClient, StorageClient):
             return dataset.batch(np.asarray(keys, np.int64))
 
     def locate(self, name: str, keys: Int64Array) -> list[SamplePlace]:
-        """Place each of `keys`, int64 (n,), at its key in a file `fake`. Raises NotFoundError if one is unknown or deleted."""
+        """Return a place in a file `fake` for each of `keys`, int64 (n,); the offset is the key. Raises NotFoundError: a key is unknown or
+        deleted."""
         found, count = self.samples_by_key(name, keys), self._storage.payloads(name, keys)
         rows = zip(
             found.keys.tolist(), np.diff(count.offsets).tolist(), found.labels.tolist(), found.timestamps.tolist(), strict=True
@@ -283,7 +260,7 @@ class FakeStorageClient(FakeClient, StorageClient):
         return [SamplePlace(key, "fake", key, size, label, timestamp) for key, size, label, timestamp in rows]
 
     def delete_samples(self, name: str, keys: Int64Array, identity: str = "") -> int:
-        """Delete those of `keys` that there are or were; return how many."""
+        """Delete the existing samples of `keys`. Returns the number of keys that exist or have existed."""
         with self._storage.arrived:
             dataset = self._storage.find(name, identity)
             existing = {int(key) for key in keys if 0 <= key < len(dataset.timestamps)}
@@ -291,12 +268,12 @@ class FakeStorageClient(FakeClient, StorageClient):
             return len(existing)
 
     def deleted_keys(self, name: str, identity: str = "") -> KeySet:
-        """All deleted keys of a dataset. Raises NotFoundError."""
+        """Return all deleted keys of a dataset. Raises NotFoundError."""
         with self._storage.arrived:
             return KeySet(np.asarray(sorted(self._storage.find(name, identity).deleted), np.int64))
 
     def check_column(self, name: str, column: str, identity: str = "") -> None:
-        """Raises ConfigError if there are samples, none of which was added with this column. Raises NotFoundError."""
+        """Raise ConfigError if there are samples, but no sample has this column. Raises NotFoundError."""
         with self._storage.arrived:
             found = self._storage.find(name, identity)
             if found.timestamps and column not in found.columns:
@@ -306,7 +283,7 @@ class FakeStorageClient(FakeClient, StorageClient):
                 )
 
     def column_values(self, name: str, keys: Int64Array, column: str, identity: str = "") -> Iterator[ColumnValues]:
-        """As `StorageClient.column_values`, all at once."""
+        """See `StorageClient.column_values`. Returns all values at once."""
         with self._storage.arrived:
             found, encoder = self._storage.find(name, identity), ValueEncoder(column)
             _refuse_unknown(name, found, keys)
@@ -316,14 +293,14 @@ class FakeStorageClient(FakeClient, StorageClient):
 
 
 class FakePayloadClient(PayloadClient):
-    """A PayloadClient whose server is a FakeStorage. Answers in batches of `batch_size` samples."""
+    """A PayloadClient of a FakeStorage. This client answers in batches of `batch_size` samples."""
 
     def __init__(self, storage: FakeStorage, batch_size: int = 1000) -> None:
         self._storage = storage
         self._batch_size = batch_size
 
     def close(self) -> None:
-        """Without effect: there is no connection."""
+        """Do nothing, because there is no connection."""
 
     def schema(self, dataset: str) -> DatasetSchema | None:
         """See `PayloadClient.schema`."""
@@ -339,7 +316,7 @@ class FakePayloadClient(PayloadClient):
         *,
         with_bytes: bool = True,
     ) -> FakeFetch:
-        """Errors, also those of `before_fetch`, are raised by the answers and not here; `deadline_s` has no effect."""
+        """Return the answers. Errors, including errors of `before_fetch`, are raised when the answer is read; `deadline_s` has no effect."""
         if on_missing not in ("raise", "skip"):
             raise InvalidArgumentError(f"on_missing is 'raise' or 'skip', not {on_missing!r}")
         return FakeFetch(self._answers(dataset, np.asarray(keys, np.int64), on_missing, identity, with_bytes))
@@ -358,7 +335,7 @@ class FakePayloadClient(PayloadClient):
 
 
 def without_bytes(payloads: Payloads) -> Payloads:
-    """The same samples, with payloads of no bytes."""
+    """Return the same samples with empty payloads."""
     return Payloads(payloads.keys, payloads.labels, np.empty(0, np.uint8), np.zeros(len(payloads) + 1, np.int64))
 
 
@@ -379,11 +356,11 @@ class FakeFetch(PayloadStream):
         self._cancelled = True
 
     def close(self) -> None:
-        """The same as `cancel`."""
+        """End the answers like `cancel`."""
         self.cancel()
 
     def __del__(self) -> None:
-        """There are no threads to end."""
+        """Do nothing, because there are no threads to stop."""
 
 
 def _refuse_unknown(name: str, dataset: HeldDataset, keys: Int64Array) -> None:

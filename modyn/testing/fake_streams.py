@@ -1,4 +1,4 @@
-"""What a fake storage pushes: new samples, and labels that come after their samples."""
+"""Streams of a fake storage: new samples, and labels that arrive after the samples."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ T = TypeVar("T")
 
 
 class _Pushed(ResumingStream[T, int]):
-    """A stream of batches of a FakeStorage, which waits for what arrives next."""
+    """A stream of batches of a FakeStorage, which waits for new rows."""
 
     def __init__(self, arrived: threading.Condition, dataset: Callable[[], HeldDataset], first: int, batch_size: int) -> None:
-        """Args: arrived: guards the dataset, and is notified of what is new. first: number of the first row. batch_size: most rows of a batch."""
+        """Args: arrived: condition that protects the dataset, and is notified of new rows. first: number of the first row. batch_size: largest number
+        of rows of a batch."""
         self._arrived, self._dataset, self._next, self._batch_size = arrived, dataset, first, batch_size
         self._stopped = False
 
@@ -31,22 +32,22 @@ class _Pushed(ResumingStream[T, int]):
             while not self._stopped:
                 if (batch := self._take(self._dataset())) is not None:
                     return batch
-                self._arrived.wait()
+                self._arrived.wait()  # New rows or `cancel` end this wait.
         raise StopIteration
 
     @abstractmethod
     def _take(self, dataset: HeldDataset) -> T | None:
-        """The next batch; None: there is nothing new."""
+        """Return the next batch; None if there are no new rows."""
 
     def cancel(self) -> None:
-        """End the stream, also for a thread that waits for its next batch."""
+        """End the stream, and wake a thread that waits for its next batch."""
         with self._arrived:
             self._stopped = True
             self._arrived.notify_all()
 
 
 class FakeNewSamples(_Pushed[SampleBatch]):
-    """The pushed stream of a FakeStorage, from a key on."""
+    """The stream of new samples of a FakeStorage. It begins at the key `first`."""
 
     def _take(self, dataset: HeldDataset) -> SampleBatch | None:
         while self._next < (end := len(dataset.timestamps)):
@@ -58,7 +59,7 @@ class FakeNewSamples(_Pushed[SampleBatch]):
 
 
 class FakeNewLabels(_Pushed[LateLabelBatch]):
-    """The pushed labels of a FakeStorage, from a number on."""
+    """The stream of new labels of a FakeStorage. It begins at the label with the number `first`."""
 
     def _take(self, dataset: HeldDataset) -> LateLabelBatch | None:
         check_late_labels(dataset.config.name, self._next, len(dataset.late))

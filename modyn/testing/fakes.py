@@ -1,6 +1,6 @@
-"""Clients over memory: the calls and errors of the real ones, as far as supervisor and workers use them, and no service behind them.
+"""In-memory clients without services. These clients have the calls and errors of the real clients that supervisor and workers use.
 
-Storage is in `fake_storage`, the selector in `fake_selector`, the evaluator in `fake_evaluator`; `services` puts all of them together.
+Fakes of storage, selector and evaluator are in `fake_storage`, `fake_selector` and `fake_evaluator`; `services` combines all fakes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from modyn.models.weights import weights_sha256
 from modyn.records import JobState, ModelVersion, RunId
 from modyn.registry import Plugin
 from modyn.run_ids import check_run_id
-from modyn.trainer_server.client import NOTHING_TRAINED, TrainingRequest, TrainingStatus
+from modyn.trainer_server.client import TrainingRequest, TrainingResult, TrainingStatus
 from modyn.trainer_server.trainings import check_request
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class FakeClient:
 
 
 class FakeSectionClient(FakeClient):
-    """A client of a service that checks sections of pipelines. `problems` is what `validate` answers."""
+    """A client of a service that checks sections of pipelines. `validate` returns `problems`."""
 
     problems: Sequence[Problem] = ()
 
@@ -59,21 +59,23 @@ class FakeSectionClient(FakeClient):
 
 
 class FakeModelStorage(FakeSectionClient):
-    """Use in place of a ModelStorageClient, whose methods take the same arguments."""
+    """A fake that replaces a ModelStorageClient. Methods take the same arguments."""
 
     def __init__(self) -> None:
         self._models: dict[int, tuple[StoredModelInfo, bytes]] = {}
         self._optimizers: dict[int, bytes] = {}
         self._ids = count(1)
         self._trail: list[Promotion] = []
-        self._lock = threading.Lock()  # Protects the fields above, and lets one of two equal `put` make the version.
+        self._lock = (
+            threading.Lock()
+        )  # Protects the fields above. If two equal calls of `put` run at the same time, only one call makes the version.
 
     def put(
         self, header: ModelHeader, safetensors_path: Path, kept: KeptModels | None = None, optimizers: Path | None = None
     ) -> ModelVersion:
-        """Keep the bytes of the files and return the version; the one that exists for this (run, trigger), if any.
+        """Store the bytes of the files, and return the version. If run and trigger already have a version, return this version instead.
 
-        Args: kept: left as it is. optimizers: takes the place of those of the run's earlier triggers.
+        Args: kept: has no effect. optimizers: file that replaces the optimizers of the run's earlier triggers.
         """
         digest, content = weights_sha256(safetensors_path), safetensors_path.read_bytes()
         with self._lock:
@@ -101,38 +103,38 @@ class FakeModelStorage(FakeSectionClient):
             return version
 
     def get(self, model_id: int, into: Path, kept: KeptModels | None = None) -> StoredModel:
-        """Write the stored bytes to `into`; `kept` is left as it is. Raises NotFoundError."""
+        """Write the stored bytes to `into`; `kept` is ignored. Raises NotFoundError."""
         info = self.describe(model_id)
         into.write_bytes(self._models[model_id][1])
         return StoredModel(info.version, info.model_class, info.model_config, info.training_result, into)
 
     def get_optimizers(self, model_id: int, into: Path, kept: KeptModels | None = None) -> None:
-        """Write the state of the version's optimizers to `into`; `kept` is left as it is. Raises NotFoundError."""
+        """Write the state of the version's optimizers to `into`; `kept` is ignored. Raises NotFoundError."""
         self.describe(model_id)
         if model_id not in self._optimizers:
             raise NotFoundError(f"no state of optimizers is kept with model {model_id}")
         into.write_bytes(self._optimizers[model_id])
 
     def change_optimizers(self, model_id: int, state: bytes) -> None:
-        """For tests of damage: replace the state of the version's optimizers."""
+        """Replace the state of the version's optimizers, for tests of damage."""
         self._optimizers[model_id] = state
 
     def describe(self, model_id: int) -> StoredModelInfo:
-        """A version without its weights. Raises NotFoundError."""
+        """Return a version without its weights. Raises NotFoundError."""
         if model_id not in self._models:
             raise NotFoundError(f"there is no model {model_id}; `modyn models ls` lists those that exist")
         return self._models[model_id][0]
 
     def find(self, run_id: RunId, trigger_id: int) -> StoredModelInfo | None:
-        """Return the version of trigger `trigger_id` of a run; None if there is none."""
+        """Return the version of trigger `trigger_id` of a run; None if the trigger has no version."""
         return next((info for info in self.list(run_id) if run_id and info.version.trigger_id == trigger_id), None)
 
     def list(self, run_id: RunId | None = None) -> list[StoredModelInfo]:
-        """The versions of a run, or all, in the order in which they were put."""
+        """Return the versions of a run, or all versions, in the order of their creation."""
         return [info for info, _ in self._models.values() if not run_id or info.version.run_id == run_id]
 
     def delete(self, model_id: int, *, even_promoted: bool = False) -> None:
-        """Delete a version. Raises NotFoundError, and ConflictError while it is promoted, unless `even_promoted`."""
+        """Delete a version. Raises NotFoundError. ConflictError: the version is promoted, and `even_promoted` is false."""
         if self.describe(model_id).version.promoted and not even_promoted:
             raise ConflictError(f"model {model_id} is promoted, so it may be in use; promote another version of the run first")
         del self._models[model_id]
@@ -147,7 +149,7 @@ class FakeModelStorage(FakeSectionClient):
         compares: bool = False,
         compared_id: int | None = None,
     ) -> StoredModelInfo:
-        """Mark a version as the one to use, and no other of the same run. Raises NotFoundError, ConflictError."""
+        """Mark a version as the promoted version of its run. Raises NotFoundError, ConflictError."""
         run_id = self.describe(model_id).version.run_id
         if compares and (before := self.current(run_id).promoted_id) not in (compared_id, model_id):
             compared, found = ("none" if each is None else f"model {each}" for each in (compared_id, before))
@@ -156,13 +158,13 @@ class FakeModelStorage(FakeSectionClient):
         return self.describe(model_id)
 
     def refuse_promotion(self, model_id: int, reason: str, verdicts: Sequence[GateVerdict]) -> None:
-        """Note in the trail that an evaluation was against a promotion. Raises NotFoundError."""
+        """Record that an evaluation refused a promotion. Raises NotFoundError."""
         run_id = self.describe(model_id).version.run_id
         before = self.current(run_id).promoted_id
         self._trail.append(Promotion(run_id, model_id, "refuse", before, reason, "test", time.time(), tuple(verdicts)))
 
     def rollback(self, run_id: RunId, reason: str = "") -> StoredModelInfo:
-        """Mark the version again that was promoted before. Raises NotFoundError, ConflictError."""
+        """Promote the previously promoted version again. Raises NotFoundError, ConflictError."""
         if not run_id:
             raise InvalidArgumentError("name a run: imported models have no order to go back in; promote one of them")
         if not self.list(run_id):
@@ -176,7 +178,7 @@ class FakeModelStorage(FakeSectionClient):
         return self.describe(target)
 
     def current(self, run_id: RunId) -> CurrentVersions:
-        """The newest version of a run and the promoted one."""
+        """Return the newest version and the promoted version of a run."""
         own = [info.version for info in self.list(run_id)]
         promoted = (version.model_id for version in own if version.promoted)
         newest = max((version.model_id for version in own), default=None)
@@ -184,7 +186,7 @@ class FakeModelStorage(FakeSectionClient):
         return CurrentVersions(newest, next(promoted, None), in_trail)
 
     def promotions(self, run_id: RunId) -> tuple[Promotion, ...]:
-        """The promotions and rollbacks of a run, the oldest first."""
+        """Return the promotions and rollbacks of a run, oldest first."""
         return tuple(entry for entry in self._trail if entry.run_id == run_id)
 
     def _exchange(self, run_id: RunId, model_id: int, action: str, reason: str, verdicts: Sequence[GateVerdict] = ()) -> None:
@@ -208,15 +210,17 @@ class FakeModelStorage(FakeSectionClient):
 
 
 Train = Callable[[TrainingRequest], tuple[int, str, Mapping[str, Any]]]
-"""In place of the training: returns (model id, SHA-256 of the weights, training result) or raises one of our errors."""
+"""Function that replaces a training. The function returns model id, SHA-256 of the weights, and training result, or raises an error of
+`modyn.errors`.
+"""
 
 
 class FakeTrainerServer(FakeSectionClient):
-    """Use in place of a TrainerServerClient. A training finishes as soon as it is started.
+    """A fake that replaces a TrainerServerClient. A training finishes when it is started.
 
-    `train` makes the model of a request; by default ids count up from 1 and nothing is stored. `requests` holds one request for each
-    training that really ran, `scores` what the selection of the pipeline that was checked last asks for. A training whose (run, trigger) is in
-    `held` stays running until `stop`, or until `watch` is asked again.
+    `train` makes the model of a request. By default, model ids count from 1, and no model is stored. `requests` has the request of each training that
+    ran, and `scores` has the scores that the selection of the last checked pipeline needs. A training whose run and trigger are in `held` keeps
+    running until `stop`, or until `watch` is called again.
     """
 
     def __init__(self, train: Train | None = None) -> None:
@@ -234,9 +238,9 @@ class FakeTrainerServer(FakeSectionClient):
         return super().validate(pipeline)
 
     def start(self, request: TrainingRequest) -> TrainingStatus:
-        """Carry the training out at once unless it is held; again for one that runs or has finished returns its status.
+        """Run the training immediately, unless it is held. A training that is running or finished keeps its status.
 
-        Raises InvalidArgumentError and ConfigError as the trainer server does.
+        Raises InvalidArgumentError and ConfigError, as the trainer server does.
         """
         check_request(request)
         key = (str(request.run_id), request.trigger_id)
@@ -250,9 +254,9 @@ class FakeTrainerServer(FakeSectionClient):
         return self._statuses[key]
 
     def watch(self, run_id: str, trigger_id: int) -> Iterator[TrainingStatus]:
-        """Yield the status of the training of a trigger; of a held one then also the final one, for which it is carried out.
+        """Yield the status of the training of a trigger. If the training is held, then run the training, and also yield its final status.
 
-        Raises: NotFoundError: it was not started.
+        Raises: NotFoundError: the training was not started.
         """
         status = self._status(run_id, trigger_id)
         yield status
@@ -262,14 +266,14 @@ class FakeTrainerServer(FakeSectionClient):
             yield self._status(run_id, trigger_id)
 
     def stop(self, run_id: str, trigger_id: int) -> None:
-        """Mark the held training of a trigger as stopped; without effect on one that has ended. Raises NotFoundError."""
+        """Mark the held training of a trigger as stopped. A training that has ended is not changed. Raises NotFoundError."""
         status = self._status(run_id, trigger_id)
         if self._waiting.pop((run_id, trigger_id), None) is not None:
             stopped = replace(status, state=JobState.STOPPED, error="stopped on request", error_reason="CANCELLED")
             self._statuses[run_id, trigger_id] = stopped
 
     def delete_run(self, run_id: str) -> None:
-        """Forget the trainings of a run. Raises InvalidArgumentError."""
+        """Remove the trainings of a run. Raises InvalidArgumentError."""
         check_run_id(run_id)
         for statuses in (self._statuses, self._waiting):
             for key in [key for key in statuses if key[0] == run_id]:
@@ -281,24 +285,24 @@ class FakeTrainerServer(FakeSectionClient):
         return self._statuses[run_id, trigger_id]
 
     def _finish(self, key: tuple[str, int]) -> None:
-        """Carry a training out, unless that was done or it was stopped meanwhile."""
+        """Run a training, unless the training has already run or was stopped."""
         request = self._waiting.pop(key, None)
         if request is None:
             return
         self.requests.append(request)
         status = replace(self._statuses[key], state=JobState.FINISHED)
         try:
-            model_id, sha256, result = self.train(request)
-            # A result that says why nothing was trained comes without a model.
-            if NOTHING_TRAINED not in result:
+            model_id, sha256, mapping = self.train(request)
+            result = TrainingResult.from_mapping(mapping)
+            if not result.nothing_trained:
                 status = replace(
                     status,
                     model_id=model_id,
                     weights_sha256=sha256,
-                    samples_seen=result.get("num_samples", 0),
-                    samples_total=result.get("num_samples"),
-                    batches_seen=result.get("num_batches", 0),
-                    loss=result.get("loss"),
+                    samples_seen=result.counts.num_samples,
+                    samples_total=result.counts.num_samples,
+                    batches_seen=result.counts.num_batches,
+                    loss=result.losses.loss,
                 )
             self._statuses[key] = replace(status, result=result)
         except ModynError as error:

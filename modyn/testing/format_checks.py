@@ -1,11 +1,11 @@
-"""Checks that every file format must pass, ours and those of a user's own package. Call them from a test with a file of the format.
+"""Checks that every file format must pass, whether it is built in or from your own package. Call a check from a test with a file of the format.
 
     def test_my_format(tmp_path: Path) -> None:
         path = tmp_path / "a.my"
         path.write_bytes(...)
         check_file_format(MyFormat, {"option": 1}, path, [(b"payload", 7), ...])
 
-Each raises AssertionError that says which rule was broken, and how.
+Each check raises AssertionError with the broken rule and the difference.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CUTS = 40
 
 @dataclass(frozen=True)
 class ReadFile:
-    """What a format finds in one file: samples, their times in seconds, and the bytes that are indexed then."""
+    """The content that a format finds in one file: samples, their times in seconds, and the indexed bytes."""
 
     samples: list[Sample]
     timestamps: list[int]
@@ -44,7 +44,7 @@ class ReadFile:
 
 
 def read_file(built: FileFormat, path: Path, resume: FormatResume | None = None) -> ReadFile:
-    """All samples of one file with their payloads, the way storage reads them; behind `resume` only, if that is given."""
+    """Read all samples of one file with their payloads, as storage does. Args: resume: read only samples after this record."""
     samples: list[Sample] = []
     timestamps: list[int] = []
     end = resume.end if resume else 0
@@ -58,12 +58,12 @@ def read_file(built: FileFormat, path: Path, resume: FormatResume | None = None)
 
 
 def resume_point(path: Path, end: int, num_samples: int) -> FormatResume:
-    """What storage keeps of a file of which `num_samples` samples in the first `end` bytes are indexed."""
+    """Return storage's record of a file whose first `end` bytes are indexed. These bytes have `num_samples` samples."""
     return FormatResume(end, num_samples, fingerprint(LocalFiles(str(path.parent)), str(path), end))
 
 
 def payloads(built: FileFormat, path: Path, chunk: IndexedSamples) -> list[bytes]:
-    """The payloads of a chunk, read by the reader that the format declares."""
+    """Read the payloads of a chunk with the reader that the format declares."""
     name = np.frombuffer(path.name.encode(), np.uint8)
     paths = PathTable(str(path.parent))
     paths.append_packed(name, np.array([len(name)], np.int64))
@@ -82,15 +82,15 @@ def check_file_format(
     timestamp_source: str = "",
     appended: tuple[bytes, Sequence[Sample]] | None = None,
 ) -> None:
-    """Check that a format finds the `expected` samples of `path` in its order, again when asked again, with columns as they are declared; that it
-    gives no wrong samples for a file that is cut, changed or gone but an error with its name; and, if it says that its files may grow,
-    that it goes on with the bytes `appended` and finds their samples alone. The file is changed and written back.
+    """Check that a format finds the expected samples of a file in order and repeatably, with the declared columns. A file that is truncated, changed
+    or missing must give an error with its name, not wrong samples. If files of the format may grow, the format must resume, and find only the
+    samples of the appended bytes. The check changes the file and restores it.
 
-    Args: config: of the format, checked here. path: a file whose folder may be written to. expected: (payload, label) in the order of the
-    file.
+    Args: config: options of the format, which are checked too. path: a file in a writable folder. expected: payload and label of each sample, in the
+    order of the file. appended: bytes to append, and their samples.
     """
     name = kind.__name__
-    require(bool(kind.__doc__), f"{name} has no docstring; its first line is what its files hold")
+    require(bool(kind.__doc__), f"{name} has no docstring; its first line says what its files hold")
     built = kind(load_section(kind.Config, config), timestamp_source)
     require(built.holds_samples(str(path)), f"{name}: does not take a file named {path.name}")
     _check_columns(built, path)
@@ -110,7 +110,7 @@ def check_file_format(
             path.write_bytes(content + more)
             rest = read_file(built, path, resume)
             require(
-                rest.samples == list(their_samples), f"{name}: finds {rest.samples} behind what is indexed, not {their_samples}"
+                rest.samples == list(their_samples), f"{name}: finds {rest.samples} after what is indexed, not {their_samples}"
             )
     finally:
         path.write_bytes(content)
@@ -147,24 +147,24 @@ def _check_broken_files(built: FileFormat, path: Path, content: bytes, found: Re
         some = _or_error(built, path, None, f"{name}: a file cut to {size} of {len(content)} bytes")
         if some is not None:
             whole = found.samples[: len(some)]
-            # A text that is cut within its last row may still be a row.
+            # If a text is truncated within its last row, the rest may still be a valid row.
             require(
                 some[:-1] == whole[:-1],
                 f"{name}: a file cut to {size} of {len(content)} bytes gives {some}, not a part of the whole",
             )
         if size < resume.end:
             again = _or_error(built, path, resume, f"{name}: an indexed file cut to {size} bytes")
-            require(again is None, f"{name}: goes on with an indexed file that was cut to {size} of {resume.end} bytes")
+            require(again is None, f"{name}: continues with an indexed file that was cut to {size} of {resume.end} bytes")
     if content:
         path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
         again = _or_error(built, path, resume, f"{name}: an indexed file with another first byte")
-        require(again is None, f"{name}: goes on with an indexed file whose first byte is another")
+        require(again is None, f"{name}: continues with an indexed file whose first byte is another")
     path.unlink()
     require(_or_error(built, path, None, f"{name}: a file that is gone") is None, f"{name}: finds samples in a file that is gone")
 
 
 def _or_error(built: FileFormat, path: Path, resume: FormatResume | None, what: str) -> list[Sample] | None:
-    """The samples, or None if the format raised the error that it should."""
+    """Return the samples of a file; None if the format raised the expected error."""
     try:
         return read_file(built, path, resume).samples
     except DataError as error:

@@ -1,4 +1,4 @@
-"""A dataset of the fake storage, in memory."""
+"""An in-memory dataset of the fake storage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from modyn.storage.client import AppendedRecord, DatasetSchema, FileProblem, New
 
 @dataclass
 class HeldDataset:
-    """Samples by key, and what was appended: by idempotency key that of the sample, and the record."""
+    """The samples of a dataset, by key. `appended` has the records, with the keys of their samples, by idempotency key."""
 
     config: DatasetConfig
     float_labels: bool
@@ -30,12 +30,12 @@ class HeldDataset:
     appended: dict[str, tuple[int, NewRecord]] = field(default_factory=dict)
     problems: list[FileProblem] = field(default_factory=list)
     schema: DatasetSchema | None = None
-    """The schema that files of the dataset decide."""
+    """Schema of the files."""
     late: dict[int, float] = field(default_factory=dict)
-    """By key, in the order in which they came, the labels that came after their samples."""
+    """Labels that arrived after their samples, by key, in the order of arrival."""
 
     def batch(self, keys: Int64Array, end_label: int | None = None) -> SampleBatch:
-        """Labels and times of `keys`, int64 (n,). Args: end_label: only the first `end_label` of the labels that came late; None: all."""
+        """Return labels and times of `keys`, int64 (n,). Args: end_label: use only the first `end_label` late labels; None: use all."""
         late = dict(islice(self.late.items(), end_label))
         chosen = [late.get(int(key), self.labels[key]) for key in keys]
         labels: LabelArray = np.asarray(chosen, np.float64) if self.float_labels else np.asarray(chosen, np.int64)
@@ -43,15 +43,15 @@ class HeldDataset:
 
     @property
     def time_range(self) -> tuple[int, int] | None:
-        """The earliest and the latest timestamp; None if there are no samples."""
+        """Return the earliest and the latest timestamp; None: there are no samples."""
         return (min(self.timestamps), max(self.timestamps)) if self.timestamps else None
 
     def has(self, key: int) -> bool:
-        """Whether there is a sample of this key, not deleted."""
+        """Return whether a sample with this key exists and is not deleted."""
         return 0 <= key < len(self.timestamps) and key not in self.deleted
 
     def set_labels(self, labels: Mapping[str, float]) -> list[AppendedRecord]:
-        """See `StorageClient.set_labels`. Raises: NotFoundError: there is no such record. InvalidArgumentError: a label is invalid."""
+        """See `StorageClient.set_labels`. Raises: NotFoundError: the record does not exist. InvalidArgumentError: a label is invalid."""
         for key, label in labels.items():
             if reason := why_no_label(label, self.float_labels):
                 raise InvalidArgumentError(
@@ -68,8 +68,8 @@ class HeldDataset:
             answers.append(AppendedRecord(sample, before is not None, before not in (None, label)))
         return answers
 
-    def judged(self, records: Sequence[NewRecord]) -> tuple[list[AppendedRecord], list[NewRecord]]:
-        """The answer to each of `records`, and those that are new, which are known from now on and become the next samples.
+    def judge(self, records: Sequence[NewRecord]) -> tuple[list[AppendedRecord], list[NewRecord]]:
+        """Return the answer to each record, and the new records, which become the next samples.
 
         Raises: InvalidArgumentError: the dataset takes no records.
         """

@@ -1,4 +1,4 @@
-"""A run's stream in memory, in place of the selector's log."""
+"""A run's stream in memory, which replaces the selector's log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from modyn.selector.window import StreamReader
 
 
 class MemoryReader(StreamReader):
-    """A stream in memory whose arrays refuse to be changed."""
+    """A stream in memory whose arrays are read-only."""
 
     def __init__(self, samples: SampleBatch) -> None:
         for column in (samples.keys, samples.timestamps, samples.labels):
@@ -15,13 +15,13 @@ class MemoryReader(StreamReader):
         self.samples = samples
 
     def read(self, start: int, end: int) -> SampleBatch:
-        """Samples [start, end) of the stream."""
+        """Return the samples [start, end) of the stream."""
         return self.samples.slice(start, end)
 
     def read_keys(self, start: int, end: int) -> Int64Array:
-        """Keys of the samples [start, end): int64 (n,)."""
+        """Return the keys of the samples [start, end): int64 (n,)."""
         return self.samples.keys[start:end]
 
     def read_labels(self, start: int, end: int) -> LabelArray:
-        """Labels of the samples [start, end): int64 or float64 (n,)."""
+        """Return the labels of the samples [start, end): int64 or float64 (n,)."""
         return self.samples.labels[start:end]

@@ -1,4 +1,4 @@
-"""All services that a supervisor needs, in memory: a whole run takes milliseconds. For tests of triggers, handlers and of runs.
+"""All services that a supervisor needs, in memory, for tests of triggers, handlers and runs. A whole run takes milliseconds.
 
 services = InMemoryServices(tmp_path)
 services.storage.add_dataset("train")
@@ -25,12 +25,12 @@ from modyn.evaluator.client import EvaluatorClient
 from modyn.model_storage.client import ModelHeader, ModelStorageClient
 from modyn.selector.client import SelectorClient
 from modyn.selector.deletions import StorageDeletions
-from modyn.supervisor.alerts import follow_runs
+from modyn.supervisor.alerts.alerts import follow_runs
 from modyn.supervisor.client import Run
-from modyn.supervisor.events import EventHub
-from modyn.supervisor.journal import Journal
-from modyn.supervisor.queue import RunQueue
-from modyn.supervisor.run_clients import RunClients
+from modyn.supervisor.journal.events import EventHub
+from modyn.supervisor.journal.journal import Journal
+from modyn.supervisor.queue.queue import RunQueue
+from modyn.supervisor.services.run_clients import RunClients
 from modyn.testing.fake_evaluator import FakeEvaluator
 from modyn.testing.fake_selector import FakeSelectorClient
 from modyn.testing.fake_storage import FakeStorage
@@ -40,10 +40,10 @@ from modyn.trainer_server.client import TrainerServerClient, TrainingRequest
 
 
 class InMemoryServices:
-    """Fakes that work together: the model of a training is stored, and its weights depend on trigger set, parent and seed."""
+    """Connected fakes. The model of each training is stored. The weights of the model depend only on trigger set, parent and seed."""
 
     def __init__(self, folder: Path) -> None:
-        """Args: folder: for files of models."""
+        """Args: folder: folder for files of models."""
         self._folder = folder
         self.storage = FakeStorage()
         self.selector = FakeSelectorClient(StorageDeletions(self.storage.client()))
@@ -52,7 +52,7 @@ class InMemoryServices:
         self.evaluator = FakeEvaluator()
 
     def clients(self) -> RunClients:
-        """One client of each fake, typed as the real ones."""
+        """Return one client of each fake, with the types of the real clients."""
         return RunClients(
             storage=self.storage.client(),
             selector=cast("SelectorClient", self.selector),
@@ -63,7 +63,7 @@ class InMemoryServices:
 
     @contextmanager
     def supervise(self, config: SystemConfig, open_clients: Callable[[], RunClients] | None = None) -> Iterator[RunQueue]:
-        """A supervisor over these services, without gRPC. Args: open_clients: makes the clients of a run; None: `clients`."""
+        """Make a supervisor that uses these services without gRPC. Args: open_clients: function that makes the clients of a run; None: `clients`."""
         database = open_database(config, "supervisor", "modyn.supervisor.migrations")
         hub = EventHub()
         journal = Journal(database, hub.committed, config.supervisor.events_kept)
@@ -96,7 +96,9 @@ class InMemoryServices:
 
 
 def pipeline_yaml(**sections: object) -> str:
-    """A small valid pipeline on the dataset `train`: a trigger every 10 samples, fine-tuning, no evaluation; `sections` replace its own."""
+    """Return a small valid pipeline on the dataset `train`: a trigger every 10 samples, fine-tuning, no evaluation. Args: sections: sections that
+    replace sections of the pipeline.
+    """
     pipeline: dict[str, object] = {
         "pipeline": {"name": "Test"},
         "model": {"id": "Fake"},
@@ -109,7 +111,7 @@ def pipeline_yaml(**sections: object) -> str:
 
 
 def wait_until_terminal(runs: RunQueue, run_id: str, timeout_s: float = PATIENCE_S) -> Run:
-    """The run, once nothing of it runs any more. AssertionError when that takes too long."""
+    """Wait until a run has ended, and return the run. Raises AssertionError on a timeout."""
     eventually(
         lambda: runs.journal.run(run_id).is_terminal,
         lambda: f"run {run_id} is still {runs.journal.run(run_id).state}",

@@ -1,4 +1,4 @@
-"""A whole embedded stack for tests: PostgreSQL, Redis and all six services as real processes, and data small enough for runs of a second or two.
+"""A real embedded stack for tests: PostgreSQL, Redis and all six services as processes, and small data for runs of one or two seconds.
 
 pytest_plugins = ["modyn.testing.stack"]
 
@@ -47,23 +47,23 @@ def bytes_parser_function(data: memoryview) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class RunningStack:
-    """One embedded installation. `config_file` is what `modyn --config` takes; `folder` is for whatever belongs to it."""
+    """One embedded installation. config_file: file of the installation for `modyn --config`. folder: folder for files of tests."""
 
     folder: Path
     config_file: Path
     config: SystemConfig
     plug_ins: Path | None = None
-    """A folder of installed packages that its services find, beside those of this environment."""
+    """Folder with installed packages, which the stack's services find in addition to the packages of this environment."""
 
     def up(self) -> None:
-        """Start what does not run of it, as `modyn up` does."""
+        """Start the parts that are not running, as `modyn up` does."""
         with self.client() as client, pytest.MonkeyPatch.context() as patch:
             if self.plug_ins is not None:
                 patch.setenv("PYTHONPATH", str(self.plug_ins), prepend=os.pathsep)
             client.up()
 
     def command(self, *arguments: str) -> list[str]:
-        """The command line as a user would type it."""
+        """Return the command line that a user would type."""
         return [sys.executable, "-m", "modyn.cli.main", "--config", str(self.config_file), *arguments]
 
     def modyn(
@@ -73,10 +73,10 @@ class RunningStack:
         cwd: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command of `modyn` to its end, without a terminal; its exit code is not checked.
+        """Run a command of `modyn` without a terminal. The method does not check the exit code.
 
-        Args: arguments: as a user types them after `modyn`. process: run it in a process of its own, as a user does; that takes
-        half a second longer. cwd: None: `folder`. environment: variables beside those of `clean_environment`.
+        Args: arguments: the words after `modyn`. process: run the command in its own process, as a user does, which takes half a second longer. cwd:
+        working folder; None: `folder`. environment: variables in addition to `clean_environment`.
         """
         texts, folder, variables = list(map(str, arguments)), cwd or self.folder, clean_environment(environment)
         if not process:
@@ -93,13 +93,13 @@ class RunningStack:
         )
 
     def client(self) -> Client:
-        """A new client of this stack; the caller closes it."""
+        """Return a new client of this stack. The caller closes it."""
         return Client(self.config_file, wait_s=PATIENCE_S)
 
     def tiny_dataset(self, name: str, num_samples: int = 100, num_files: int = 2, **options: object) -> Path:
-        """Register and index a dataset of `write_tiny_files` under `name`; return the folder of its files.
+        """Register and index a dataset with files of `write_tiny_files`, and return the folder of its files.
 
-        Args: options: fields of `DatasetConfig` in place of those of `tiny_dataset_config`.
+        Args: options: fields of `DatasetConfig` that replace fields of `tiny_dataset_config`.
         """
         folder = self.folder / "data" / name
         write_tiny_files(folder, num_samples, num_files)
@@ -109,28 +109,30 @@ class RunningStack:
         return folder
 
     def pipeline_file(self, dataset: str, **sections: object) -> Path:
-        """Write `tiny_pipeline(dataset, **sections)` to a file of its own; return its path."""
+        """Write `tiny_pipeline(dataset, **sections)` to a new file, and return its path."""
         handle, path = tempfile.mkstemp(suffix=".yaml", prefix="pipeline-", dir=self.folder)
         with os.fdopen(handle, "w") as file:
             file.write(tiny_pipeline(dataset, **sections))
         return Path(path)
 
     def run(self, pipeline: str | Path, **options: Any) -> Run:
-        """Run a pipeline to the end; return the run, in whichever state it ended.
+        """Run a pipeline to its end, and return the run in its final state.
 
-        Args: pipeline: its text, or the path of its file. options: as of `Client.run`.
+        Args: pipeline: text of a pipeline, or path of its file. options: see `Client.run`.
         """
         path = pipeline if isinstance(pipeline, Path) else self.folder / "pipeline.yaml"
         if isinstance(pipeline, str):
-            write_atomically(path, [pipeline.encode()])  # Several threads may run the same one.
+            write_atomically(path, [pipeline.encode()])  # Several threads may run the same pipeline.
         with self.client() as client:
             return client.wait(client.run(path, **options).run_id)
 
 
 def write_tiny_files(folder: Path, num_samples: int = 100, num_files: int = 2, first_day: int = 0, seed: int = 0) -> None:
-    """Write binary files of equal size, one a day, modified at noon of their days; the label can be read from the features.
+    """Write binary files of equal size, one for each day. The modification time of a file is noon of its day. The label can be computed from the
+    features.
 
-    Args: num_samples: in all files together. first_day: day of the first file, counted from 1970-01-01. seed: with `first_day`, of the content.
+    Args: num_samples: number of samples in all files together. first_day: day of the first file, counted from 1970-01-01. seed: number that, together
+    with `first_day`, determines the content.
     """
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng([seed, first_day])
@@ -145,14 +147,18 @@ def write_tiny_files(folder: Path, num_samples: int = 100, num_files: int = 2, f
 
 
 def tiny_dataset_config(name: str, folder: Path, **options: object) -> DatasetConfig:
-    """Describe the dataset `name` over what `write_tiny_files` wrote to `folder`; not watched unless `options`, its other fields, say so."""
+    """Return the configuration of a dataset with the files of `write_tiny_files` in `folder`. Args: options: further fields; by default, the folder
+    is not watched."""
     layout = {"record_size": RECORD.itemsize, "label_size": 8, "byteorder": "little"}
     fields: dict[str, Any] = {"file_wrapper_config": layout, "watch": False, **options}
     return DatasetConfig(name=name, base_path=folder, file_wrapper="BinaryFileWrapper", **fields)
 
 
 def tiny_pipeline(dataset: str, **sections: object) -> str:
-    """A pipeline on `write_tiny_files`: a trigger every 50 samples, logistic regression, no evaluation. `sections` replace its own; None removes."""
+    """Return a pipeline for `write_tiny_files`: a trigger every 50 samples, logistic regression, no evaluation.
+
+    Args: sections: sections that replace sections of the pipeline; None removes a section.
+    """
     pipeline: dict[str, object] = {
         "pipeline": {"name": "tiny"},
         "model": {"id": "LogisticRegression", "config": {"input_size": NUM_FEATURES, "num_classes": NUM_CLASSES}},
@@ -165,7 +171,7 @@ def tiny_pipeline(dataset: str, **sections: object) -> str:
 
 
 def tiny_training(**options: object) -> dict[str, object]:
-    """A `training` section that takes milliseconds; `options` replace its own."""
+    """Return a section `training` for trainings that take milliseconds. Args: options: options that replace options of the section."""
     return {
         "use_previous_model": True,
         "batch_size": 10,
@@ -181,9 +187,9 @@ def tiny_training(**options: object) -> dict[str, object]:
 def tiny_evaluation(
     dataset: str, *, handler: str = "daily", days: int = 2, execution_time: str = "after_training"
 ) -> dict[str, object]:
-    """An `evaluation` section: accuracy of every model on each of the first `days` days of `dataset`, from 1970 on.
+    """Return a section `evaluation` for the accuracy of every model on each of the first `days` days of a dataset, from 1970-01-01 on.
 
-    Args: handler: its name. execution_time: as in a pipeline.
+    Args: handler: name of the handler. execution_time: see the pipeline format.
     """
     return {
         "datasets": [
@@ -215,11 +221,11 @@ def stack_on(
     storage: Mapping[str, object] | None = None,
     **sections: object,
 ) -> Iterator[RunningStack]:
-    """An installation with its state below `folder`, stopped at the end. `storage` and `sections` go into its system file.
+    """Make an installation with its state below `folder`, and stop it after the `with` block.
 
-    Args: start: start its services before the block. plug_ins: see `RunningStack`.
+    Storage polls watched folders ten times per second, and a file counts as complete after a tenth of a second.
 
-    Storage looks at watched folders ten times a second, and a file counts as complete after a tenth of a second.
+    Args: start: start the services before the block. plug_ins: see `RunningStack`. storage, sections: sections of the system file.
     """
     storage = {"poll_interval_s": 0.1, "settle_s": 0.1, **(storage or {})}
     values: dict[str, Any] = {"state_dir": str(folder / "state"), "storage": storage, **sections}
@@ -238,9 +244,9 @@ def stack_on(
 def clean_environment(
     more: Mapping[str, str] | None = None, *, without: Sequence[str] = ("MODYN_CONFIG", "MODYN_STATE_DIR")
 ) -> dict[str, str]:
-    """This process's environment without what would lead a command to another installation, and with wide lines.
+    """Return the environment of this process without variables that name another installation, and with wide terminal lines.
 
-    Args: more: variables that are added or replaced. without: names that are left out.
+    Args: more: variables to add or replace. without: names to leave out.
     """
     kept = {name: value for name, value in os.environ.items() if name not in without}
     return {**kept, "COLUMNS": "200", "NO_COLOR": "1", **(more or {})}
@@ -248,7 +254,7 @@ def clean_environment(
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
-    """One real PostgreSQL for the session (one for each xdist worker). It does not wait for the disk: no test takes the machine's power."""
+    """One real PostgreSQL for the session (one for each xdist worker). The server does not sync to disk, because no test cuts the power."""
     with tempfile.TemporaryDirectory(prefix="modyn-pg-", ignore_cleanup_errors=True) as folder:
         server = PostgresServer(Path(folder))
         server.start()
@@ -259,27 +265,27 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 @pytest.fixture(scope="session")
 def lent_databases(postgres_server: PostgresServer) -> LentDatabases:
-    """Databases with the schemas of all services, which tests use one after the other."""
+    """Databases with the schemas of all services. Tests use these databases one after the other."""
     return LentDatabases(postgres_server)
 
 
 @pytest.fixture
 def postgres_url(lent_databases: LentDatabases) -> Iterator[str]:
-    """A database for the test alone, with the schemas of all services and no rows."""
+    """A database for one test, with the schemas of all services and no rows."""
     with lent_databases.lend() as url:
         yield url
 
 
 @pytest.fixture
 def empty_postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
-    """A database of its own for the test, without any schema of ours."""
+    """A database for one test, without our schemas."""
     with own_database(postgres_server) as url:
         yield url
 
 
 @pytest.fixture
 def make_config(tmp_path: Path, postgres_url: str) -> Callable[..., SystemConfig]:
-    """A function that makes a system configuration with an empty state folder and a database without rows; its keyword arguments are sections."""
+    """Return a function that makes a system configuration with an empty state folder and a database without rows. Keyword arguments are sections."""
 
     def make(**sections: object) -> SystemConfig:
         return SystemConfig(**{"state_dir": tmp_path / "state", "database_url": postgres_url, **sections})  # type: ignore[arg-type]
@@ -289,21 +295,21 @@ def make_config(tmp_path: Path, postgres_url: str) -> Callable[..., SystemConfig
 
 @pytest.fixture
 def system_config(make_config: Callable[..., SystemConfig]) -> SystemConfig:
-    """A system configuration with defaults, an empty state folder and a database without rows."""
+    """Make a system configuration with defaults, an empty state folder and a database without rows."""
     return make_config()
 
 
 @pytest.fixture(scope="session")
 def stack_options() -> dict[str, Any]:
-    """Arguments of `stack_on` for `running_stack`; a conftest gives others, for example packages that its tests bring."""
+    """Arguments of `stack_on` for `running_stack`. A conftest may override these arguments, for example with packages for its tests."""
     return {}
 
 
 @pytest.fixture(scope="session")
 def running_stack(stack_options: dict[str, Any]) -> Iterator[RunningStack]:
-    """All services with embedded databases, as real processes, one stack for the session (one for each xdist worker).
+    """All services with embedded databases as real processes. There is one stack for the session (one for each xdist worker).
 
-    Tests share it: they name their datasets after themselves, stop the runs that they start, and leave every service running.
+    Tests share the stack. A test must use its own dataset names, stop the runs that it starts, and leave every service running.
     """
     with (
         tempfile.TemporaryDirectory(prefix="modyn-", ignore_cleanup_errors=True) as folder,

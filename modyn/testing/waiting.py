@@ -1,4 +1,4 @@
-"""Wait for other threads and processes, for as long as a machine may take that is busy with other work.
+"""Wait for other threads and processes, with limits that are long enough for a busy machine.
 
 eventually(lambda: client.dataset("numbers").num_samples == 5)
 """
@@ -10,32 +10,32 @@ from collections.abc import Callable
 from typing import TypeVar
 
 PATIENCE_S = 60.0
-"""Seconds for one event. A test that waits for several ends by pytest's own limit."""
+"""Seconds to wait for one event. If a test waits for several events, pytest's own limit ends it."""
 REST_S = 2.0
-"""What has not moved for so long stands still: even a starved thread gets its turn by then."""
+"""Seconds without progress after which an operation counts as stuck. Even on a busy machine, a thread runs within this time."""
 
 T = TypeVar("T")
 
 
 def eventually(holds: Callable[[], T], describe: Callable[[], object] | str = "", *, timeout_s: float = PATIENCE_S) -> T:
-    """Return what `holds` returns, once that is true.
-
-    Raises: AssertionError: it never was; with `describe`, which is called at the end.
+    """Wait until `holds` returns a true value, and return this value. Raises AssertionError after `timeout_s`; the message has the result of
+    `describe`.
     """
     began = time.monotonic()
     give_up = began + timeout_s
     while not (found := holds()):
         if time.monotonic() >= give_up:
             reason = describe if isinstance(describe, str) else str(describe())
-            raise AssertionError(f"waited in vain for {timeout_s:g} s{': ' if reason else ''}{reason}")
-        time.sleep(
-            min(max(0.01, (time.monotonic() - began) / 10), 0.1)
-        )  # A question takes processor time from what is waited for.
+            raise AssertionError(f"timed out after {timeout_s:g} s{': ' if reason else ''}{reason}")
+        # Without this pause, calls of `holds` would take processor time from the other process.
+        time.sleep(min(max(0.01, (time.monotonic() - began) / 10), 0.1))
     return found
 
 
 def at_rest(number: Callable[[], int], at_least: int, *, rest_s: float = REST_S) -> int:
-    """The number, once it has reached `at_least` and then stayed the same for `rest_s`. Below that it may only not have begun."""
+    """Wait until a number has reached `at_least` and has not changed for `rest_s` seconds, and return the number. A number below `at_least` may not
+    have started to change.
+    """
     eventually(lambda: number() >= at_least, lambda: f"{number()} never became {at_least}")
     before, since = number(), time.monotonic()
     while time.monotonic() < since + rest_s:

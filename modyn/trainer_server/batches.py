@@ -1,4 +1,4 @@
-"""The batches that a training trains on, from what is loaded to what the loop is given. Imports torch: for workers only."""
+"""The batches of a training, from loading to the loop. Imports torch: for workers only."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from itertools import chain, islice
 from typing import Any, Self
 
 from modyn.dataset.batch import BadSample, Batch, bounded, joined, on_device
+from modyn.dataset.cached.sampler_loader import SamplerLoader, trigger_set_keys
 from modyn.dataset.loader import BatchLoader
 from modyn.dataset.order.plan import BatchPosition
 from modyn.dataset.preparation_clock import NO_TIMES, PreparationTimes
-from modyn.dataset.sampler_loader import SamplerLoader, trigger_set_keys
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.rpc.logs import get_logger
-from modyn.trainer_server.batch_then_sample import BatchThenSample
-from modyn.trainer_server.checkpoint import undisturbed
-from modyn.trainer_server.chosen_set import ChosenSamples, ChosenSource
-from modyn.trainer_server.downsampling.policy import Draw
-from modyn.trainer_server.inputs import TrainingInputs
-from modyn.trainer_server.loop import Training
-from modyn.trainer_server.sample_then_batch import SampleThenBatch
+from modyn.trainer_server.disk.chosen_set import ChosenSamples, ChosenSource
+from modyn.trainer_server.downsampling.batch_then_sample import BatchThenSample
+from modyn.trainer_server.downsampling.policies.policy import Draw
+from modyn.trainer_server.downsampling.sample_then_batch import SampleThenBatch
+from modyn.trainer_server.loop.inputs import TrainingInputs
+from modyn.trainer_server.loop.loop import Training
+from modyn.trainer_server.loop.seeding import undisturbed
 from modyn.workers import JobConnection
 
 
 class TrainingBatches:
-    """The batches of one training, on its device. Use as a context manager, which ends what loads them."""
+    """The batches of one training, on its device. A context manager: its end stops the loaders."""
 
     def __init__(self, inputs: TrainingInputs, training: Training, seed: int, connection: JobConnection) -> None:
-        """Args: seed: of this training, for the order of its samples and the choices among them. connection: receives progress and requests to
+        """Args: seed: seed of this training, for the order and the choice of its samples. connection: reports progress and receives requests to
         stop."""
         self._inputs = inputs
         self._training = training
@@ -39,7 +39,7 @@ class TrainingBatches:
         self._stack = ExitStack()
         self._order: Mapping[str, Any] | None = None
         self.num_alone = 0
-        """Samples that were left out because each was alone in its epoch and BatchNorm needs two."""
+        """Number of samples left out because each was the only sample of its epoch. BatchNorm needs two samples."""
 
     def __enter__(self) -> Self:
         return self
@@ -49,23 +49,23 @@ class TrainingBatches:
 
     @property
     def num_skipped(self) -> int:
-        """Samples that were left out: deleted since the selection, bad or alone."""
+        """Number of samples left out: deleted since the selection, bad or alone."""
         return sum(loader.num_skipped for loader in self._loaders) + self.num_alone
 
     @property
     def bad_samples(self) -> Iterator[BadSample]:
-        """Those of them that are bad."""
+        """The bad samples among the samples that were left out."""
         return chain.from_iterable(loader.bad_samples for loader in self._loaders)
 
     @property
     def times(self) -> PreparationTimes:
-        """What preparing the samples took, over all workers."""
+        """Preparation times of the samples, over all workers."""
         return reduce(PreparationTimes.plus, (loader.times for loader in self._loaders), NO_TIMES)
 
     def start(self, position: BatchPosition, num_seen: int, order: Mapping[str, Any] | None = None) -> Iterator[Batch]:
-        """The batches behind `position`; loading begins at once, and nothing is scored before the first is asked for.
+        """Return the batches after `position`. Loading begins at once; scoring begins with the first request for a batch.
 
-        Args: num_seen: samples that were trained on before. order: what the checkpoint keeps of the order of samples.
+        Args: num_seen: number of samples trained on before. order: state of the order of samples from the checkpoint.
         """
         self._order = order
         policy = self._inputs.downsampling
@@ -81,7 +81,7 @@ class TrainingBatches:
         return choose(self._loaded(build_dataset(self._inputs, self._seed, position), None, "cpu"))
 
     def _of_selections(self, selections: SampleThenBatch, position: BatchPosition) -> Iterator[Batch]:
-        """The batches of what is chosen for each period, behind `position`. Nothing of a period is loaded before all before it is trained on."""
+        """Yield the batches of each period's chosen samples, after `position`. A period is loaded once all earlier periods are trained on."""
         training, period = self._training, selections.period
         for number in range(position.epoch // period, -(-training.plan.num_epochs // period)):
             training.end_epochs_before(number * period)
@@ -92,6 +92,7 @@ class TrainingBatches:
             dataset = build_dataset(
                 self._inputs, self._seed, begin, chosen, epochs=min((number + 1) * period, training.plan.num_epochs)
             )
+            # Starting a loader draws random numbers. Without this, the random numbers of the training would depend on the number of workers.
             with undisturbed():
                 batches = self._loaded(dataset, training.plan.num_samples - training.progress.samples)
             training.clock.lap("load")
@@ -99,8 +100,8 @@ class TrainingBatches:
             self._loaders[-1].close()
 
     def _loaded(self, dataset: TriggerSetDataset, num_samples: int | None, device: str | None = None) -> Iterator[Batch]:
-        """The batches of a dataset, of which the first is there. Args: num_samples: that they are cut to. device: where they are; None: on that
-        of the training."""
+        """Return the batches of a dataset; the first batch is already loaded. Args: num_samples: limit on the samples. device: device of the batches;
+        None for the device of the training."""
         config, plan = self._inputs.config, self._training.plan
         loader = self._stack.enter_context(self._loader(dataset))
         self._loaders.append(loader)
@@ -113,16 +114,16 @@ class TrainingBatches:
         return chain(list(islice(batches, 1)), batches)
 
     def _loader(self, dataset: TriggerSetDataset) -> BatchLoader:
-        """What loads a dataset: where it is the whole trigger set, in an order that the sampler of its cache decides, if there is one."""
+        """Return the loader of a dataset. For the whole trigger set, the sampler of the cache decides the order, if the cache has a sampler."""
         config, cache = self._inputs.config, self._inputs.context.cache
+        # A resumed training uses the sampler only if it began with it. Its checkpoint then has the sampler's state.
         begins = dataset.position == BatchPosition()
         samples = cache is not None and cache.managed is not None if begins else self._order is not None
-        # Steps come in the order of the stream, whatever the cache holds.
+        # Steps are in the order of the stream, which the cache does not change.
         if samples and dataset.trigger_set == self._inputs.trigger_set and not self._inputs.request.online:
             if (wanted := trigger_set_keys(dataset)) is not None:
                 loader = SamplerLoader(dataset, cache, wanted, config.dataloader_workers, config.on_gpu, self._order)
                 self._training.order_state = loader.state
-                self._training.rank_samples = loader.rank if loader.needs_losses else None
                 return loader
             get_logger("training").warning("cache_sampler_not_used", reason="a sample is twice in the trigger set")
         return BatchLoader(dataset, config.dataloader_workers, pin_memory=config.on_gpu)
@@ -134,7 +135,9 @@ class TrainingBatches:
 def build_dataset(
     inputs: TrainingInputs, seed: int, position: BatchPosition, chosen: ChosenSamples | None = None, epochs: int | None = None
 ) -> TriggerSetDataset:
-    """The batches of the trigger set behind `position`. Args: chosen: serve what was chosen of it. epochs: end with these; None: with all."""
+    """Return a dataset of the trigger set after `position`. Args: chosen: use only these samples. epochs: number of epochs, or None for all epochs
+    of the plan.
+    """
     config, plan = inputs.config, inputs.plan
     options = LoadOptions(
         batch_size=plan.loaded_per_batch,

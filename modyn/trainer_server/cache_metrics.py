@@ -1,4 +1,6 @@
-"""Metrics of the cache, read when they are asked for: its samples belong to no process, and the counts of a training that runs are in its status."""
+"""Metrics of the cache. Each scrape reads these metrics, because cached samples belong to no process, and running trainings report counts in their
+status.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +12,18 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from modyn.cache.breaker import CircuitBreaker
 from modyn.cache.served_counts import ServedCounts
-from modyn.cache.stores import StoreUsage, memory_usage, redis_usage
-from modyn.cache.tier import StoredTier
+from modyn.cache.tiers.breaker import CircuitBreaker
+from modyn.cache.tiers.stores import StoreUsage, memory_usage, redis_usage
+from modyn.cache.tiers.tier import StoredTier
 from modyn.errors import ConfigError
 from modyn.rpc.logs import get_logger
-from modyn.trainer_server.client import TrainingStatus
+from modyn.trainer_server.request.records import TrainingStatus
 
 ANSWER_S: Final = 0.1
-"""For an answer of Redis. One that fails is asked again after 2, 4, 8 and 16 s: it is away until then."""
+"""Limit in seconds for an answer of Redis. A Redis that fails is asked again after 2, 4, 8 and 16 s, and counts as unavailable until then."""
 LOOK_S: Final = 0.5
-"""For a whole look, which a scrape waits for; the resolution of a name is not bounded otherwise."""
+"""Limit in seconds for one look at Redis. A scrape waits for the look. Only this limit bounds the time to resolve a host name."""
 
 _GAUGES: Final[Sequence[tuple[str, str, Callable[[StoredTier], int]]]] = (
     ("budget_bytes", "Bytes that a tier may use", lambda tier: tier.budget_bytes),
@@ -35,19 +37,19 @@ _COUNTERS: Final[Sequence[tuple[str, str, Callable[[StoredTier], int]]]] = (
 
 
 class CacheCollector(Collector):
-    """Reads how full each tier is, in shared memory and in Redis, and what trainings that run had of it. A tier without a budget has no value."""
+    """Reads how full each tier is, in shared memory and in Redis, and the tiers' counts in running trainings. Omits tiers without a budget."""
 
     def __init__(self, folder: Path, redis_url: str | None, running: Callable[[], Sequence[TrainingStatus]]) -> None:
-        """Args: folder: of an installation, by `shared_folder`. redis_url: None: there is no Redis. running: statuses of trainings."""
+        """Args: folder: `shared_folder` of the installation. redis_url: None if there is no Redis. running: returns the statuses of trainings."""
         self._folder, self._running = folder, running
         self._redis = None if redis_url is None else RedisLook(lambda breaker: redis_usage(redis_url, breaker, ANSWER_S))
 
     def describe(self) -> Iterator[Metric]:
-        """As Prometheus asks for it when this is registered: nothing, so that nothing is read then."""
+        """Describe no metric, so that registering reads nothing."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """As Prometheus asks for it."""
+        """Return the metrics for a scrape."""
         yield from _of_store("memory", memory_usage(self._folder).tiers)
         if self._redis is not None:
             usage = self._redis.usage()
@@ -59,23 +61,24 @@ class CacheCollector(Collector):
 
 
 class RedisLook:
-    """Looks at a Redis in a thread of its own, so that a scrape waits for a bounded time."""
+    """Looks at a Redis in a separate thread, so that a scrape waits for a limited time."""
 
     def __init__(self, look: Callable[[CircuitBreaker], StoreUsage], patience_s: float = LOOK_S) -> None:
-        """Args: look: is given a breaker, which all looks share. patience_s: that an answer is waited for."""
+        """Args: look: called with a breaker that all looks share. patience_s: limit in seconds for an answer."""
         self._look, self._patience_s, self._breaker = look, patience_s, CircuitBreaker()
-        self._lock = threading.Lock()  # Guards both below: scrapes may come at once.
+        self._lock = threading.Lock()  # Guards both fields below against simultaneous scrapes. Not held during a call of Redis.
         self._thread: threading.Thread | None = None
         self._found: StoreUsage | None = None
 
     def usage(self) -> StoreUsage | None:
-        """What Redis holds now; None: that is not known in time. A look that still goes on is waited for, and no other begun."""
+        """Return the usage of Redis; None if there is no answer in time. Waits for a running look instead of starting another look."""
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
                 self._found = None
                 self._thread = threading.Thread(target=self._work, name="cache-metrics", daemon=True)
                 self._thread.start()
             thread = self._thread
+        # Ended by the answer of Redis, or after the patience. The lock is not held, because the thread needs it to store its result.
         thread.join(self._patience_s)
         with self._lock:
             return self._found
@@ -83,7 +86,7 @@ class RedisLook:
     def _work(self) -> None:
         try:
             found = self._look(self._breaker)
-        except ConfigError as error:  # of the URL, which trainings are refused for
+        except ConfigError as error:  # a wrong URL, with which trainings are refused
             get_logger("cache").warning("cache_not_measured", reason=error.message)
             return
         with self._lock:
@@ -105,7 +108,7 @@ def _of_store(store: str, tiers: Sequence[StoredTier]) -> Iterator[Metric]:
 
 
 def _of_trainings(statuses: Sequence[TrainingStatus]) -> Iterator[Metric]:
-    """Those that a cache takes part in, until now."""
+    """Yield the metrics of running trainings with a cache."""
     samples = GaugeMetricFamily(
         "modyn_cache_training_samples",
         "Samples that a training which runs was given, by where they came from",

@@ -1,6 +1,6 @@
-"""Checks of the sections that the trainer server acts on. Runs in a worker: imports torch and the packages of users.
+"""Checks of the sections that the trainer server uses. Runs in a worker: imports torch and the packages of users.
 
-No code of the pipeline is executed: the model is built and the optimizers, the loss and the schedulers are made for it, on the `meta`
+No code from the pipeline file is executed. The check builds the model, the optimizers, the loss and the schedulers on the `meta`
 device, where tensors have no values.
 """
 
@@ -9,49 +9,47 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from modyn.config.base import Problem, Severity, check_section
-from modyn.config.cache import BY_LOSS
+from modyn.config.base import Problem, Severity, check_section, section_at
 from modyn.config.online import ONLINE
+from modyn.config.trigger_parts import compared_windows, trigger_sections
+from modyn.dataset.code.user_code import missing_extras
 from modyn.dataset.config import DataConfig
-from modyn.dataset.user_code import missing_extras
 from modyn.errors import ConfigError
 from modyn.models import check_model
 from modyn.models.calls import has_embedding, has_last_layer, num_logits, offers_embedding
 from modyn.models.weights import build_model
-from modyn.trainer_server.checkpoint import check_checkpoint_folder
-from modyn.trainer_server.components import build_optimizers, build_schedulers
-from modyn.trainer_server.config import TrainingConfig
-from modyn.trainer_server.criterion import Criterion
-from modyn.trainer_server.downsampling import check_downsampling, downsampling_policies
-from modyn.trainer_server.downsampling.policy import ScoredTraining
-from modyn.trainer_server.downsampling.rho_loss import RHOLoss
-from modyn.trainer_server.irreducible_config import check_irreducible, irreducible_sections
-from modyn.trainer_server.preprocessing_check import check_preprocessing
-from modyn.trainer_server.sample_scores import check_scores
-from modyn.trainer_server.schedules import shortfalls
+from modyn.trainer_server.downsampling.policies import check_downsampling, downsampling_policies
+from modyn.trainer_server.downsampling.policies.policy import ScoredTraining
+from modyn.trainer_server.downsampling.policies.rho_loss import RHOLoss
+from modyn.trainer_server.downsampling.sample_scores import check_scores
+from modyn.trainer_server.loop.checkpoint import check_checkpoint_folder
+from modyn.trainer_server.loop.components import build_optimizers, build_schedulers
+from modyn.trainer_server.loop.criterion import Criterion
+from modyn.trainer_server.loop.schedules import shortfalls
+from modyn.trainer_server.request.config import TrainingConfig
+from modyn.trainer_server.request.irreducible_config import check_irreducible, irreducible_sections
+from modyn.trainer_server.request.preprocessing_check import check_preprocessing
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
 
-_DRIFT_TRIGGERS: Final = ("AutoDrift", "DataDriftTrigger")
-
 
 def check_task(argument: tuple[Mapping[str, Any], Sequence[str]], connection: JobConnection) -> list[Problem]:
-    """Task of a worker process: `check`. Args: argument: its pipeline and scores."""
+    """Run `check` as the task of a worker process. Args: argument: `pipeline` and `scores` of `check`."""
     return check(argument[0], connection, argument[1])
 
 
 def check(pipeline: Mapping[str, Any], _: JobConnection, scores: Sequence[str] = ()) -> list[Problem]:
-    """Every mistake that can be found without data, with its path. Builds the model.
+    """List every error that can be found without data, with its path. Builds the model.
 
-    Args: pipeline: must have the sections model, training and data. scores: that the selection asks trainings for.
+    Args: pipeline: must have the sections model, training and data. scores: scores that the selection asks trainings for.
     """
-    model, training, selection = (_section(pipeline, name) for name in ("model", "training", "selection_strategy"))
+    model, training, selection = (section_at(pipeline, name) for name in ("model", "training", "selection_strategy"))
     found = [Problem(name, "is required") for name in ("model", "training", "data") if name not in pipeline]
     found += check_model(str(model.get("id", "")), model.get("config") or {}) if "model" in pipeline else []
     found += check_section(TrainingConfig, pipeline["training"], "training") if "training" in pipeline else []
@@ -67,16 +65,15 @@ def check(pipeline: Mapping[str, Any], _: JobConnection, scores: Sequence[str] =
         found += check_machine(config) + _precision_notes(config) + list(_bounds_without_batch(config, selection))
         if "model" not in wrong:
             found += check_components(model, config, selection, _embedding_place(pipeline), scores)
-            found += _online_batch_norm(model, _section(pipeline, ONLINE)) if not _has_errors(found) else []
+            found += _online_batch_norm(model, section_at(pipeline, ONLINE)) if not _has_errors(found) else []
             found += _irreducible_problems(model, training, config, selection, {problem.message for problem in found})
         if not any(problem.path.startswith("training.optimization_criterion") for problem in found):
-            found += _online_problems(_section(pipeline, ONLINE), config)
-            found += _sampler_notes(_section(pipeline, "cache"), config)
+            found += _online_problems(section_at(pipeline, ONLINE), config)
     return sorted({*found, *check_downsampling(selection), *check_preprocessing(pipeline)})
 
 
 def check_machine(config: TrainingConfig) -> list[Problem]:
-    """What the machine of the trainer server lacks: a device, a folder that can be written to."""
+    """List what the trainer server's machine lacks: the device, or a checkpoint folder that can be written to."""
     found = []
     if missing := missing_device(config.device):
         found.append(Problem("training.device", missing, Severity.UNAVAILABLE))
@@ -89,7 +86,7 @@ def check_machine(config: TrainingConfig) -> list[Problem]:
 
 
 def _missing_optimizers(config: TrainingConfig) -> list[Problem]:
-    """Return what this machine lacks of the optimizers, all of which are then not checked: another machine may have it."""
+    """List what this machine lacks for the optimizers. If anything is missing, no optimizer is checked, because another machine may have it."""
     places = (
         [i for i, optimizer in enumerate(config.optimizers) if optimizer.source == "APEX"] if find_spec("apex") is None else ()
     )
@@ -104,10 +101,10 @@ def check_components(
     embedding_path: str = "",
     scores: Sequence[str] = (),
 ) -> list[Problem]:
-    """What PyTorch refuses: names of classes, their options, paths to modules.
+    """List the errors that PyTorch finds: names of classes, their options, paths to modules.
 
-    Args: model: the section `model`. selection: the section `selection_strategy`. embedding_path: where embeddings are asked for; empty:
-    nowhere. scores: as of `check`.
+    Args: model: the section `model`. selection: the section `selection_strategy`. embedding_path: option that needs embeddings; empty: no option
+    needs them. scores: see `check`.
     """
     found: list[Problem] = []
     try:
@@ -149,7 +146,7 @@ def check_components(
 
 
 def _optimizer_notes(config: TrainingConfig, optimizers: Mapping[str, Optimizer]) -> Iterable[Problem]:
-    """Parameters that no step will change."""
+    """Warn of parameters that no step will change."""
     path = "training.optimizers"
     groups = [
         (f"{path}.{i}.param_groups.{j}", group)
@@ -165,7 +162,9 @@ def _optimizer_notes(config: TrainingConfig, optimizers: Mapping[str, Optimizer]
 
 
 def _downsampling_refusals(selection: Mapping[str, Any], config: TrainingConfig, network: nn.Module) -> list[Problem]:
-    """Why strategies cannot score with this loss and this model, and what they warn of. Their options are checked elsewhere."""
+    """List why policies cannot score with this loss and this model, and the policies' warnings. `check_downsampling` checks the options of the
+    policies.
+    """
     if check_downsampling(selection):
         return []
     training = ScoredTraining(
@@ -173,6 +172,7 @@ def _downsampling_refusals(selection: Mapping[str, Any], config: TrainingConfig,
         has_last_layer=has_last_layer(network),
         has_embedding=has_embedding(network),
         batch_size=config.batch_size,
+        # With a limit on samples, the number of epochs depends on the size of the trigger set, which is not known here.
         num_epochs=None if config.num_samples_to_pass else config.epochs_per_trigger,
         num_logits=num_logits(network),
     )
@@ -191,7 +191,7 @@ def _downsampling_refusals(selection: Mapping[str, Any], config: TrainingConfig,
 def _irreducible_problems(
     model: Mapping[str, Any], training: Mapping[str, Any], config: TrainingConfig, selection: Mapping[str, Any], known: set[str]
 ) -> Iterable[Problem]:
-    """What is wrong with the irreducible-loss models of RHOLoss. Args: known: messages about the sections that these share."""
+    """List the errors in the irreducible-loss models of RHOLoss. Args: known: messages about sections that these models share with the training."""
     for path, policy in {} if check_downsampling(selection) else downsampling_policies(selection).items():
         if not isinstance(policy, RHOLoss):
             continue
@@ -205,6 +205,7 @@ def _irreducible_problems(
         own_model, own_training = irreducible_sections(model, training, options)
         found = check_model(str(own_model["id"]), own_model.get("config") or {})
         found += check_section(TrainingConfig, own_training, "training")
+        # Components are built only if the sections are valid, because building needs both.
         found = found or check_components(own_model, TrainingConfig.model_validate(own_training), {})
         for problem in found:
             if problem.severity is Severity.ERROR and problem.message not in known:
@@ -213,7 +214,7 @@ def _irreducible_problems(
 
 
 def _precision_notes(config: TrainingConfig) -> list[Problem]:
-    """What PyTorch does as it is asked, but few mean."""
+    """Warn of options that PyTorch accepts, but that users rarely intend."""
     if config.amp_dtype != "float16" or config.loss_scaling is not False:
         return []
     message = "small gradients of float16 become 0 without loss scaling: enable it, or leave amp_dtype out for bfloat16"
@@ -221,7 +222,7 @@ def _precision_notes(config: TrainingConfig) -> list[Problem]:
 
 
 def _bounds_without_batch(config: TrainingConfig, selection: Mapping[str, Any]) -> Iterable[Problem]:
-    """Bounds on samples that leave a trigger without a batch. Where batches are chosen by downsampling, none is too small."""
+    """Find limits on samples that leave a trigger without a batch. Downsampling within batches accepts any limit."""
     policies = [] if check_downsampling(selection) else downsampling_policies(selection).values()
     if not config.drop_last_batch or not all(policy.config.sample_then_batch for policy in policies):
         return
@@ -233,7 +234,7 @@ def _bounds_without_batch(config: TrainingConfig, selection: Mapping[str, Any]) 
 
 
 def _online_problems(section: Mapping[str, Any], config: TrainingConfig) -> list[Problem]:
-    """What keeps the steps of proactive training from being tested before they are taken."""
+    """List what prevents the test of new samples before each step of proactive training."""
     if not section:
         return []
     try:
@@ -244,7 +245,7 @@ def _online_problems(section: Mapping[str, Any], config: TrainingConfig) -> list
 
 
 def _online_batch_norm(model: Mapping[str, Any], section: Mapping[str, Any]) -> list[Problem]:
-    """Steps or online updates of one sample, by a model that needs two. The model can be built; what is no whole number is refused elsewhere."""
+    """Find steps or online updates of one sample for a model that needs two samples. Requires a model that can be built, and a valid section."""
     updates, new, drawn = section.get("update_samples"), section.get("step_samples"), section.get("history_samples", 0)
     if updates is not None:
         single = [name for name, size in (("update_samples", updates), ("history_samples", drawn)) if size == 1]
@@ -263,40 +264,18 @@ def _has_errors(found: Iterable[Problem]) -> bool:
     return any(problem.severity is Severity.ERROR for problem in found)
 
 
-def _sampler_notes(cache: Mapping[str, Any], config: TrainingConfig) -> list[Problem]:
-    """What a sampler that chooses by losses is not given."""
-    if cache.get("sampler") not in BY_LOSS:
-        return []
-    try:
-        Criterion(config.optimization_criterion).check_per_sample("cache.sampler")
-    except ConfigError:
-        message = f"{config.optimization_criterion.name} gives no loss per sample, by which this sampler ranks: all samples are drawn alike"
-        return [Problem("cache.sampler", f"{message}; choose another loss, or another sampler", Severity.WARNING)]
-    return []
-
-
 def _embedding_place(pipeline: Mapping[str, Any]) -> str:
-    """Where embeddings are compared, by `trigger` or by `online.trigger`; empty: nowhere."""
-    online = _section(pipeline, ONLINE).get("trigger")
-    return _embedding_path(pipeline.get("trigger"), "trigger") or _embedding_path(online, f"{ONLINE}.trigger")
-
-
-def _embedding_path(trigger: object, path: str) -> str:
-    """Where a drift trigger compares embeddings; empty: nowhere."""
-    if not isinstance(trigger, Mapping):
-        return ""
-    if trigger.get("id") in _DRIFT_TRIGGERS and trigger.get("on", "embeddings") == "embeddings":
-        return f"{path}.on"
-    distance = trigger.get("distance")
-    if isinstance(distance, Mapping) and "metric" in distance and distance.get("on", "embeddings") == "embeddings":
-        return f"{path}.distance.on"
-    children = trigger.get("subtriggers")
-    places = [_embedding_path(child, f"{path}.subtriggers.{name}") for name, child in _items(children)]
-    return next(filter(None, places), "")
+    """Return the path of the option `on` by which `trigger` or `online.trigger` compares embeddings. The path is empty if neither compares
+    embeddings.
+    """
+    compared = (found for path, trigger in trigger_sections(pipeline).items() for found in compared_windows(trigger, path))
+    return next((f"{place}.on" for place, part in compared if part.get("on", "embeddings") == "embeddings"), "")
 
 
 def _embedding_notes(id_: str, network: nn.Module, embedding_path: str) -> list[Problem]:
-    """Which layer counts as the last, where a model does not say so itself, and that it has none where embeddings are compared."""
+    """If the model does not name its last layer, warn which layer counts as the last layer. Report an error if embeddings are compared and the model
+    has no embeddings.
+    """
     if getattr(network, "last_layer", None) is not None:
         return []
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
@@ -315,17 +294,8 @@ def _embedding_notes(id_: str, network: nn.Module, embedding_path: str) -> list[
     return []
 
 
-def _items(section: object) -> Iterable[tuple[Any, Any]]:
-    return section.items() if isinstance(section, Mapping) else ()
-
-
-def _section(pipeline: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = pipeline.get(name)
-    return section if isinstance(section, Mapping) else {}
-
-
 def _problem(error: ConfigError) -> Problem:
-    """Errors of components begin with the path that they are about."""
+    """Convert the error of a component. The message of the error may begin with the path of the option."""
     path, separator, message = error.message.partition(": ")
     known = separator and path.startswith(("training.", "model.", "selection_strategy"))
     return Problem(path, message) if known else Problem("training", error.message)

@@ -1,4 +1,4 @@
-"""Why a training diverged: looked for among its samples once it has. Imports torch: for workers only."""
+"""Find the cause of a divergence among the samples of a training. Imports torch: for workers only."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from torch import Tensor, nn
 from modyn.dataset.batch import Batch, map_tensors
 from modyn.errors import CancelledError, DataError, ModynError
 from modyn.rpc.logs import get_logger
-from modyn.trainer_server.hooks import DivergedError, check_weights
-from modyn.trainer_server.inputs import TrainingInputs
-from modyn.trainer_server.loop import Training, stopped
-from modyn.trainer_server.scoring_pass import candidate_passes
+from modyn.trainer_server.loop.hooks import DivergedError, check_weights
+from modyn.trainer_server.loop.inputs import TrainingInputs
+from modyn.trainer_server.loop.loop import Training, stopped
+from modyn.trainer_server.loop.scoring_pass import candidate_passes
 from modyn.workers import JobConnection
 
 _NAMED: Final = 10
-"""Samples after which the search ends."""
+"""Largest number of samples that are named for one cause. The search ends at this number."""
 _STAGE: Final = "looking for the cause of the divergence"
 
 
 def cause_of_divergence(inputs: TrainingInputs, training: Training, connection: JobConnection) -> str:
-    """Why a training diverged, and what to do, in words: samples whose inputs, labels or weights are not finite, else the size of its steps.
+    """Explain why a training diverged, and what to do: samples whose inputs, labels or weights are not finite, or else too large steps.
 
-    Reads the samples of the trigger set once more, as they are decoded, until `_NAMED` are found; where none is, and there are random
-    transformations, again with these, which draw other numbers than before. Raises: CancelledError: asked to stop.
+    The function reads the samples of the trigger set again, without random transformations, until `_NAMED` such samples are found. If no such sample
+    is found, the function reads all samples once more with the random transformations of the pipeline. These transformations draw other numbers than
+    in the training. Raises: CancelledError: on a request to stop.
     """
     randomly = False
     try:
@@ -36,7 +37,7 @@ def cause_of_divergence(inputs: TrainingInputs, training: Training, connection: 
             found, randomly = _odd_samples(inputs, training, connection, randomly=True), True
     except CancelledError:
         raise
-    except Exception as error:  # noqa: BLE001  (whatever user code does: the divergence is what the user has to hear of)
+    except Exception as error:  # noqa: BLE001  (user code may fail in any way, but the user must learn of the divergence)
         reason = error.message if isinstance(error, ModynError) else f"{type(error).__name__}: {error}"
         get_logger("training").warning("cause_not_looked_for", reason=reason)
         return f"its samples could not be looked at ({reason}); {_smaller_steps(training)}"
@@ -51,17 +52,20 @@ def cause_of_divergence(inputs: TrainingInputs, training: Training, connection: 
     return f"all inputs, labels and weights of its samples are finite, so the steps were too large: {_smaller_steps(training)}"
 
 
+_MEND_DATA: Final = (
+    "`modyn data locate` shows where they lie: correct the files and index them again with `modyn data reindex NAME FILE`, delete the samples with "
+    "`modyn data delete`"
+)
 _ADVICE: Final = {
-    "inputs": "`modyn data locate` shows where they lie: correct them, delete them with `modyn data delete`, or let data or preprocessing replace "
-    "what is missing",
-    "labels": "`modyn data locate` shows where they lie: correct them, delete them with `modyn data delete`, or mend data.label_transformer_function",
+    "inputs": f"{_MEND_DATA}, or let data or preprocessing replace what is missing",
+    "labels": f"{_MEND_DATA}, or mend data.label_transformer_function",
     "weights": "correct the selection strategy, or set selection_strategy.uses_weights: false",
 }
 _RANDOM_ADVICE: Final = "they are finite before: correct these transformations"
 
 
 def check_initial_weights(model: nn.Module, origin: str) -> None:
-    """Check that a training begins with finite weights. Args: origin: where they come from. Raises: DataError."""
+    """Check that the initial weights are finite. Args: origin: source of the weights. Raises: DataError."""
     try:
         check_weights(model)
     except DivergedError as error:
@@ -71,7 +75,7 @@ def check_initial_weights(model: nn.Module, origin: str) -> None:
 def _odd_samples(
     inputs: TrainingInputs, training: Training, connection: JobConnection, *, randomly: bool
 ) -> dict[str, list[int]]:
-    """Keys of the samples whose inputs, labels or weights are not finite: the first `_NAMED`, at most, in the order of the trigger set."""
+    """Return the keys of samples whose inputs, labels or weights are not finite: the first `_NAMED` in the order of the trigger set."""
     connection.send({"stage": _STAGE})
     found: dict[str, list[int]] = {"inputs": [], "labels": [], "weights": []}
     with closing(candidate_passes(inputs, None, 1, randomly=randomly)) as passes:
@@ -89,7 +93,7 @@ def _odd_samples(
 
 
 def _odd_rows(batch: Batch, *, uses_weights: bool) -> dict[str, Tensor]:
-    """Return by name which rows of a batch are not finite: bool (n,) each. A tensor without rows counts for all rows."""
+    """Return the rows of a batch that are not finite, by name of the tensor: bool (n,) each. A tensor without rows counts for all rows."""
     looked_at = {"inputs": batch.data, "labels": batch.labels, **({"weights": batch.weights} if uses_weights else {})}
     found = {}
     for what, data in looked_at.items():

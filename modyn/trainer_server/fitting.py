@@ -1,62 +1,67 @@
-"""Build what a training is made of, and fit it. Imports torch: for workers only."""
+"""Build the components of a training, and fit it. Imports torch: for workers only."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
-from modyn.config.cache import BY_LOSS
-from modyn.config.online import OnlineConfig
+from modyn.config.online import LearningRateRule, OnlineConfig
 from modyn.dataset.order.plan import BatchPosition
-from modyn.errors import ConfigError
+from modyn.dataset.trigger_set import mean_weight
+from modyn.errors import ConfigError, InvalidArgumentError
 from modyn.model_storage.client import StoredModel
 from modyn.models.calls import has_embedding, has_last_layer, num_logits
 from modyn.models.weights import build_model, load_weights
 from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.batches import TrainingBatches
-from modyn.trainer_server.checkpoint import Checkpoints, derived_seed, restore, seed_everything
-from modyn.trainer_server.chosen_scores import ChosenScores
-from modyn.trainer_server.components import build_components, has_batch_norm
 from modyn.trainer_server.divergence import check_initial_weights
-from modyn.trainer_server.downsampling.policy import ScoredTraining
-from modyn.trainer_server.downsampling_record import DownsamplingRecord
-from modyn.trainer_server.hooks import EarlyStopping, FiniteLoss, Losses, ProgressReports
-from modyn.trainer_server.inputs import TrainingInputs
-from modyn.trainer_server.learning import IgnoredLabels
-from modyn.trainer_server.loop import Clock, Hook, Training
-from modyn.trainer_server.loss_ranks import LossRanks
-from modyn.trainer_server.new_samples import new_samples
-from modyn.trainer_server.optimizer_states import take_over_optimizers
-from modyn.trainer_server.prequential import Prequential, steps_before
-from modyn.trainer_server.sample_scores import sample_scores
-from modyn.trainer_server.schedules import check_schedule
-from modyn.trainer_server.step_guard import StepGuard, guard_result
-from modyn.trainer_server.step_parts import StepParts
-from modyn.trainer_server.stream_preprocessing import StreamPreprocessing, build_preprocessing, learn_before
-from modyn.trainer_server.stream_rates import stream_rates
-from modyn.trainer_server.validation_pass import Validation
-from modyn.trainer_server.weighted_loss import build_criterion
+from modyn.trainer_server.downsampling.chosen_scores import ChosenScores
+from modyn.trainer_server.downsampling.policies.policy import ScoredTraining
+from modyn.trainer_server.downsampling.record import DownsamplingRecord
+from modyn.trainer_server.downsampling.sample_scores import sample_scores
+from modyn.trainer_server.learning import FirstWeights, IgnoredLabels
+from modyn.trainer_server.loop.checkpoint import Checkpoints, restore
+from modyn.trainer_server.loop.components import build_components, has_batch_norm
+from modyn.trainer_server.loop.criterion import Criterion
+from modyn.trainer_server.loop.hooks import EarlyStopping, FiniteLoss, Losses
+from modyn.trainer_server.loop.inputs import TrainingInputs
+from modyn.trainer_server.loop.loop import Clock, Hook, Training
+from modyn.trainer_server.loop.optimizer_states import take_over_optimizers
+from modyn.trainer_server.loop.progress import ProgressReports
+from modyn.trainer_server.loop.schedules import check_schedule
+from modyn.trainer_server.loop.seeding import derived_seed, seed_everything
+from modyn.trainer_server.loop.validation_pass import Validation
+from modyn.trainer_server.online.new_samples import new_samples
+from modyn.trainer_server.online.prequential import Prequential
+from modyn.trainer_server.online.step_guard import StepGuard
+from modyn.trainer_server.online.step_parts import StepParts
+from modyn.trainer_server.online.stream_preprocessing import StreamPreprocessing, build_preprocessing, learn_before
+from modyn.trainer_server.request.result import TrainingResult
 from modyn.workers import JobConnection
 
 TRAINING: Final = 2
-"""Purpose of a seed; others are where they are used."""
+"""Purpose of the seed of a training (see `derived_seed`). Other modules define other purposes."""
 
 
 def build(
     inputs: TrainingInputs, parent: StoredModel | None, seed: int, connection: JobConnection, validation: Validation | None
 ) -> Training:
-    """The network on its device, with the weights of the parent if there is one, and all that trains it.
+    """Build the model on its device, with the parent's weights if it has a parent, and all components of the training.
 
-    The hooks stand in the order of their calls: checkpoints last, so that they hold what the others have changed.
+    The hooks are in the order of their calls. Checkpoints come last, so that checkpoints hold the changes of all other hooks.
 
-    Args: seed: kept in the checkpoints. connection: receives progress and requests to stop. validation: None: nothing is held out.
-    Raises: ConfigError, UserCodeError: the pipeline's model, optimizers or criterion cannot be made. CorruptStateError: the parent's weights
-    do not fit. InvalidArgumentError: as `weigh`.
+    Args: seed: seed that the checkpoints keep. connection: reports progress and receives requests to stop. validation: None if there is no validation
+    set.
+    Raises: ConfigError, UserCodeError: the pipeline's model, optimizers or criterion cannot be built. CorruptStateError: the parent's weights
+    do not fit. InvalidArgumentError: see `weigh`.
     """
     request, config = inputs.request, inputs.config
     online = inputs.online
@@ -72,28 +77,30 @@ def build(
     plan = replace(inputs.plan, join_single=config.batch_size > 1 and has_batch_norm(model))
     check_schedule(config.lr_scheduler, plan)
     components = build_components(model.to(config.device), config, plan, build_criterion(inputs))
-    before = 0 if parent is None else steps_before(parent.training_result)
+    before = TrainingResult.from_mapping({} if parent is None else parent.training_result)
     if online is not None:
-        rates = stream_rates(online.learning_rate, list(components.optimizers.values()), before)
+        rates = stream_rates(online.learning_rate, list(components.optimizers.values()), before.stream_steps)
         components = replace(components, schedulers=rates, step_every="batch")
+    # A test makes no step, and needs no states of optimizers.
     if config.keep_optimizer_state and parent is not None and not request.tests_only:
         take_over_optimizers(inputs, components, parent)
-    hooks: list[Hook] = [] if online is None or keys is None else steps_hooks(inputs, online, keys, parent)
+    hooks: list[Hook] = [] if online is None or keys is None else steps_hooks(inputs, online, keys, before)
     hooks += [Losses(config.record_loss_every), IgnoredLabels()] + ([] if request.tests_only else [FiniteLoss()])
+    if online is None:  # the guard of steps compares weights by itself
+        hooks.append(FirstWeights())
     split: StepParts | None = None
     if online is not None and keys is not None and online.update_samples is not None:
         split = StepParts(keys, online, join_single=plan.join_single)
     if inputs.downsampling is not None:
         transforms_labels = request.pipeline["data"].get("label_transformer_function") is not None
         hooks.append(DownsamplingRecord(inputs.downsampling, transforms_labels=transforms_labels))
-    if inputs.context.cache is not None and inputs.context.cache.sampler in BY_LOSS:
-        hooks.append(LossRanks())
     if inputs.trigger_set.feedback:
         hooks.append(sample_scores(inputs, model))
     elif inputs.downsampling is not None and inputs.downsampling.config.sample_then_batch:
         hooks.append(ChosenScores(inputs, inputs.downsampling.config.epochs_between(plan.num_epochs)))
     if config.early_stopping:
         hooks.append(EarlyStopping(config.early_stopping))
+    # The hook for reports also receives requests to stop. The hook for checkpoints comes after it, and saves the state of a stopped training.
     keeps_checkpoints = config.checkpointing.activated
     hooks.append(ProgressReports(connection, inputs.context.report_interval_s, between_steps=keeps_checkpoints))
     if keeps_checkpoints:
@@ -104,18 +111,20 @@ def build(
     return training
 
 
-def steps_hooks(inputs: TrainingInputs, online: OnlineConfig, keys: Int64Array, parent: StoredModel | None) -> list[Hook]:
-    """What a training of steps has: their tests, and what undoes them. They come before other hooks, which see what is left of an epoch."""
-    result = {} if parent is None else parent.training_result
-    before = steps_before(result)
-    prequential = Prequential(new_samples(keys, online), before)
+def steps_hooks(inputs: TrainingInputs, online: OnlineConfig, keys: Int64Array, before: TrainingResult) -> list[Hook]:
+    """Return the hooks of a training of steps: the tests of new samples, and the guard. These hooks come first, so that other hooks see only steps
+    that are kept.
+
+    Args: before: result of the parent version.
+    """
+    prequential = Prequential(new_samples(keys, online), before.stream_steps)
     if online.rollback is None or inputs.request.tests_only:
         return [prequential]
-    return [prequential, StepGuard(online.rollback, prequential, guard_result(result), before)]
+    return [prequential, StepGuard(online.rollback, prequential, before.step_guard, before.stream_steps)]
 
 
 def check_downsampled(inputs: TrainingInputs, model: nn.Module) -> None:
-    """Check that the downsampling of this training can score by its loss and model. Raises ConfigError."""
+    """Check that this training's downsampling policy can score with the loss and the model. Raises ConfigError."""
     if (policy := inputs.downsampling) is not None:
         config = inputs.config
         training = ScoredTraining(
@@ -133,12 +142,12 @@ def check_downsampled(inputs: TrainingInputs, model: nn.Module) -> None:
 def fit(
     inputs: TrainingInputs, training: Training, seed: int, checkpoint: Mapping[str, Any] | None, connection: JobConnection
 ) -> int:
-    """Train from the beginning, or from the checkpoint on.
+    """Train from the beginning, or from a checkpoint.
 
-    Args: seed: of this training, for the order of its samples, the choices among them and its random numbers. checkpoint: as
-    `load_checkpoint` returns it, or None. connection: receives progress and requests to stop.
-    Returns: samples that were left out because each was alone in its epoch and BatchNorm needs two; they count as skipped.
-    Raises: DivergedError, CancelledError, UserCodeError, DataError, UnavailableError, TrainingError: the training cannot go on.
+    Args: seed: seed of this training, for the order and the choice of its samples and for random numbers. checkpoint: result of `load_checkpoint`.
+    connection: reports progress and receives requests to stop.
+    Returns: number of samples left out because each was the only sample of its epoch, and BatchNorm needs two samples. Such samples count as skipped.
+    Raises: DivergedError, CancelledError, UserCodeError, DataError, UnavailableError, TrainingError: the training cannot continue.
     """
     logger = get_logger("training")
     position, num_seen = BatchPosition(), 0
@@ -149,7 +158,7 @@ def fit(
         learn_before(inputs, training.preprocessing, connection)
     with TrainingBatches(inputs, training, seed, connection) as source:
         batches = source.start(position, num_seen, checkpoint["order"] if checkpoint is not None else None)
-        # Only now: starting to load draws random numbers, how many depends on the number of workers.
+        # The seed is set only now, because starting the loader draws random numbers, and their number depends on the number of workers.
         seed_everything(derived_seed(seed, inputs.request.trigger_id, TRAINING))
         if checkpoint is not None:
             restore(training, checkpoint)
@@ -157,7 +166,7 @@ def fit(
         training.clock.lap("load")
         skipped_before = training.progress.skipped
         training.run(batches)
-        training.progress.skipped = skipped_before + source.num_skipped  # with those of batches that were left out
+        training.progress.skipped = skipped_before + source.num_skipped  # including samples of batches that were left out
         training.progress.note_bad(source.bad_samples)
         if inputs.context.keep_times is not None:
             inputs.context.keep_times(inputs.trigger_set.dataset_identity, source.times)
@@ -166,3 +175,28 @@ def fit(
             "samples_skipped", num_samples=skipped, alone=source.num_alone, why="deleted since the selection, bad or alone"
         )
     return source.num_alone
+
+
+def stream_rates(rule: LearningRateRule, optimizers: Sequence[Optimizer], steps_before: int) -> list[LambdaLR]:
+    """Return schedulers that continue after earlier steps. Args: rule: option of the section `online`. steps_before: see `Prequential`."""
+    if rule.rule == "constant":
+        return []
+    return [LambdaLR(optimizer, lambda step: rule.factor(steps_before + step + 1)) for optimizer in optimizers]
+
+
+def build_criterion(inputs: TrainingInputs) -> Criterion:
+    """Build the loss, with the weights of the trigger set and of downsampling if these weights count. Raises ConfigError, InvalidArgumentError."""
+    sampled = inputs.downsampling is not None and inputs.downsampling.weighs
+    return Criterion(inputs.config.optimization_criterion, weigh(inputs) if inputs.uses_weights else None, sampled=sampled)
+
+
+def weigh(inputs: TrainingInputs) -> float:
+    """Return the mean weight of the trigger set's samples, from one pass. Raises InvalidArgumentError unless the mean is above 0 and finite."""
+    with closing(inputs.context.connect()) as clients:
+        mean = mean_weight(clients.selector, inputs.trigger_set)
+    if not 0 < mean < float("inf"):
+        raise InvalidArgumentError(
+            f"the weights of the trigger set have the mean {mean}, but it must be above 0 and finite: correct the selection strategy, or set "
+            "selection_strategy.uses_weights: false"
+        )
+    return mean

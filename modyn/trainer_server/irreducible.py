@@ -1,7 +1,8 @@
-"""The irreducible-loss models of RHOLoss: trained before the training itself, in the same job, and scoring the samples that they were not trained on.
+"""The irreducible-loss models of RHOLoss. The job of a training first trains these models. Each irreducible-loss model scores samples on which it was
+not trained.
 
-All that is computed stands in the training's folder of selections, so that an attempt that was killed goes on: checkpoints and weights of the
-models, the scores of a pass so far, and at last the losses. Imports torch: for workers only.
+The training's folder of selections keeps all results, so that a killed attempt resumes: checkpoints and weights of the models, the scores of a pass
+so far, and finally the losses. Imports torch: for workers only.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from modyn.columnar import ColumnFile, FileKind
 from modyn.config.base import load_section
 from modyn.dataset.order.held_out import Share
 from modyn.errors import ConfigError, TrainingError
@@ -23,38 +25,48 @@ from modyn.json_codec import to_json
 from modyn.models.weights import load_model, load_weights, save_weights, weights_sha256
 from modyn.records import Float32Array, Int64Array
 from modyn.rpc.logs import get_logger
-from modyn.trainer_server.checkpoint import derived_seed, load_checkpoint, seed_everything
-from modyn.trainer_server.components import mixed_precision
-from modyn.trainer_server.config import TrainingConfig
-from modyn.trainer_server.criterion import Criterion
-from modyn.trainer_server.downsampling.rho_loss import RHOLoss
-from modyn.trainer_server.downsampling.scoring import ScoringModel
-from modyn.trainer_server.files import find_finished, irreducible_dir, keep_finished, kept_irreducible, remove, selections_dir
+from modyn.trainer_server.disk.files import (
+    find_finished,
+    irreducible_dir,
+    keep_finished,
+    kept_irreducible,
+    remove,
+    selections_dir,
+)
+from modyn.trainer_server.disk.row_log import RowLog
+from modyn.trainer_server.disk.whole_file import find_whole, write_whole
+from modyn.trainer_server.downsampling.policies.rho_loss import RHOLoss
+from modyn.trainer_server.downsampling.policies.scoring import ScoringModel
 from modyn.trainer_server.fitting import build, fit
-from modyn.trainer_server.hooks import DivergedError, check_weights
-from modyn.trainer_server.inputs import TrainingInputs
-from modyn.trainer_server.irreducible_config import irreducible_config, irreducible_sections
-from modyn.trainer_server.irreducible_file import IrreducibleLosses, find_losses, write_losses
 from modyn.trainer_server.learning import NothingLearnedError, check_learned
-from modyn.trainer_server.loop import Training
-from modyn.trainer_server.score_file import ScoredRows, ScoreFile
-from modyn.trainer_server.scoring_pass import ScoringPass, candidate_passes
-from modyn.trainer_server.stages import NOTHING_SEEN, StagedConnection
+from modyn.trainer_server.loop.checkpoint import load_checkpoint
+from modyn.trainer_server.loop.components import mixed_precision
+from modyn.trainer_server.loop.criterion import Criterion
+from modyn.trainer_server.loop.hooks import DivergedError, check_weights
+from modyn.trainer_server.loop.inputs import TrainingInputs
+from modyn.trainer_server.loop.loop import Training
+from modyn.trainer_server.loop.progress import NOTHING_SEEN, StagedConnection
+from modyn.trainer_server.loop.scoring_pass import ScoredRows, ScoringPass, candidate_passes
+from modyn.trainer_server.loop.seeding import derived_seed, seed_everything
+from modyn.trainer_server.request.config import TrainingConfig
+from modyn.trainer_server.request.irreducible_config import irreducible_config, irreducible_sections
 from modyn.workers import JobConnection
 
+_KIND: Final = FileKind(b"MODYNIRR", 1, "file of irreducible losses", "delete it: they are computed again")
 _MODEL: Final = 6
-"""Purpose of the seed of the first model; of the second, one more."""
+"""Purpose of the seed of the first model (see `derived_seed`). The second model has the next number."""
 _PATH: Final = "selection_strategy.downsampling_config"
 
 
 class TooLittleHeldOutError(TrainingError):
-    """This trigger set leaves an irreducible-loss model without a batch; others of the run may have more."""
+    """This trigger set leaves an irreducible-loss model without a batch. Other trigger sets of the run may be larger."""
 
 
 def prepare_downsampling(inputs: TrainingInputs, training: Training, connection: JobConnection) -> None:
-    """Compute what the policy needs before it scores, or find it. The seconds stand under `irreducible`.
+    """Compute the irreducible losses that the policy needs for scoring, or read the losses of an earlier attempt. The seconds count as stage
+    `irreducible`.
 
-    Raises: TooLittleHeldOutError. ConfigError: no trigger can hold anything out. CancelledError: asked to stop. And what a training raises.
+    Raises: TooLittleHeldOutError. ConfigError: no trigger can hold out a sample. CancelledError: on a request to stop. All errors of a training.
     """
     if isinstance(inputs.downsampling, RHOLoss):
         inputs.downsampling.irreducible = irreducible_losses(inputs, inputs.downsampling, connection)
@@ -62,16 +74,20 @@ def prepare_downsampling(inputs: TrainingInputs, training: Training, connection:
 
 
 def irreducible_losses(inputs: TrainingInputs, policy: RHOLoss, connection: JobConnection) -> IrreducibleLosses:
-    """The irreducible losses of all samples that can be trained on. Each under a model that was not trained on it. Raises as above."""
+    """Return the irreducible losses of all samples of the training. No sample's loss is from a model that was trained on the sample. Raises: see
+    `prepare_downsampling`.
+    """
     path = selections_dir(inputs.context.folder, inputs.request) / "irreducible"
     if (found := find_losses(path, inputs.identity())) is not None:
         return found
     models = [IrreducibleModel(inputs, policy, *part, connection) for part in enumerate(_parts(inputs, policy))]
+    # All sizes are checked before the first training, which may take long.
     for model in models:
         model.check_size()
     rows = [model.losses(len(models)) for model in models]
     keys, losses = (np.concatenate(columns) for columns in zip(*rows, strict=True))
     found = write_losses(path, keys, losses, inputs.identity())
+    # Until the losses are on disk, a repeated attempt resumes from the files of the models.
     for model in models:
         model.remove()
     connection.send({"stage": "", **NOTHING_SEEN})
@@ -80,14 +96,16 @@ def irreducible_losses(inputs: TrainingInputs, policy: RHOLoss, connection: JobC
 
 @dataclass(frozen=True)
 class ModelShares:
-    """The samples that a model is trained on, and those that it scores."""
+    """The samples that a model is trained on, and the samples that it scores."""
 
     trained: Share
     scored: Share
 
 
 def _parts(inputs: TrainingInputs, policy: RHOLoss) -> list[ModelShares]:
-    """What each model has. Bands of the order that `training.validation` draws from too, behind what that holds out."""
+    """Return the samples of each model. These samples are consecutive parts of the order in which `training.validation` ranks samples, after the
+    validation set.
+    """
     low = inputs.config.validation.ratio if inputs.config.validation else 0
     split = low + policy.holdout if policy.holdout else Fraction((low + 100) // 2)
     lower, upper = (
@@ -99,31 +117,31 @@ def _parts(inputs: TrainingInputs, policy: RHOLoss) -> list[ModelShares]:
 
 @dataclass(frozen=True)
 class IrreducibleInputs(TrainingInputs):
-    """What the training of an irreducible-loss model is given: all samples of its share, without random transformations."""
+    """The inputs for the training of an irreducible-loss model: all samples of its share, without random transformations."""
 
     number: int
     share: Share
 
     @property
     def held_out(self) -> None:
-        """Nothing."""
+        """Always None: the model has no validation set."""
 
     @property
     def trained(self) -> Share:
-        """The share."""
+        """The model's share of the samples."""
         return self.share
 
     @property
     def downsampling(self) -> None:
-        """None."""
+        """Always None: the model trains on all samples of its share."""
 
     @property
     def checkpoint(self) -> Path:
-        """In the folder of selections, which goes with the training that the model is for."""
+        """Path of the checkpoint, in the folder of selections, which is removed with the main training's files."""
         return selections_dir(self.context.folder, self.request) / f"irreducible-{self.number}.checkpoint"
 
     def identity(self) -> dict[str, Any]:
-        """Also of which model."""
+        """Return the identity of the training, with the number of the model."""
         return {**super().identity(), "irreducible": self.number}
 
 
@@ -133,7 +151,7 @@ class IrreducibleModel:
     def __init__(
         self, inputs: TrainingInputs, policy: RHOLoss, number: int, part: ModelShares, connection: JobConnection
     ) -> None:
-        """Args: inputs: of the training that the model is for. number: of the model, from 0."""
+        """Args: inputs: inputs of the training that uses the model. number: number of the model, from 0."""
         self._outer, self._part, self._number, self._connection = inputs, part, number, connection
         options = policy.config.il_training_config
         pipeline = inputs.request.pipeline
@@ -160,7 +178,7 @@ class IrreducibleModel:
         self._scores = self._folder / f"irreducible-{number}.scores"
 
     def check_size(self) -> None:
-        """Check that the model has a batch to be trained on. Raises TooLittleHeldOutError. ConfigError: no trigger set can have one."""
+        """Check that the model has a batch to train on. Raises TooLittleHeldOutError. ConfigError: no trigger set can have a batch."""
         num, size, trigger_set = self._part.trained.num_keys, self._inputs.config.batch_size, self._outer.trigger_set
         if num >= size:
             return
@@ -175,7 +193,7 @@ class IrreducibleModel:
         raise TooLittleHeldOutError(message)
 
     def losses(self, num_models: int) -> tuple[Int64Array, Float32Array]:
-        """Keys and losses, (n,), of the samples that the model scores; trains it first. Raises as `prepare_downsampling`."""
+        """Train the model, and return keys and losses, (n,), of the samples that it scores. Raises: see `prepare_downsampling`."""
         of = f" {self._number + 1} of {num_models}" if num_models > 1 else ""
         self._train(f"irreducible-loss model{of}")
         model = load_model(self._model["id"], self._model.get("config") or {}, self._weights).to(self._outer.config.device)
@@ -186,28 +204,31 @@ class IrreducibleModel:
         ).digest()
         stage = StagedConnection(self._connection, f"irreducible losses{of}")
         passes = candidate_passes(self._outer, share, 1)
-        with ScoreFile(self._scores, share.num_keys, int.from_bytes(digest[:8], "little") >> 1) as file:
-            try:
-                ScoringPass(
-                    self._outer, stage, lambda scored, batch: scored.losses(batch).unsqueeze(1), _check, share.num_keys
-                ).run(scoring, passes, 0, file)
-            finally:
-                passes.close()
-            rows = file.read()
-            return np.array(rows.keys), np.array(rows.scores[:, 0])
+        # The shift leaves the 63 bits that `RowLog` uses as identity.
+        log = RowLog(self._scores, int.from_bytes(digest[:8], "little") >> 1)
+        log.open()
+        try:
+            ScoringPass(self._outer, stage, lambda scored, batch: scored.losses(batch).unsqueeze(1), _check, share.num_keys).run(
+                scoring, passes, 0, log
+            )
+        finally:
+            passes.close()
+        rows = ScoredRows.read(log)
+        # A copy: a view would keep the mapped file on the disk until the training ends, although `remove` deletes it.
+        return rows.keys, np.array(rows.scores[:, 0])
 
     def remove(self) -> None:
-        """Remove what the losses were made of, but for a model that the next trigger begins with."""
+        """Remove the files that led to the losses, except for a model that the next trigger starts from."""
         for path in (self._scores, self._inputs.checkpoint, *self._folder.glob(f"irreducible-{self._number}.*")):
             remove(path)
 
     def _train(self, stage: str) -> None:
-        """Train the model, from its checkpoint on if there is one, and keep its weights. Does nothing if they are there."""
+        """Train the model, from its checkpoint if one exists, and keep its weights. Does nothing if the weights are kept already."""
         inputs, trigger_id = self._inputs, self._outer.request.trigger_id
         checksum = {"keys_checksum": inputs.trigger_set.keys_checksum}
         if find_finished(self._weights, self._identity(trigger_id)) == checksum:
             return
-        # Not of the training's seed, which may be drawn: every attempt makes the same model.
+        # The seed does not depend on the training's seed, which may be random, so that every attempt makes the same model.
         seed = derived_seed(inputs.seed or 0, trigger_id, _MODEL + self._number)
         seed_everything(seed)
         checkpoint = load_checkpoint(inputs.checkpoint, inputs.identity()) if inputs.config.checkpointing.activated else None
@@ -230,7 +251,9 @@ class IrreducibleModel:
         get_logger("training").info("irreducible_model_trained", samples=training.progress.samples, steps=training.progress.steps)
 
     def _previous(self) -> Path | None:
-        """The weights that the newest trigger before has kept; None: there are none, or the model is to start from scratch."""
+        """Return the weights that the newest earlier trigger with kept weights has. Return None if no trigger has kept weights, or if the model
+        starts from scratch.
+        """
         if not self._options.use_previous_model:
             return None
         for trigger_id, folder in kept_irreducible(self._outer.context.folder, self._outer.request):
@@ -240,7 +263,7 @@ class IrreducibleModel:
         return None
 
     def _identity(self, trigger_id: int) -> Mapping[str, Any]:
-        """Of the model of this number in a trigger: equal for two attempts, and known to later triggers."""
+        """Return the identity of the model of a trigger. The identity is equal for all attempts, and later triggers can compute it."""
         pipeline = self._inputs.request.pipeline
         sections = {name: pipeline.get(name) for name in ("model", "training", "data", "selection_strategy")}
         digest = hashlib.sha256(to_json([sections, self._inputs.seed], sort_keys=True).encode()).hexdigest()
@@ -248,7 +271,47 @@ class IrreducibleModel:
 
 
 def _check(rows: ScoredRows) -> None:
-    """Check that losses are numbers. Raises DivergedError."""
+    """Raise DivergedError if a loss is NaN."""
     wrong = np.flatnonzero(np.isnan(rows.scores[:, 0]))
     if wrong.size:
         raise DivergedError(f"the irreducible loss of sample key {rows.keys[wrong[0]]} is NaN: the sample holds NaN")
+
+
+class IrreducibleLosses:
+    """The irreducible loss of each sample of the training."""
+
+    def __init__(self, file: ColumnFile) -> None:
+        self._path = file.path
+        self._keys, self._losses = file.column("keys"), file.column("losses")
+
+    def __call__(self, keys: Int64Array) -> Float32Array:
+        """Return the losses of the samples with these keys, (n,): float32 (n,). Raises: TrainingError: a sample has no computed loss."""
+        rows = np.searchsorted(self._keys, keys)
+        missing = (
+            np.flatnonzero(self._keys[np.minimum(rows, len(self._keys) - 1)] != keys) if len(self._keys) else np.arange(len(keys))
+        )
+        if missing.size:
+            raise TrainingError(
+                f"sample key {keys[missing[0]]} has no irreducible loss: it could not be read when they were computed; delete {self._path} and "
+                "resume the run, or see data.on_bad_sample"
+            )
+        found: Float32Array = self._losses[rows]
+        return found
+
+
+def write_losses(path: Path, keys: Int64Array, losses: Float32Array, identity: Any) -> IrreducibleLosses:
+    """Write the losses, (n,), of the samples with these keys, (n,): complete and durable on return.
+
+    Args: identity: identity of the training. Raises: TrainingError: the disk cannot be written to.
+    """
+    order = np.argsort(keys, kind="stable")
+    write_whole(path, _KIND, {"keys": keys[order], "losses": losses[order]}, {"identity": identity})
+    return IrreducibleLosses(ColumnFile.open(path, _KIND))
+
+
+def find_losses(path: Path, identity: Any) -> IrreducibleLosses | None:
+    """Return the losses that an earlier attempt wrote; None if there is no file, or if the file is damaged or of another training. Args: identity:
+    see `write_losses`.
+    """
+    file = find_whole(path, _KIND, identity)
+    return None if file is None else IrreducibleLosses(file)

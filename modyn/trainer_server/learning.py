@@ -1,6 +1,6 @@
-"""Whether a training has learned: what ends it with an error although all of its batches were trained on, and what its result warns of.
+"""Decide at the end of a training whether it has learned: raise an error if no step could change the model, and collect warnings for the result.
 
-Counts are read at the end only, as reading them waits for the device. Imports torch: for workers only.
+Counts are read only at the end, because the read waits for the device. Imports torch: for workers only.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ from torch import Tensor
 
 from modyn.dataset.batch import Batch
 from modyn.errors import TrainingError
-from modyn.trainer_server.config import GradScalerConfig, TrainingConfig
-from modyn.trainer_server.downsampling_record import DownsamplingRecord
-from modyn.trainer_server.hooks import Losses
-from modyn.trainer_server.loop import Hook, Training
-from modyn.trainer_server.schedules import shortfalls
+from modyn.trainer_server.downsampling.record import DownsamplingRecord
+from modyn.trainer_server.loop.hooks import Losses
+from modyn.trainer_server.loop.loop import Hook, Training
+from modyn.trainer_server.loop.schedules import shortfalls
+from modyn.trainer_server.request.config import GradScalerConfig, TrainingConfig
 
 _SKIPPED: Final = Fraction(1, 10)
 """Share of skipped steps above which a training warns."""
 _FEWEST_LOSSES: Final = 3
-"""Losses of batches that must be equal for the loss to count as constant."""
+"""Number of batches whose losses must be equal for the loss to count as constant."""
+_VALUES_KEPT: Final = 4096
+"""About this number of values of a parameter show whether the parameter has changed. A step of an optimizer moves most values."""
 _NO_GRADIENT: Final = (
     "no parameter of training.optimizers had a gradient, as the loss does not depend on them: name other modules in param_groups"
 )
 
 
 class NothingLearnedError(TrainingError):
-    """A training whose steps could not change the model."""
+    """A training made no step that could change the model."""
 
 
 class IgnoredLabels(Hook):
@@ -43,7 +45,7 @@ class IgnoredLabels(Hook):
         self._ignored: Tensor | None = None
 
     def on_output(self, training: Training, batch: Batch, output: Any) -> None:
-        """Count the labels of a batch, if the loss ignores some class."""
+        """Count the labels of a batch, if the loss ignores a class."""
         ignored = training.components.criterion.num_ignored(batch.labels)
         if ignored is not None:
             self._num_labels += batch.labels.numel()
@@ -51,7 +53,7 @@ class IgnoredLabels(Hook):
 
     @property
     def num_labels(self) -> int:
-        """Labels that were trained on, each as often as it was; 0 where the loss ignores no class."""
+        """Number of labels trained on, counted each time; 0 if the loss ignores no class."""
         return self._num_labels
 
     @property
@@ -60,16 +62,50 @@ class IgnoredLabels(Hook):
         return 0 if self._ignored is None else int(self._ignored)
 
     def state(self) -> dict[str, Any]:
-        """Return the counts of all labels and of ignored ones. Waits for the device."""
+        """Return the counts of all labels and of ignored labels. Waits for the device."""
         return {"num_labels": self._num_labels, "num_ignored": self.num_ignored}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Resume from what `state` returned."""
         self._num_labels, self._ignored = int(state["num_labels"]), torch.tensor(state["num_ignored"])
 
 
+class FirstWeights(Hook):
+    """Keeps some values of each parameter that the optimizers change, as they were before the first step."""
+
+    name = "first_weights"
+
+    def __init__(self) -> None:
+        self._first: list[Tensor] | None = None
+
+    def on_begin(self, training: Training) -> None:
+        """Keep the values, unless a checkpoint held them."""
+        if self._first is None:
+            self._first = _some_weights(training)
+
+    def have_changed(self, training: Training) -> bool:
+        """Return whether any of the values has changed. Waits for the device."""
+        now = _some_weights(training)
+        return self._first is None or any(not torch.equal(a.to(b.device), b) for a, b in zip(self._first, now, strict=True))
+
+    def state(self) -> dict[str, Any]:
+        """Return the values."""
+        return {"first": self._first}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Resume from what `state` returned."""
+        self._first = state["first"]
+
+
+def _some_weights(training: Training) -> list[Tensor]:
+    """Copy about 4,096 values of each parameter of the optimizers, at equal distances. Copy all values of a smaller parameter."""
+    groups = (group for optimizer in training.components.optimizers.values() for group in optimizer.param_groups)
+    flat = (parameter.detach().reshape(-1) for group in groups for parameter in group["params"])
+    return [values[:: len(values) // _VALUES_KEPT + 1].clone() for values in flat]
+
+
 def check_learned(training: Training, config: TrainingConfig) -> None:
-    """Check at the end of a training that a step could change the model, if any was to be made. Raises: NothingLearnedError."""
+    """Check at the end of a training that a step could change the model, unless the plan has no step. Raises: NothingLearnedError."""
     progress = training.progress
     if training.tests_only or not progress.steps:
         return
@@ -93,16 +129,14 @@ def check_learned(training: Training, config: TrainingConfig) -> None:
         raise NothingLearnedError(f"every gradient was 0 in all {progress.steps} steps, so no step followed the loss: {scaling}")
 
 
-def learning_result(training: Training, config: TrainingConfig) -> dict[str, Any]:
-    """What the result of a training says of how it learned: `skipped_steps`, and where there are some `ignored_labels`, of how many `num_labels`, and
-    `warnings`, a sentence each."""
+def count_ignored_labels(training: Training) -> tuple[int, int]:
+    """Return the number of ignored labels and of all labels trained on; both 0 if the loss ignores no class. Waits for the device."""
     labels = _ignored(training)
-    counted = {"ignored_labels": labels.num_ignored, "num_labels": labels.num_labels} if labels.num_ignored else {}
-    warnings = list(_warnings(training, config))
-    return {"skipped_steps": training.progress.skipped_steps, **counted, **({"warnings": warnings} if warnings else {})}
+    return labels.num_ignored, labels.num_labels
 
 
-def _warnings(training: Training, config: TrainingConfig) -> Iterator[str]:
+def learning_warnings(training: Training, config: TrainingConfig) -> Iterator[str]:
+    """Yield warnings about a training's learning, one sentence each."""
     progress = training.progress
     if progress.skipped_steps > _SKIPPED * progress.steps:
         scaled = training.components.scaler.is_enabled()
@@ -110,6 +144,14 @@ def _warnings(training: Training, config: TrainingConfig) -> Iterator[str]:
         yield f"{progress.skipped_steps:,} of {progress.steps:,} steps were skipped, {why}"
     if _losses_are_zero(training):
         yield "the loss of every batch was 0: nothing was left to learn"
+    elif progress.made_steps and not all(
+        hook.have_changed(training) for hook in training.hooks if isinstance(hook, FirstWeights)
+    ):
+        yield (
+            f"no parameter changed in {progress.made_steps:,} steps, so the model is as it was: raise the learning rate or "
+            "training.gradient_clip_norm, and look at training.lr_scheduler, which may set the rate to 0"
+        )
+    # A loss that never changes, even in its last digit, does not depend on the weights.
     elif len(set(losses := _sampled_losses(training))) == 1 and len(losses) >= _FEWEST_LOSSES:
         yield (
             f"the loss of every batch that was looked at was {losses[0]:.6g}: it does not depend on what the optimizers change, or the learning rate "
@@ -123,7 +165,7 @@ def _warnings(training: Training, config: TrainingConfig) -> Iterator[str]:
 
 
 def _no_step(training: Training, config: TrainingConfig) -> str:
-    """Why none of the steps was made."""
+    """Explain why no step was made."""
     steps = training.progress.steps
     if not training.progress.has_gradient:
         return f"in all {steps} steps, {_NO_GRADIENT}"

@@ -1,19 +1,19 @@
-"""What the fork server of the trainer imports once, so that a training worker imports nothing but user code.
+"""Modules that the trainer's fork server imports once, so that training workers import only user code.
 
-Starts no threads, which a fork does not carry along, and does not fail: a broken package of a user fails the worker that needs it.
+Starts no threads, because a fork does not copy threads. The import never fails, so that a user's broken package fails only the worker that needs it.
 """
 
 from __future__ import annotations
 
-import multiprocessing.popen_forkserver  # imported when a worker starts processes for user code
+import multiprocessing.popen_forkserver  # used when a worker starts processes for user code
 from io import BytesIO
 
-import google.protobuf.descriptor_pb2  # imported when the fields of a message are listed
-import grpc._channel  # imported when a channel is opened, with grpc.experimental
+import google.protobuf.descriptor_pb2  # used to list the fields of a message
+import grpc._channel  # used to open a channel, with grpc.experimental
 import grpc.experimental
-import numpy.ctypeslib  # NumPy imports these two when they are first used
+import numpy.ctypeslib  # NumPy imports these two at their first use
 import numpy.random
-import safetensors.torch  # imported when weights are read or written
+import safetensors.torch  # used to read and write weights
 import structlog
 import torch
 
@@ -23,12 +23,12 @@ import modyn.trainer_server.train
 from modyn.models import MODELS
 from modyn.preprocessing import COMPONENTS
 from modyn.storage.payloads import preload_file_formats
-from modyn.trainer_server.config import OPTIMIZERS, SCHEDULERS
-from modyn.trainer_server.downsampling import DOWNSAMPLING
+from modyn.trainer_server.downsampling.policies import DOWNSAMPLING
+from modyn.trainer_server.request.config import OPTIMIZERS, SCHEDULERS
 
 PRELOADED = (multiprocessing, google, grpc, numpy, safetensors, modyn)
 
-# PyTorch imports modules, its compiler above all (a second), when an optimizer is made and stepped and when a file is written.
+# PyTorch imports its compiler (1 s) and other modules for the first optimizer and its first step, and to write a file.
 torch.optim.SGD([torch.zeros(1)], lr=0.1).step()
 torch.save({}, BytesIO())
 

@@ -16,9 +16,9 @@ from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.wire import from_message, from_struct, plugins_to_proto, problems_to_proto, to_message
 from modyn.state_folders import shared_folder
 from modyn.trainer_server.cache_metrics import CacheCollector
-from modyn.trainer_server.client import TrainingRequest
-from modyn.trainer_server.config import OPTIMIZERS, SCHEDULERS
-from modyn.trainer_server.downsampling import DOWNSAMPLING
+from modyn.trainer_server.downsampling.policies import DOWNSAMPLING
+from modyn.trainer_server.request.config import OPTIMIZERS, SCHEDULERS
+from modyn.trainer_server.request.records import TrainingRequest
 from modyn.trainer_server.trainings import Trainings
 from modyn.workers import SessionRules, WorkerLimits, WorkerPool
 
@@ -30,48 +30,48 @@ FULL_NAME: Final = "modyn.TrainerServer"
 class TrainerServicer(trainer_server_pb2_grpc.TrainerServerServicer):
     """Calls as documented in trainer_server.proto.
 
-    Each method decodes the request of the call of the same name in protos/, calls `Trainings` and encodes the answer.
+    Each method decodes the request of the call with the same name in protos/, calls `Trainings` and encodes the answer.
     """
 
     def __init__(self, trainings: Trainings) -> None:
         self._trainings = trainings
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
-        """Problems of the trainer's sections, found by a worker, which loads user code; DEADLINE if that takes too long."""
+        """Return the errors that a worker, which loads user code, finds in the trainer's sections; DEADLINE if the worker takes too long."""
         return problems_to_proto(self._trainings.validate(from_struct(request.pipeline), request.scores))
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
-        """The models, optimizers, schedulers and downsampling policies that are registered here."""
+        """Return the models, optimizers, schedulers and downsampling policies that are registered here."""
         return plugins_to_proto(MODELS, OPTIMIZERS, SCHEDULERS, DOWNSAMPLING)
 
     def Start(
         self, request: trainer_server_pb2.TrainingRequest, context: grpc.ServicerContext
     ) -> trainer_server_pb2.TrainingStatus:
-        """Queue a training, or return the one of this (run, trigger) that runs or has stored its model."""
+        """Queue a training, or return the training of this (run, trigger) that is running or has stored its model."""
         status = self._trainings.start(from_message(request, TrainingRequest))
         return to_message(status, trainer_server_pb2.TrainingStatus)
 
     def Watch(
         self, request: trainer_server_pb2.TrainingId, context: grpc.ServicerContext
     ) -> Iterator[trainer_server_pb2.TrainingStatus]:
-        """Stream the status on every change up to a final one; NOT_FOUND for an unknown training."""
+        """Stream the status at every change, up to a final status; NOT_FOUND for an unknown training."""
         context.add_callback(self._trainings.table.wake)
         for status in self._trainings.table.watch((request.run_id, request.trigger_id), context.is_active):
             yield to_message(status, trainer_server_pb2.TrainingStatus)
 
     def Stop(self, request: trainer_server_pb2.TrainingId, context: grpc.ServicerContext) -> common_pb2.Empty:
-        """Ask the worker to stop, without waiting; without effect on an ended training, NOT_FOUND for an unknown one."""
+        """Ask the worker to stop, without waiting. Has no effect on an ended training; NOT_FOUND for an unknown training."""
         self._trainings.table.stop((request.run_id, request.trigger_id))
         return common_pb2.Empty()
 
     def DeleteRun(self, request: trainer_server_pb2.TrainedRun, context: grpc.ServicerContext) -> common_pb2.Empty:
-        """End the trainings of a run and remove its files; without effect for an unknown run."""
+        """End the trainings of a run and remove the run's files. Has no effect for an unknown run."""
         self._trainings.delete_run(request.run_id)
         return common_pb2.Empty()
 
 
 def build(context: ServiceContext) -> Sequence[Registration]:
-    """The service, from its configuration. Its fork server starts once it answers, and ends while it is idle."""
+    """Build the service from its configuration. The fork server of workers starts after the service, and stops while no worker is needed."""
     config = context.config
     settings = config.trainer_server
     limits = WorkerLimits("trainer_server", settings.user_function_timeout_s, settings.worker_memory_bytes, config.logs.limits)
@@ -79,6 +79,7 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     pool = WorkerPool(settings.max_workers, rules=rules, preload=PRELOAD, server_idle_s=settings.fork_server_idle_s)
     checks = WorkerPool(1, preload=PRELOAD, server_idle_s=settings.fork_server_idle_s)
     models = ModelStorageClient(config.endpoint("model_storage"))
+    # No worker runs yet, so that these are files of attempts that were killed.
     rmtree(context.directory / "scratch", ignore_errors=True)
     trainings = Trainings(config, pool, checks, models.find)
     context.remove_outlived("finished/*")
@@ -86,7 +87,7 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     collector = CacheCollector(shared_folder(config.state_dir), config.resolved_redis_url(), trainings.table.unfinished)
     REGISTRY.register(collector)
     context.on_shutdown(lambda: REGISTRY.unregister(collector))
-    # Called in the reverse order: workers end first, while model storage can still be reached.
+    # Shutdown calls run in reverse order: workers end first, while model storage can still be reached.
     context.on_shutdown(models.close)
     context.on_shutdown(checks.close)
     context.on_shutdown(pool.close)

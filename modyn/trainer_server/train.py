@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any, Final
@@ -17,60 +17,56 @@ from modyn.cache.served_counts import ServedCounts
 from modyn.config.base import load_section
 from modyn.config.online import ONLINE
 from modyn.config.system import SystemConfig
+from modyn.dataset.cached.pipeline_cache import cache_settings, training_cache
 from modyn.dataset.connections import DatasetSource
-from modyn.dataset.pipeline_cache import cache_settings, training_cache
 from modyn.dataset.session_connections import SessionConnections, SessionSource
-from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
+from modyn.errors import ConfigError, InvalidArgumentError
 from modyn.model_storage.client import ModelHeader, StoredModel, StoredModelInfo
 from modyn.models.weights import save_weights
 from modyn.rpc.logs import bind, configure_logs, get_logger
 from modyn.rpc.retry import Retrier, RetryPolicy
 from modyn.storage.client import StorageClient
-from modyn.trainer_server.checkpoint import (
-    check_checkpoint_folder,
-    derived_seed,
-    load_checkpoint,
-    seed_everything,
-)
-from modyn.trainer_server.chosen_scores import ChosenScores
-from modyn.trainer_server.client import NOTHING_TRAINED, NothingTrained, TrainingJob, TrainingRequest
-from modyn.trainer_server.config import TrainingConfig
-from modyn.trainer_server.downsampling_record import DownsamplingRecord
-from modyn.trainer_server.ends import end_diverged, end_tested, end_unlearned, end_without_model, nothing_trained, of_samples
-from modyn.trainer_server.files import (
+from modyn.trainer_server.disk.files import (
     checkpoint_path,
     find_finished,
     finished_path,
     keep_finished,
     optimizers_path,
-    remove,
     remove_outlived,
-    scratch_dir,
 )
+from modyn.trainer_server.disk.rate_keeping import keep_rates, seconds_saved
+from modyn.trainer_server.downsampling.chosen_scores import ChosenScores
+from modyn.trainer_server.downsampling.record import DownsamplingRecord
+from modyn.trainer_server.downsampling.sample_scores import SampleScores, send_scores
+from modyn.trainer_server.ends import end_diverged, end_tested, end_unlearned, end_without_model, nothing_trained, sample_results
 from modyn.trainer_server.fitting import build, fit
-from modyn.trainer_server.hooks import DivergedError, Losses, check_weights
-from modyn.trainer_server.inputs import TrainingContext, TrainingInputs
 from modyn.trainer_server.irreducible import TooLittleHeldOutError, prepare_downsampling
-from modyn.trainer_server.learning import NothingLearnedError, check_learned, learning_result
-from modyn.trainer_server.loop import Training
-from modyn.trainer_server.online_steps import config_of_steps, section_of_steps
-from modyn.trainer_server.optimizer_states import keep_optimizers
-from modyn.trainer_server.rate_keeping import keep_rates, seconds_saved
-from modyn.trainer_server.sample_scores import SampleScores, send_scores
-from modyn.trainer_server.stream_preprocessing import statistics_of
-from modyn.trainer_server.training_progress import TrainingProgress
-from modyn.trainer_server.validation_pass import Validation
+from modyn.trainer_server.learning import NothingLearnedError, check_learned, count_ignored_labels, learning_warnings
+from modyn.trainer_server.loop.checkpoint import check_checkpoint_folder, load_checkpoint
+from modyn.trainer_server.loop.hooks import DivergedError, Losses, check_weights
+from modyn.trainer_server.loop.inputs import TrainingContext, TrainingInputs
+from modyn.trainer_server.loop.loop import Training
+from modyn.trainer_server.loop.optimizer_states import keep_optimizers
+from modyn.trainer_server.loop.seeding import derived_seed, seed_everything
+from modyn.trainer_server.loop.training_progress import TrainingProgress
+from modyn.trainer_server.loop.validation_pass import Validation
+from modyn.trainer_server.online.stream_preprocessing import statistics_of
+from modyn.trainer_server.parent_model import fetch_parent
+from modyn.trainer_server.request.config import TrainingConfig
+from modyn.trainer_server.request.records import TrainingJob, TrainingRequest
+from modyn.trainer_server.request.result import BadSampleNote, CacheResult, TrainingCounts, TrainingLosses, TrainingResult
+from modyn.trainer_server.request.step_config import config_of_steps, section_of_steps
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
 
 _WEIGHTS: Final = 1
-"""Purpose of a seed; others are where they are used."""
+"""Purpose of the seed of initial weights (see `derived_seed`). Other modules define other purposes."""
 
 
-def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | NothingTrained:
-    """Task of a worker process: connect to the services and train what `job` asks for; `connection` is the one to the trainer server."""
+def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | TrainingResult:
+    """Run the task of a worker process: connect to the services and train for `job`. Args: connection: connection to the trainer server."""
     config, request = job.config, job.request
-    connection.send({})  # The training runs from now on, and no longer waits in line.
+    connection.send({})  # The first message, even an empty one, changes the status from queued to running.
     configure_logs("trainer_worker", config.trainer_server.log_level)
     if request.pipeline.get(ONLINE) is not None:
         give_way(config.trainer_server.online_niceness)
@@ -95,12 +91,12 @@ def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | Noth
 
 
 def give_way(niceness: int) -> None:
-    """Let other processes of the machine go before this one, for its whole life: what is waited for more is computed there."""
+    """Lower the priority of this process for its lifetime, because the computations of other processes are more urgent."""
     os.nice(max(0, niceness - os.nice(0)))
 
 
 def dataset_source(config: SystemConfig, pipeline: Mapping[str, Any], training: TrainingConfig) -> DatasetSource:
-    """Return the dataset of a pipeline, with its cache if it has one."""
+    """Return the dataset of a pipeline, with the pipeline's cache."""
     name, cache = pipeline["data"]["dataset_id"], None
     if cache_settings(config, pipeline).size is not None:
         with StorageClient(config.endpoint("storage")) as storage:
@@ -110,18 +106,20 @@ def dataset_source(config: SystemConfig, pipeline: Mapping[str, Any], training: 
 
 def run_training(
     request: TrainingRequest, context: TrainingContext, connection: JobConnection
-) -> StoredModelInfo | NothingTrained:
-    """Train what `request` asks for and store it. Goes on from a checkpoint of the same training if there is one.
+) -> StoredModelInfo | TrainingResult:
+    """Train for `request` and store the model. If a checkpoint of the same training exists, resume from this checkpoint.
 
-    Raises: InvalidArgumentError: the trigger set is empty. ConfigError, UserCodeError, DataError, TrainingError: it cannot train.
+    Raises: InvalidArgumentError: the trigger set is empty. ConfigError, UserCodeError, DataError, TrainingError: the training cannot run.
     """
     config = load_section(TrainingConfig, request.pipeline["training"], "training")
     if request.online:
         config = config_of_steps(config, section_of_steps(request))
+    # `cuda` means any GPU; the service has assigned one to this worker.
     if config.device == "cuda":
         config = config.model_copy(update={"device": connection.device})
     if config.checkpointing.activated:
         check_checkpoint_folder(checkpoint_path(context.folder, request).parent)
+    # A thread fetches the parent's weights while this one reads the trigger set.
     with fetch_parent(request, config, context) as fetched_parent:
         trigger_set = context.trigger_set(request.run_id, request.trigger_id)
         if trigger_set.num_keys == 0:
@@ -130,13 +128,15 @@ def run_training(
                 "trigger does not fire without new ones"
             )
         inputs = TrainingInputs(request, config, context, trigger_set)
+        # An earlier attempt may have finished this training, and was killed before its model was stored.
         if (ended := _ended_before(inputs, fetched_parent)) is not None:
             return ended
         path = checkpoint_path(context.folder, request)
         checkpoint = load_checkpoint(path, inputs.identity()) if config.checkpointing.activated else None
-        # Without a seed one is drawn and kept in the checkpoint: a training that goes on after a crash keeps the order of its samples.
+        # Without a seed, a random one is drawn and kept in the checkpoint: a resumed training then has the same order of samples.
         seed = checkpoint["seed"] if checkpoint else inputs.seed if inputs.seed is not None else secrets.randbits(62)
         configure_torch(config, deterministic=inputs.seed is not None)
+        # Building the model below draws its initial weights.
         seed_everything(derived_seed(seed, request.trigger_id, _WEIGHTS))
         parent = fetched_parent()
         validation = Validation(inputs, connection) if inputs.held_out else None
@@ -162,81 +162,51 @@ def run_training(
     if not training.progress.steps:
         which = "one sample is left, BatchNorm needs two: all other" if num_alone else "all"
         reason = f"{which} samples of the trigger set were deleted meanwhile, or left out by data.on_bad_sample"
-        return end_without_model(inputs, reason, **training.progress.listed_bad_samples())
+        return end_without_model(inputs, reason, TrainingResult(bad_samples=_bad_samples(training.progress)))
     return put(inputs, finish(inputs, training), parent)
 
 
 def _ended_before(
     inputs: TrainingInputs, fetched_parent: Callable[[], StoredModel | None]
-) -> StoredModelInfo | NothingTrained | None:
-    """The end of a training that an earlier attempt has finished, or that has no batch; None: it is still to be made."""
+) -> StoredModelInfo | TrainingResult | None:
+    """Return the end of a training that an earlier attempt finished, or that has no batch; None if the training must run."""
     if not inputs.plan.num_batches:
         return nothing_trained(inputs, inputs.no_batch())
     request, folder = inputs.request, inputs.context.folder
     optimizers = optimizers_path(folder, request.run_id, request.trigger_id)
-    result = find_finished(finished_path(folder, request), inputs.identity(), optimizers)
-    if result is None:
+    found = find_finished(finished_path(folder, request), inputs.identity(), optimizers)
+    if found is None:
         return None
-    if NOTHING_TRAINED in result:
-        return NothingTrained(result[NOTHING_TRAINED], result)
+    result = TrainingResult.from_mapping(found)
+    if result.nothing_trained:
+        return result
     get_logger("training").info("finished_before", reason="only the put to model storage is repeated")
     return put(inputs, result, fetched_parent())
 
 
-@contextmanager
-def fetch_parent(
-    request: TrainingRequest, config: TrainingConfig, context: TrainingContext
-) -> Iterator[Callable[[], StoredModel | None]]:
-    """Fetch the model that `request`, else `config`, starts from while the block runs, into a scratch file.
+def finish(inputs: TrainingInputs, training: Training) -> TrainingResult:
+    """Write weights and result of a training to the trainer's folder. If model storage cannot be reached, the next attempt finds both files there.
 
-    Yields a call that waits for it and returns None for initial weights, or raises NotFoundError. The file goes when the block ends.
-    """
-    parent_id = request.parent_model_id
-    if parent_id is None and config.initial_model == "pretrained":
-        parent_id = config.initial_model_id
-    if parent_id is None:
-        yield lambda: None
-        return
-    folder = scratch_dir(context.folder, request)
-    folder.mkdir(parents=True, exist_ok=True)
-    into = folder / "parent.safetensors"
-    with ThreadPoolExecutor(1, thread_name_prefix="parent") as fetching:
-        stored = fetching.submit(context.get_model, parent_id, into)
-        try:
-            yield stored.result
-        except NotFoundError as error:
-            if stored.done() and stored.exception() is error:
-                raise NotFoundError(f"the model to start from does not exist: {error.message}") from error
-            raise
-        finally:
-            # The thread writes the file: it must have ended before the file is removed.
-            wait([stored])
-            remove(into)
-
-
-def finish(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
-    """Write weights and result of a training to the trainer's folder: if model storage cannot be reached, the next attempt finds them there.
-
-    The optimizers' states are written first, so that they exist once the model does. A failure of that is logged and noted in the result.
+    The optimizers' states are written first, so that the states exist when the model exists. A failure to write the states is logged and noted in the
+    result.
 
     Returns: the result. Raises: TrainingError: the weights cannot be written.
     """
     result, started = _result(inputs, training), perf_counter()
     request, folder = inputs.request, inputs.context.folder
     if inputs.keeps_optimizers:
-        result |= keep_optimizers(inputs, training.components)
+        result = replace(result, optimizer_state_not_kept=keep_optimizers(inputs, training.components))
     save = partial(save_weights, training.components.model, statistics=statistics_of(training))
     optimizers = optimizers_path(folder, request.run_id, request.trigger_id)
-    beside = optimizers if optimizers.exists() else None
-    result = keep_finished(finished_path(folder, request), save, result, inputs.identity(), beside, durable=inputs.ends_durably)
-    result["seconds"]["store"] = perf_counter() - started
-    return result
+    kept = optimizers if optimizers.exists() else None
+    keep_finished(finished_path(folder, request), save, result.to_mapping(), inputs.identity(), kept, durable=inputs.ends_durably)
+    return result.with_seconds("store", perf_counter() - started)
 
 
-def put(inputs: TrainingInputs, result: dict[str, Any], parent: StoredModel | None) -> StoredModelInfo:
-    """Put the finished training into model storage, as a child of `parent`; then remove what the next attempt would go on from.
+def put(inputs: TrainingInputs, result: TrainingResult, parent: StoredModel | None) -> StoredModelInfo:
+    """Put the finished training into model storage, as a child of `parent`. Then remove the files from which another attempt would resume.
 
-    Args: result: of the training, stored with the model.
+    Args: result: result of the training, which is stored with the model.
     """
     request, section = inputs.request, inputs.request.pipeline["model"]
     header = ModelHeader(
@@ -245,64 +215,71 @@ def put(inputs: TrainingInputs, result: dict[str, Any], parent: StoredModel | No
         model_class=section["id"],
         model_config=section.get("config") or {},
         model_storage=request.pipeline.get("model_storage") or {},
-        training_result=result,
+        training_result=result.to_mapping(),
         parent_id=parent.version.model_id if parent else None,
     )
     retrier = Retrier(RetryPolicy(inputs.context.put_limit_s, longest_pause_s=5.0))
-    if "feedback" in result:  # Before the model: once that is there, the next trigger selects.
-        send_scores(inputs, result, retrier)
+    if result.feedback is not None:  # Sent before the model, because the next trigger may select as soon as the model is stored.
+        send_scores(inputs, result.feedback, retrier)
     folder = inputs.context.folder
     optimizers = optimizers_path(folder, request.run_id, request.trigger_id)
     version = retrier.call(
         inputs.context.put_model, header, finished_path(folder, request), optimizers if optimizers.exists() else None
     )
     remove_outlived(inputs.context.folder, request)
-    get_logger("training").info("stored", model_id=version.model_id, samples=result["num_samples"])
-    return StoredModelInfo(version, section["id"], section.get("config") or {}, result)
+    get_logger("training").info("stored", model_id=version.model_id, samples=result.counts.num_samples)
+    return StoredModelInfo(version, section["id"], section.get("config") or {}, result.to_mapping())
 
 
-def _of_cache(inputs: TrainingInputs, progress: TrainingProgress) -> dict[str, Any]:
-    """What the result says of the cache; nothing where none took part."""
+def _result(inputs: TrainingInputs, training: Training) -> TrainingResult:
+    """Return the result that is stored with the model. Waits for the device to read the losses."""
+    progress, losses = training.progress, next(hook for hook in training.hooks if isinstance(hook, Losses))
+    ignored, num_labels = count_ignored_labels(training)
+    result = replace(
+        sample_results(training),
+        counts=TrainingCounts(
+            num_samples=progress.samples,
+            num_skipped=progress.skipped,
+            num_batches=progress.batches,
+            num_steps=progress.steps,
+            skipped_steps=progress.skipped_steps,
+            num_epochs=progress.epoch,
+            num_keys=inputs.trigger_set.num_keys,
+            ignored_labels=ignored or None,
+            num_labels=num_labels if ignored else None,
+        ),
+        losses=TrainingLosses(
+            losses.epochs[-1] if losses.epochs else None, tuple(losses.epochs), tuple(losses.validation), tuple(losses.read())
+        ),
+        seconds=dict(training.clock.seconds),
+        device=inputs.config.device,
+        warnings=tuple(learning_warnings(training, inputs.config)),
+        bad_samples=_bad_samples(progress),
+        cache=_cache_result(inputs, progress),
+    )
+    for hook in training.hooks:
+        if isinstance(hook, DownsamplingRecord):
+            result = replace(result, downsampling=hook.result(training, inputs.num_candidates))
+        elif isinstance(hook, SampleScores | ChosenScores):
+            result = replace(result, feedback=hook.result(training))
+    return result
+
+
+def _cache_result(inputs: TrainingInputs, progress: TrainingProgress) -> CacheResult | None:
     if not any([*progress.cached.values(), *progress.cache_work.values()]):
-        return {}
-    found: dict[str, Any] = {"num_cached": progress.cached, "cache_work": progress.cache_work}
+        return None
     counts = ServedCounts.of(progress.samples + progress.unchosen, progress.cached, progress.cache_work)
     estimate = inputs.context.seconds_saved
     saved_s = None if estimate is None else estimate(inputs.trigger_set.dataset_identity, counts)
-    return found if saved_s is None else {**found, "cache_saved_s": saved_s}
+    return CacheResult(progress.cached, progress.cache_work, saved_s)
 
 
-def _result(inputs: TrainingInputs, training: Training) -> dict[str, Any]:
-    """What is stored with the model. Reading the losses waits for the device."""
-    progress, losses = training.progress, next(hook for hook in training.hooks if isinstance(hook, Losses))
-    return {
-        "num_samples": progress.samples,
-        "num_skipped": progress.skipped,
-        **_of_cache(inputs, progress),
-        **progress.listed_bad_samples(),
-        "num_batches": progress.batches,
-        "num_steps": progress.steps,
-        **learning_result(training, inputs.config),
-        "num_epochs": progress.epoch,
-        "num_keys": inputs.trigger_set.num_keys,
-        "loss": losses.epochs[-1] if losses.epochs else None,
-        "epoch_losses": losses.epochs,
-        **({"validation_losses": losses.validation} if inputs.held_out else {}),
-        "losses": losses.read(),
-        "seconds": dict(training.clock.seconds),
-        "device": inputs.config.device,
-        **of_samples(training),
-        **{
-            hook.name: found
-            for hook in training.hooks
-            if isinstance(hook, DownsamplingRecord | SampleScores | ChosenScores)
-            and (found := hook.result(training, inputs.num_candidates))
-        },
-    }
+def _bad_samples(progress: TrainingProgress) -> tuple[BadSampleNote, ...]:
+    return tuple(BadSampleNote(**sample) for sample in progress.bad_samples.values())
 
 
 def configure_torch(config: TrainingConfig, *, deterministic: bool) -> None:
-    """Choose the device of this process, and operations that give equal results each time if `deterministic`.
+    """Choose the device of this process and, if `deterministic`, operations with reproducible results.
 
     Raises: ConfigError: the device does not exist.
     """
@@ -310,11 +287,11 @@ def configure_torch(config: TrainingConfig, *, deterministic: bool) -> None:
         missing = missing_device(config.device)
         if missing:
             raise ConfigError(f"training.device: {missing}")
-        # Code that asks for the current GPU, such as the thread that page-locks batches, must not take memory of the first one.
+        # Code that uses the current GPU, such as the thread that page-locks batches, must not take memory of the first GPU.
         torch.cuda.set_device(torch.device(config.device).index or 0)
     if deterministic:
         # cuBLAS reads this once, before its first use.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        # Others log a warning: equal weights are promised on CPU only. use_deterministic_algorithms would import PyTorch's compiler.
+        # Other operations log a warning: equal weights are promised on CPU only. use_deterministic_algorithms would import PyTorch's compiler.
         torch.set_deterministic_debug_mode("warn")
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The trainings of this server: from a request to a worker, and from what it returns to a status. Knows no gRPC and no torch."""
+"""The trainings of this server: from a request to a worker, and from the worker's result to a status. Imports no gRPC and no torch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from typing import Any, Final
 
 from prometheus_client import Counter, Gauge
 
-from modyn.cache.served_counts import ServedCounts
 from modyn.config.base import Problem
 from modyn.config.downsampling_turns import load_turns
 from modyn.config.system import SystemConfig
-from modyn.dataset.pipeline_cache import cache_problems, cache_redis_url
+from modyn.dataset.cached.pipeline_cache import cache_problems, cache_redis_url
 from modyn.errors import (
     ConfigError,
     DeadlineError,
@@ -32,15 +31,17 @@ from modyn.records import JobState, RunId
 from modyn.rpc.access import Role, for_workers
 from modyn.rpc.logs import get_logger
 from modyn.run_ids import check_run_id
-from modyn.trainer_server.client import NothingTrained, TrainingJob, TrainingRequest, TrainingStatus
-from modyn.trainer_server.files import clean_up, remove_run
+from modyn.trainer_server.disk.files import clean_up, remove_run
+from modyn.trainer_server.request.records import TrainingJob, TrainingRequest, TrainingStatus
+from modyn.trainer_server.request.result import TrainingResult
 from modyn.workers import Job, JobSpec, JobTable, WorkerPool
 
 CHECK_S: Final = 50.0
-"""Below the deadline of the call."""
+"""Limit in seconds for a check, below the deadline of the call."""
 ENDING_S: Final = 40.0
-"""As above: for the trainings of a run that is removed."""
+"""Seconds to wait for the trainings of a run that is removed; below the deadline of the call."""
 _RUNS_REMEMBERED: Final = 256
+"""Number of runs whose last stored trigger is remembered. For other runs, the trainer server asks model storage."""
 
 TRAININGS = Counter("modyn_trainings", "Trainings that ended", ["state"])
 RUNNING = Gauge("modyn_trainings_running", "Trainings that are queued or run")
@@ -69,9 +70,9 @@ _logger = get_logger("trainings")
 class Trainings:
     """Starts trainings; their `table` watches and stops them.
 
-    Args: pool: runs trainings. checks: runs the checks of pipelines, so that a running training does not delay one.
+    Args: pool: runs trainings. checks: runs the checks of pipelines, so that running trainings do not delay a check.
         find_model: asks model storage for the model of a run's trigger.
-        num_ended: ended trainings whose status is kept; the models of older ones are in model storage.
+        num_ended: number of ended trainings whose status is kept; the models of older trainings are in model storage.
     """
 
     task = "modyn.trainer_server.train:train"
@@ -92,10 +93,10 @@ class Trainings:
         self._log_dir = config.log_dir / "runs"
         self.table: JobTable[Key, TrainingStatus] = JobTable(_not_found, num_ended)
         self._stored_here: OrderedDict[str, int] = OrderedDict()
-        """Of the newest runs, the last trigger whose training was made by this process and stored. Guarded by the table's `changed`."""
+        """The last trigger whose training this process made and stored, for each of the newest runs. Guarded by the table's `changed`."""
 
     def validate(self, pipeline: Mapping[str, Any], scores: Sequence[str] = ()) -> list[Problem]:
-        """What is wrong in the sections of the trainer, by a worker. Args: scores: that the selection asks for. Raises DeadlineError."""
+        """List the errors that a worker finds in the trainer's sections. Args: scores: scores that the selection asks for. Raises DeadlineError."""
         log_path = self._log_dir / "checks.log"
         log_path.unlink(missing_ok=True)
         job = self._checks.submit(
@@ -110,7 +111,7 @@ class Trainings:
         return [replace(problem, path=sanitize(problem.path), message=sanitize(problem.message)) for problem in problems]
 
     def start(self, request: TrainingRequest) -> TrainingStatus:
-        """The training as it runs already, as it has ended with a stored model, or newly queued.
+        """Return the status of the training. Queue the training, unless it is running, or has ended and stored its model.
 
         Raises: InvalidArgumentError, ConfigError: the request is refused. UnavailableError, TrainingError: no worker can be started.
         """
@@ -119,7 +120,7 @@ class Trainings:
         return self.table.start(key, lambda: self._find_stored(key, request), lambda: self._begin(key, request))
 
     def delete_run(self, run_id: str) -> None:
-        """End the trainings of a run and remove its files. Raises: InvalidArgumentError, UnavailableError: a training does not end."""
+        """End the trainings of a run and remove the run's files. Raises: InvalidArgumentError, UnavailableError: a training does not end."""
         check_run_id(run_id)
         if not self.table.end_all(lambda key: key[0] == run_id, ENDING_S):
             raise UnavailableError(f"a training of run {run_id} has not ended within {ENDING_S:.0f} s; remove the run again")
@@ -129,11 +130,12 @@ class Trainings:
         rmtree(self._log_dir / run_id, ignore_errors=True)
 
     def log_path(self, run_id: str, trigger_id: int) -> Path:
-        """The file that the worker of this training writes its log to; it may not exist."""
+        """Return the path of the log file of this training's worker; the file may not exist."""
         return self._log_dir / run_id / f"training-{trigger_id}.log"
 
     def _find_stored(self, key: Key, request: TrainingRequest) -> TrainingStatus | None:
-        # The trigger behind one that this process has stored cannot have been trained by another one, nor by this one if it is not in the table.
+        # If the trigger follows the last one that was stored here, no other process has trained it, and model storage need not be asked. A training
+        # of this process would be in the table.
         if self._stored_here.get(key[0]) == key[1] - 1 and self.table.get(key) is None:
             return None
         stored = self._find_model(request.run_id, request.trigger_id)
@@ -154,7 +156,7 @@ class Trainings:
         return status
 
     def _worker_config(self, request: TrainingRequest) -> SystemConfig:
-        """What the worker of a training gets; the URL of Redis only where it has a cache."""
+        """Return the configuration for a training's worker. Only the worker of a training with a cache gets the URL of Redis."""
         redis_url = cache_redis_url(self._config, request.pipeline)
         return for_workers(self._config, Role.WORKER).model_copy(update={"redis_url": redis_url})
 
@@ -182,12 +184,12 @@ class Trainings:
             raise TrainingError(message) from error
 
     def _done(self, key: Key, request: TrainingRequest, job: Job) -> None:
-        """Handle the end of the worker. Whatever fails here, the status becomes final, since watchers wait for that."""
+        """Handle the end of the worker. The status becomes final even after a failure here, because watchers wait for a final status."""
         RUNNING.dec()
         TRAININGS.labels(job.state).inc()
         try:
             if job.state is JobState.FINISHED and isinstance(job.result(), StoredModelInfo):
-                self._note_stored(key)  # And its worker has removed what it went on from.
+                self._note_stored(key)  # The worker has also removed the files that it could resume from.
             self._clean_up(request, stored=False)
             self._report(key, job)
         except Exception:  # of any class
@@ -201,6 +203,7 @@ class Trainings:
 
     def _note_stored(self, key: Key) -> None:
         with self.table.changed:
+            # This moves the run to the end, so that the runs without recent trainings are forgotten first.
             self._stored_here.pop(key[0], None)
             self._stored_here[key[0]] = key[1]
             if len(self._stored_here) > _RUNS_REMEMBERED:
@@ -213,29 +216,36 @@ class Trainings:
         if job.error is not None:
             _logger.warning("training_ended", run_id=key[0], trigger_id=key[1], state=job.state.name, error=job.error.message)
             return
-        ended: StoredModelInfo | NothingTrained = job.result()
-        guard = (ended.result if isinstance(ended, NothingTrained) else ended.training_result).get("step_guard") or {}
-        ROLLBACKS.inc(len(guard.get("rollbacks", ())))
-        LEFT_OUT.inc(bool(guard.get("left_out")))
-        if isinstance(ended, NothingTrained):
-            TESTED.inc(ended.result.get("num_tested", 0))
-            log = _logger.info if "num_tested" in ended.result and not guard else _logger.warning
-            log("nothing_trained", run_id=key[0], trigger_id=key[1], reason=ended.reason)
+        result = _result(job)
+        ROLLBACKS.inc(len(result.rollbacks))
+        LEFT_OUT.inc(result.step_guard is not None and result.step_guard.left_out)
+        if result.nothing_trained:
+            TESTED.inc(result.counts.num_tested or 0)
+            # A training that only tests its batches trains nothing on purpose. All other cases deserve a warning.
+            log = _logger.info if result.counts.num_tested is not None and result.step_guard is None else _logger.warning
+            log("nothing_trained", run_id=key[0], trigger_id=key[1], reason=result.nothing_trained)
             return
-        result = ended.training_result
-        SAMPLES.inc(result.get("num_samples", 0))
-        for tier, num_samples in result.get("num_cached", {}).items():
-            CACHED.labels(tier).inc(num_samples)
-        if (counts := ServedCounts.of_result(result)) is not None:
+        SAMPLES.inc(result.counts.num_samples)
+        if result.cache is not None and (counts := result.served_counts) is not None:
+            for tier, num_samples in result.cache.num_cached.items():
+                CACHED.labels(tier).inc(num_samples)
             SERVED.inc(counts.served)
             DECODED.inc(counts.decodings)
-            SAVED_SECONDS.inc(result.get("cache_saved_s", 0.0))
-        for stage, seconds in result.get("seconds", {}).items():
+            SAVED_SECONDS.inc(result.cache.cache_saved_s or 0.0)
+        for stage, seconds in result.seconds.items():
             STAGE_SECONDS.labels(stage).inc(seconds)
 
 
+def _result(job: Job) -> TrainingResult:
+    """Return the result of a training whose worker ended without an error."""
+    ended: StoredModelInfo | TrainingResult = job.result()
+    return ended if isinstance(ended, TrainingResult) else TrainingResult.from_mapping(ended.training_result)
+
+
 def session_key(request: TrainingRequest) -> str:
-    """Equal for trainings that one worker process may do one after the other: those of one run, with one pipeline, all seeded or none."""
+    """Return a key that is equal for trainings that one worker may run one after the other. Such trainings have the same run and pipeline. Either all
+    have a seed or none has a seed, because a seed makes the whole process deterministic.
+    """
     sections = {name: request.pipeline.get(name) for name in ("model", "training", "data", "selection_strategy")}
     digest = hashlib.sha256(to_json([sections, request.seed is None], sort_keys=True).encode()).hexdigest()
     return f"{request.run_id} {digest}"
@@ -246,8 +256,8 @@ def _not_found(key: Key) -> TrainingStatus:
 
 
 def check_request(request: TrainingRequest) -> None:
-    """Check a request. Raises: InvalidArgumentError: it names no training, or no downsampling policy where these take turns by a score.
-    ConfigError: the pipeline lacks a section that a training needs, or turns are wrong."""
+    """Check a request. Raises: InvalidArgumentError: the request names no training, or names no downsampling policy although a score decides the
+    policy. ConfigError: the pipeline lacks a section that a training needs, or turns are wrong."""
     check_run_id(request.run_id)
     if request.trigger_id < 0:
         raise InvalidArgumentError(
@@ -261,27 +271,26 @@ def check_request(request: TrainingRequest) -> None:
 
 
 def _ended(status: TrainingStatus, job: Job) -> TrainingStatus:
-    """The final status of a training whose worker's job has ended."""
+    """Return the final status of a training whose worker has ended."""
     if job.error is not None:
         return _with_error(status, job.state, job.error)
-    ended: StoredModelInfo | NothingTrained = job.result()
-    if isinstance(ended, NothingTrained):
-        return replace(status, state=JobState.FINISHED, loss=None, result=ended.result)
+    ended: StoredModelInfo | TrainingResult = job.result()
+    if isinstance(ended, TrainingResult):
+        return replace(status, state=JobState.FINISHED, loss=None, result=ended)
     return _finished(status, ended)
 
 
 def _finished(status: TrainingStatus, stored: StoredModelInfo) -> TrainingStatus:
-    result = stored.training_result
-    samples = result.get("num_samples", status.samples_seen)
+    result = TrainingResult.from_mapping(stored.training_result)
     return replace(
         status,
         state=JobState.FINISHED,
         model_id=stored.version.model_id,
         weights_sha256=stored.version.weights_sha256,
-        samples_seen=samples,
-        samples_total=samples,
-        batches_seen=result.get("num_batches", status.batches_seen),
-        loss=result.get("loss", status.loss),
+        samples_seen=result.counts.num_samples,
+        samples_total=result.counts.num_samples,
+        batches_seen=result.counts.num_batches,
+        loss=result.losses.loss,
         result=result,
     )
 

@@ -1,10 +1,10 @@
-"""Warm worker processes: forked in about 20 ms from a server process that has imported PyTorch already.
+"""Warm worker processes. A worker is forked in about 20 ms from a server process that has already imported PyTorch.
 
-A job is `package.module:function` with one picklable request; a process runs `function(request, connection)`. It sends progress messages,
-ends with a result or an error, can be asked to stop, writes its output to a log file, and ends with its service.
+A job is `package.module:function` with one picklable request. A process runs `function(request, connection)`. The process sends progress messages,
+ends with a result or an error, stops on request, writes its output to a log file, and ends with its service.
 
-Jobs of one session are commands to one process, which keeps imports, weights and the GPU between them: `train` and `evaluate`. Its state is
-put back after each (`process_state.py`); one that fails ends it.
+Jobs of one session (`train`, `evaluate`) are commands to one process, which keeps imports, weights and the GPU between commands. The state of the
+process is restored after each command (`process_state.py`). A command that fails ends the process.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from modyn.records import JobState
 from modyn.workers.job_table import JobTable
 from modyn.workers.limits import WorkerLimits
 from modyn.workers.pool import WorkerPool
-from modyn.workers.process import JobConnection, KeptModels, SessionRules, die_with_parent
 from modyn.workers.session import Job, JobSpec
+from modyn.workers.worker_process import JobConnection, KeptModels, SessionRules, die_with_parent
 
 __all__ = [
     "Job",

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, without importing torch."""
+"""GPUs of this machine, without an import of torch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Final
 from modyn.errors import UnavailableError
 
 ASK_S: Final = 40.0
-"""Limit for the process that imports PyTorch, which takes seconds on a cold disk; below the deadline of the call that waits for it."""
+"""Seconds that the process may take to import PyTorch, which is slow on a cold disk. The value is less than the deadline of the call that waits for
+the process.
+"""
 
 
 def missing_device(device: str) -> str | None:
-    """Why `device` (cpu, cuda or cuda:N) cannot be used on this machine, and what can; None: it can be used."""
+    """Return why `device` (cpu, cuda or cuda:N) cannot be used on this machine, and which devices can be used; None: the device can be used."""
     kind, _, index = device.partition(":")
     if kind != "cuda":
         return None
@@ -28,7 +30,7 @@ def missing_device(device: str) -> str | None:
 
 
 def num_gpus() -> int:
-    """Number of CUDA devices that PyTorch finds. Where it is not imported, another process imports it, once."""
+    """Return the number of CUDA devices that PyTorch finds. If this process has not imported PyTorch, another process counts the devices, once."""
     torch = sys.modules.get("torch")
     if torch is None:
         return len(gpu_bytes())
@@ -37,8 +39,8 @@ def num_gpus() -> int:
 
 @cache
 def gpu_bytes() -> tuple[int, ...]:
-    """Memory of each CUDA device in bytes, in the order of PyTorch. Asked once, by another process: this one starts no driver, which would
-    not survive in the workers that are forked from it. Raises UnavailableError if the driver does not answer.
+    """Return the memory of each CUDA device in bytes, in PyTorch's order. Another process asks the driver, once. A driver that this process starts
+    would not work in workers that are forked from this process. Raises UnavailableError: the driver does not answer.
     """
     code = (
         "import torch; n = torch.cuda.device_count() if torch.cuda.is_available() else 0; "

@@ -1,4 +1,6 @@
-"""The process that workers are forked from, with PyTorch imported: one in a service, started on demand, ended when it is idle."""
+"""Fork server: a process that has imported PyTorch and from which workers are forked. A service has one fork server, starts it on demand and ends it
+when it is idle.
+"""
 
 from __future__ import annotations
 
@@ -15,64 +17,63 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any, Final
 
 ENVIRONMENT: Final = {
-    # No module in the folder of the service may stand for another one. Workers, which look there last, forget it.
+    # No file in the service's folder may shadow a module. Workers unset the variable, and search that folder last.
     "PYTHONSAFEPATH": "1",
-    # OpenBLAS (PyTorch brings its own linear algebra) and Arrow's allocator start threads when they are imported.
+    # OpenBLAS and Arrow's allocator start threads on import. PyTorch has its own linear algebra.
     "OPENBLAS_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
-    # With one arena for each thread that receives payloads, no thread can use what another frees: twice as much memory, no more speed.
+    # If each thread had its own arena, a thread could not use memory that another thread freed. That takes twice the memory and is not faster.
     "MALLOC_ARENA_MAX": "2",
-    # What a training step frees, the next one takes again: given back to the system in between, it would come page by page, for up to a third of the
-    # time of a step. A worker that rests gives it back. 32 MiB is the most that the second may be, and glibc chooses it no longer by itself once
-    # the first is set.
+    # A training step allocates the memory that the previous step freed. If this memory were returned to the system, page faults would take up to a
+    # third of a step. An idle worker returns the memory. After the first value is set, glibc no longer adapts the second value; 32 MiB is the maximum
+    # of the second value.
     "MALLOC_TRIM_THRESHOLD_": str(1 << 28),
     "MALLOC_MMAP_THRESHOLD_": str(1 << 25),
 }
-"""Environment variables of workers, where the service was not started with other values."""
+"""Default environment variables of workers. Variables that the service was started with take precedence."""
 
 LOST: Final = 255
 """Exit code that the standard library gives a process whose fork server has ended."""
 SERVER_DIED: Final = (EOFError, ConnectionError)
-"""What the standard library raises for a process that is started while the fork server dies; the next one starts another fork server."""
+"""Errors that the standard library raises if the fork server dies while a process is started. The next start makes another fork server."""
 
-# Protects the standard library's table of children, which is not made for several threads: `start` polls every child, and an exit status
-# can be read once only. One lock for all pools of the process, over `start` and `join`. A thread that holds it may come to it again: the garbage
-# collector, which runs anywhere, ends processes whose requests were left.
+# Protects the standard library's table of children, which is not thread-safe: `start` polls every child, and an exit status can be read only once.
+# The lock is shared by `start` and `join` in all pools of the process. The lock is reentrant, because the garbage collector ends processes whose
+# requests were abandoned, and the collector may run in a thread that holds the lock.
 PROCESS_TABLE: Final = threading.RLock()
 
 _logger = logging.getLogger(__name__)
 _workers: Final[list[ForkServerProcess]] = []
-"""Those that may live. Ending the fork server would end them. Guarded by PROCESS_TABLE, as those below are."""
-_no_others: Final = threading.Condition(PROCESS_TABLE)
+"""Workers that may be alive. The end of the fork server would end these workers. PROCESS_TABLE protects this list and the variables below."""
+_no_others: Final = threading.Condition(PROCESS_TABLE)  # Wakes the thread that ends the fork server: `_others` has become 0.
 _others = 0
-"""How many of its users are not workers. Ending it would end their processes, too."""
+"""Number of users of the fork server that are not workers. The end of the fork server would end the processes of these users too."""
 _preloaded: Final[list[str]] = []
-"""What the fork server imports, or the one that is started next."""
+"""Modules that the current or the next fork server imports."""
 _ending: list[threading.Thread] = []
-"""The thread that ends the fork server, while there is one."""
+"""List of at most one thread, which ends an idle fork server."""
 _last_used = 0.0
 
 
 def warm_up(preload: Sequence[str], idle_s: float | None) -> None:
-    """Start the fork server, which imports its modules in the background, unless it runs. Returns at once.
-
-    Args: preload, idle_s: see `WorkerPool`.
+    """Start the fork server unless it runs already. The function does not wait for the imports of the fork server. Args: preload, idle_s: see
+    `WorkerPool`.
     """
     with PROCESS_TABLE:
         _ensure_running(preload, idle_s)
 
 
 def start_worker(process: ForkServerProcess, preload: Sequence[str], idle_s: float | None) -> None:
-    """Start a worker process. Args: preload, idle_s: of the fork server, see `WorkerPool`.
+    """Start a worker process. Args: preload, idle_s: see `WorkerPool`.
 
-    Raises: OSError, EOFError: it cannot be started; those of SERVER_DIED: two fork servers have died of it.
+    Raises: OSError, EOFError: the worker cannot be started. Errors of SERVER_DIED: two fork servers died in a row.
     """
-    with PROCESS_TABLE, _variables():  # also for a fork server that `start` itself starts, since the one before has just died
+    with PROCESS_TABLE, _variables():  # `start` itself may start a fork server, if the one before has just died
         _ensure_running(preload, idle_s)
         try:
             process.start()
         except SERVER_DIED:
-            # One that was killed a moment ago still counts as running: its end is waited for, and the next one is asked.
+            # A fork server that was just killed still counts as running. Wait for its end, and use the next fork server.
             _end()
             _ensure_running(preload, idle_s)
             process.start()
@@ -82,7 +83,7 @@ def start_worker(process: ForkServerProcess, preload: Sequence[str], idle_s: flo
 
 @contextmanager
 def kept_running() -> Iterator[None]:
-    """For processes that are not workers, and that others start: the fork server does not end in this context, even where it is idle else."""
+    """Keep the fork server alive in this context, for processes that are not workers."""
     global _others, _last_used  # noqa: PLW0603
     with PROCESS_TABLE:
         _others += 1
@@ -99,9 +100,8 @@ def _ensure_running(preload: Sequence[str], idle_s: float | None) -> None:
     global _last_used  # noqa: PLW0603  (there is one fork server in a process)
     _last_used = time.monotonic()
     _forget_ended()
-    if _preloaded != list(preload) and not (
-        _workers or _others
-    ):  # one that runs has imported something else, and has nothing to lose
+    # The running fork server has other imports, and no process depends on it.
+    if _preloaded != list(preload) and not (_workers or _others):
         _end()
     _preloaded[:] = preload
     get_context("forkserver").set_forkserver_preload(list(preload))
@@ -114,7 +114,7 @@ def _ensure_running(preload: Sequence[str], idle_s: float | None) -> None:
 
 @contextmanager
 def _variables() -> Iterator[None]:
-    """A context with ENVIRONMENT, which a fork server that starts in it keeps: other children of this process do not get it."""
+    """Set ENVIRONMENT in this context. A fork server that starts in this context keeps the variables. Other child processes do not get them."""
     missing = {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
     os.environ.update(missing)
     try:
@@ -125,13 +125,13 @@ def _variables() -> Iterator[None]:
 
 
 def _end_when_idle(idle_s: float) -> None:
-    """End the fork server once there has been no worker for `idle_s` seconds."""
+    """End the fork server after a period of `idle_s` seconds without a worker."""
     global _last_used  # noqa: PLW0603
     while True:
         with PROCESS_TABLE:
-            _no_others.wait_for(lambda: not _others)
+            _no_others.wait_for(lambda: not _others)  # `kept_running` notifies
             _forget_ended()
-            living = list(_workers)  # kept, and with them the descriptors of their sentinels
+            living = list(_workers)  # the references keep the descriptors of their sentinels open
             now = time.monotonic()
             if living:
                 _last_used = now
@@ -142,21 +142,22 @@ def _end_when_idle(idle_s: float) -> None:
                 return
             left_s = _last_used + idle_s - now
         if living:
-            # Outside the lock, else no worker could start; one that starts meanwhile is seen in the next round.
+            # The end of a worker ends this wait. The lock is not held, because workers may start meanwhile; the next round sees new workers.
             wait([worker.sentinel for worker in living])
         else:
             time.sleep(left_s)
 
 
 def _end() -> None:
-    """End the fork server if it runs, and its workers."""
+    """End the fork server and its workers, if the fork server runs."""
     pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     if pid is not None:
-        # One that hangs in an import would never see that it is asked to stop, and `_stop` waits for its end.
+        # The fork server is killed first, because `_stop` waits for its end, and a fork server that hangs in an import would not notice the request
+        # to stop.
         os.kill(pid, signal.SIGKILL)
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
-        # Started with it, and again with the next one: it removes what processes share, and there are none. Killed first, since it would not
-        # end while any process still has its pipe.
+        # The resource tracker starts with each fork server, and has nothing to remove. The tracker is killed first, because it does not end while a
+        # process holds its pipe.
         tracker: Any = resource_tracker._resource_tracker
         if tracker._pid is not None:
             os.kill(tracker._pid, signal.SIGKILL)

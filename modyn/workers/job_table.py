@@ -1,4 +1,6 @@
-"""The statuses of jobs, trainings and evaluations alike: one start at a time, watchers that miss no end, a bounded number of ended jobs."""
+"""Table of the statuses of trainings or evaluations. The table starts one job at a time, informs watchers of every end of a job, and keeps a bounded
+number of ended jobs.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +16,21 @@ S = TypeVar("S", bound=JobStatus)
 
 
 class JobTable(Generic[K, S]):
-    """Statuses of live jobs and of the newest ended ones. Safe to use from any thread.
+    """Statuses of live jobs and of the jobs that ended most recently. Thread-safe.
 
     Args:
-        absent: the status of a job that is not in the table, e.g. from a database; raises NotFoundError if there is none.
-        num_ended: ended jobs that stay in the table; the oldest leave first.
+        absent: returns the status of a job that is not in the table, e.g. from a database; raises NotFoundError if there is none.
+        num_ended: number of ended jobs that stay in the table; the oldest leave first.
     """
 
     def __init__(self, absent: Callable[[K], S], num_ended: int) -> None:
         self._absent = absent
         self._num_ended = num_ended
-        # One start at a time, and no look at `absent` during one: a job must not begin between the look and the entry in the table.
+        # Protects starts and reads of `absent` from each other: no job starts between a read of `absent` and its use.
         self._starting = threading.Lock()
         self.changed = threading.Condition()
-        """Protects the table, and what a service keeps beside it. Notified at every change. May be taken again by the same thread."""
+        """Lock that protects the table and the service's own data on jobs. The lock is reentrant, and waiting threads are notified at every change.
+        """
         self._statuses: dict[K, S] = {}
         self._jobs: dict[K, Job] = {}
 
@@ -35,9 +38,10 @@ class JobTable(Generic[K, S]):
         return len(self._statuses)
 
     def start(self, key: K, find_ended: Callable[[], S | None], begin: Callable[[], S]) -> S:
-        """The status of a job that is live; else of one that has ended well, by `find_ended`; else `begin` starts it.
+        """Return the status of a live job. Without a live job, return the status that `find_ended` returns for a job that ended well. If there is no
+        such status, start the job with `begin`, and return its first status.
 
-        `begin` sets the first status. Both calls are made without `changed`, one start at a time.
+        `begin` sets the first status. During the calls of `find_ended` and `begin`, `changed` is not held. One job starts at a time.
         """
         with self._starting:
             live = self.get(key)
@@ -46,12 +50,12 @@ class JobTable(Generic[K, S]):
             return find_ended() or begin()
 
     def get(self, key: K) -> S | None:
-        """The status in the table."""
+        """Return the status of a job in the table; None: the table has no status for the job."""
         with self.changed:
             return self._statuses.get(key)
 
     def status(self, key: K) -> S:
-        """The status in the table, else what `absent` returns."""
+        """Return the status of a job in the table, or else the status that `absent` returns."""
         found = self.get(key)
         if found is None:
             with self._starting:
@@ -59,12 +63,12 @@ class JobTable(Generic[K, S]):
         return found
 
     def unfinished(self) -> list[S]:
-        """The statuses that are not final."""
+        """Return the statuses that are not final."""
         with self.changed:
             return [status for status in self._statuses.values() if not status.state.is_final]
 
     def set(self, key: K, status: S) -> S:
-        """Enter or replace a status and wake the watchers."""
+        """Add or replace a status, and wake the watchers."""
         with self.changed:
             self._statuses.pop(key, None)
             self._statuses[key] = status
@@ -75,28 +79,25 @@ class JobTable(Generic[K, S]):
         return status
 
     def update(self, key: K, change: Callable[[S], S]) -> None:
-        """Replace the status of a live job by `change(status)`; does nothing if it has ended or is unknown."""
+        """Replace the status of a live job by `change(status)`. Does nothing for other jobs."""
         with self.changed:
             status = self._statuses.get(key)
             if status is not None and not status.state.is_final:
                 self.set(key, change(status))
 
     def attach(self, key: K, submit: Callable[[], Job]) -> None:
-        """Submit the worker's job of `key`. Under the lock: a job that ends at once finds its entry.
-
-        Args: submit: called once, with `changed` held.
-        """
-        with self.changed:
+        """Submit the worker's job of `key`. Args: submit: called once, with `changed` held."""
+        with self.changed:  # the lock is held so that a job that ends at once finds its entry
             self._jobs[key] = submit()
 
     def settle(self, key: K, end: Callable[[S], S]) -> None:
-        """Replace the status by the final one, `end(status)`, wake the watchers and forget the worker's job."""
+        """Replace the status by the final status `end(status)`, wake the watchers, and remove the worker's job."""
         with self.changed:
             self._jobs.pop(key, None)
             self.set(key, end(self._statuses[key]))
 
     def stop(self, key: K) -> None:
-        """Ask the worker of a live job to stop. Raises NotFoundError by `absent`."""
+        """Ask the worker of a live job to stop. Raises: the errors of `absent`."""
         with self.changed:
             job = self._jobs.get(key)
         if job is None:
@@ -105,13 +106,13 @@ class JobTable(Generic[K, S]):
             job.stop()
 
     def end_all(self, chosen: Callable[[K], bool], timeout_s: float) -> bool:
-        """Ask the workers of all live jobs with a chosen key to stop, and wait for their ends; forget them. False: one has not ended in time."""
+        """Stop all live jobs with a chosen key, wait for their ends, and remove them. Returns False if a job has not ended in time."""
         with self.changed:
             live = [job for key, job in self._jobs.items() if chosen(key)]
         for job in live:
             job.stop()
         with self.changed:
-            # Until `settle` was called for all of them.
+            # `settle` notifies this thread; the wait ends when all chosen jobs are settled.
             if not self.changed.wait_for(lambda: not any(chosen(key) for key in self._jobs), timeout_s):
                 return False
             for key in [key for key, status in self._statuses.items() if chosen(key) and status.state.is_final]:
@@ -120,14 +121,15 @@ class JobTable(Generic[K, S]):
         return True
 
     def watch(self, key: K, active: Callable[[], bool] = lambda: True) -> Iterator[S]:
-        """The status now and on every change, up to a final one, or until `active` returns False (call `wake` when that has changed).
+        """Yield the current status and each change, up to the final status or until `active` returns False. Call `wake` when the result of `active`
+        changes.
 
-        Raises NotFoundError by `absent`.
+        Raises: the errors of `absent`.
         """
         last: S | None = None
         while active() and (last is None or not last.state.is_final):
             with self.changed:
-                # Until the status changes or the job leaves the table (`set`), or `wake` reports that `active` has changed.
+                # `set` notifies when a status changes or a job leaves the table, `wake` when `active` changes.
                 while (status := self._statuses.get(key)) is not None and status == last and active():
                     self.changed.wait()
             if not active():
@@ -136,6 +138,6 @@ class JobTable(Generic[K, S]):
             yield last
 
     def wake(self) -> None:
-        """Make all watchers ask `active` again."""
+        """Make all watchers call `active` again."""
         with self.changed:
             self.changed.notify_all()

@@ -1,5 +1,6 @@
-"""Messages from one process to another on the same machine. Large arrays pass through memory that both have mapped: each is copied twice, without
-the system calls and the new pages of a pipe."""
+"""Messages between two processes on one machine. Large arrays pass through shared memory. The arrays are copied twice. A pipe would need more time
+for system calls and new memory pages.
+"""
 
 from __future__ import annotations
 
@@ -15,32 +16,32 @@ from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any, Final
 
 SHARED_BYTES: Final = 16 << 20
-"""Arrays of one message that do not fit in go by the connection, as all else does."""
+"""Size of the shared memory, in bytes. Arrays that do not fit are sent over the connection."""
 LARGE_BYTES: Final = 1 << 17
-"""Of an array, from which on it goes through the shared memory."""
+"""Smallest size of an array that goes through the shared memory, in bytes."""
 
 
 class LargeMessages:
-    """One end of a duplex connection. One end sends, the other receives; each is used by one thread at a time."""
+    """One end of a duplex connection. One end sends, and the other end receives. Only one thread at a time may use an end."""
 
     def __init__(self, connection: Connection[Any, Any]) -> None:
         self._connection = connection
         self._shared: mmap.mmap | None = None
         self._descriptor: int | None = None
-        """Of the shared memory, until the other end has it."""
+        """Descriptor of the shared memory; None: the other end has received the descriptor."""
 
     def send(self, message: object) -> None:
-        """Send a picklable message. Waits, where it holds large arrays, until the other end has copied them.
+        """Send a picklable message. If the message has large arrays, wait until the other end has copied them.
 
-        Raises: EOFError: the other end is gone. OSError: it cannot be given the shared memory.
+        Raises: EOFError: the other end is closed. OSError: the other end cannot get the shared memory.
         """
         with _end_as_eof():
             self._send(message)
 
     def receive(self) -> Any:
-        """Receive what the other end sends. Its arrays may be written to.
+        """Receive a message. The arrays in the message are writable.
 
-        Raises: EOFError: the other end is gone. OSError: the shared memory cannot be received.
+        Raises: EOFError: the other end is closed. OSError: the shared memory cannot be received.
         """
         with _end_as_eof():
             return self._receive()
@@ -49,7 +50,7 @@ class LargeMessages:
         sizes: list[int] = []
 
         def stays(buffer: pickle.PickleBuffer) -> bool:
-            """Whether the buffer is part of the pickle; else it is copied to where the one before it ends."""
+            """Return whether the pickle keeps the buffer. If not, the buffer is copied to the shared memory."""
             view, start = buffer.raw(), sum(sizes)
             if view.nbytes < LARGE_BYTES or start + view.nbytes > SHARED_BYTES or not self._is_made():
                 return True
@@ -63,10 +64,10 @@ class LargeMessages:
         if not sizes:
             return
         if self._descriptor is not None:
-            send_handle(self._connection, self._descriptor, None)  # whose process it is matters on Windows only
+            send_handle(self._connection, self._descriptor, None)  # the process id matters on Windows only
             os.close(self._descriptor)
             self._descriptor = None
-        self._connection.recv_bytes()
+        self._connection.recv_bytes()  # the other end sends this when it has copied the arrays
 
     def _receive(self) -> Any:
         content, sizes = self._connection.recv()
@@ -75,7 +76,7 @@ class LargeMessages:
         if self._shared is None:
             try:
                 descriptor = recv_handle(self._connection)
-            except RuntimeError as error:  # of the standard library: the kernel has kept it back
+            except RuntimeError as error:  # the kernel has not delivered the descriptor
                 raise OSError(errno.EMFILE, f"the shared memory was not received: {error}") from error
             try:
                 self._shared = mmap.mmap(descriptor, SHARED_BYTES)
@@ -87,9 +88,11 @@ class LargeMessages:
         return pickle.loads(content, buffers=copies)
 
     def _is_made(self) -> bool:
-        """Whether there is the shared memory, which takes as much as was written to it at once. Not in /dev/shm, which is small in containers."""
+        """Make the shared memory if it is missing, and return whether it exists. The shared memory is not in /dev/shm, because /dev/shm is small in
+        containers.
+        """
         if self._shared is None:
-            with suppress(OSError), ExitStack() as stack:  # the machine lacks descriptors or memory: all goes by the connection
+            with suppress(OSError), ExitStack() as stack:  # without descriptors or memory, arrays are sent over the connection
                 descriptor = os.memfd_create("modyn")
                 stack.callback(os.close, descriptor)
                 os.ftruncate(descriptor, SHARED_BYTES)
@@ -101,11 +104,11 @@ class LargeMessages:
 
 @contextmanager
 def _end_as_eof() -> Iterator[None]:
-    """A context in which all errors that mean that the other end is gone are an EOFError."""
+    """Convert all errors of a closed other end to EOFError."""
     try:
         yield
     except OSError as error:
-        # `Connection` raises one without a number for a message that breaks off.
+        # `Connection` raises an error without a number for a truncated message.
         if isinstance(error, ConnectionError) or error.errno is None:
             raise EOFError(str(error)) from error
         raise

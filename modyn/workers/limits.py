@@ -1,6 +1,6 @@
-"""Limits of one worker: seconds for one call of a user function, and memory. Enforced inside the worker. Imports no torch.
+"""Limits of one worker, which the worker itself enforces: seconds of one call of a user function, and memory. This module does not import torch.
 
-A call is registered while it runs, see `Call`; a thread polls the registered calls about once a second.
+A call is registered while it runs; see `Call`. A thread polls the registered calls about once a second.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from modyn.log_files import LogLimits
 POLL_S: Final = 1.0
 """Seconds between two polls of the calls."""
 STUCK_S: Final = 2.0
-"""Seconds beyond the limit after which a thread that needs no interpreter ends a call that keeps the watching thread from running."""
+"""Seconds beyond the limit after which a thread that needs no interpreter lock ends the process, if a call blocks the watching thread."""
 
 _running: Final[set[Call]] = set()
-"""Calls that have not returned. No lock: the interpreter changes and copies a set in single operations."""
+"""Calls that have not returned. The set needs no lock, because the interpreter changes and copies a set in single operations."""
 
 
 class Call:
-    """Calls of a user function, one after the other, as the watchdog sees them. Use as a context manager.
+    """Successive calls of a user function, which the watchdog checks. Use an instance as a context manager.
 
-    at: number of the call that runs, set before each: one assignment. Its time begins when the watchdog first sees it.
-    describe(at): the sample or batch that the argument of that call belongs to.
+    at: number of the running call, set before each call. The time of a call starts when the watchdog first sees the call.
+    describe(at): names the sample or batch of that call.
     """
 
     __slots__ = ("at", "describe", "name")
@@ -50,7 +50,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """Limits of a worker. service: the section of the system file that sets them. memory_bytes: of address space; None: no limit."""
+    """Limits of a worker. service: section of the system file that sets the limits. memory_bytes: address space; None: no limit."""
 
     service: str
     user_function_timeout_s: float
@@ -58,13 +58,13 @@ class WorkerLimits:
     logs: LogLimits = field(default_factory=LogLimits)
 
     def out_of_memory(self, error: BaseException) -> str:
-        """Advice to add to the message of `error` if it, or a cause of it, is that memory ran out; else empty."""
+        """Return advice for the message of `error` if `error` or one of its causes shows that memory ran out; otherwise an empty text."""
         if self.memory_bytes is None or not _is_out_of_memory(error):
             return ""
         return f"; {self.memory_advice()}"
 
     def memory_advice(self) -> str:
-        """Advice for a message: which setting bounds the memory of a worker, and what to change."""
+        """Return advice on the setting that bounds the memory of a worker."""
         return (
             f"memory ran out: a worker may take {self.memory_bytes} bytes; raise or remove {self.service}.worker_memory_bytes in the "
             "system file, or make batches smaller"
@@ -75,15 +75,15 @@ _active: Final[list[WorkerLimits]] = []
 
 
 def active_limits() -> WorkerLimits | None:
-    """The limits of this process; processes that it starts impose them again."""
+    """Return the limits of this process. A process that this process starts must impose the limits again."""
     return _active[-1] if _active else None
 
 
 def impose(limits: WorkerLimits, give_up: Callable[[str], None]) -> None:
     """Limit this process.
 
-    Args: give_up: called by the watching thread, with a message, when a call takes too long. It must end the process: nothing else
-        ends the call.
+    Args: give_up: called by the watching thread, with a message, when a call takes too long. The function must end the process, because a call cannot
+    be interrupted.
     """
     _active[:] = [limits]
     _arm(limits)
@@ -95,19 +95,16 @@ def impose(limits: WorkerLimits, give_up: Callable[[str], None]) -> None:
 
 
 class Watchdog:
-    """Looks for calls that take too long.
-
-    Args: give_up: called with a message, see `impose`.
-    """
+    """Finds calls that take too long. Args: give_up: see `impose`."""
 
     def __init__(self, limits: WorkerLimits, give_up: Callable[[str], None]) -> None:
         self._limits = limits
         self._give_up = give_up
         self._seen: dict[Call, tuple[int, float]] = {}
-        """Number of each call that runs, and when it was first seen."""
+        """For each running call: the number of the call, and the time at which the watchdog first saw it."""
 
     def poll(self, now: float) -> None:
-        """Look at the calls that run, at `now` in seconds of a clock that never jumps."""
+        """Check the running calls. Args: now: seconds, monotonic."""
         timeout_s = self._limits.user_function_timeout_s
         running = {call: call.at for call in list(_running)}
         seen = self._seen
@@ -128,8 +125,9 @@ def _watch(limits: WorkerLimits, watchdog: Watchdog) -> None:
 
 
 def _arm(limits: WorkerLimits) -> None:
-    """End the process unless called again in time: code that does not release the interpreter (some regular expressions) also blocks the
-    watching thread."""
+    """Start a timer that ends the process unless this function is called again in time. Code that keeps the interpreter's lock, as some regular
+    expressions do, blocks the watching thread too.
+    """
     seconds = limits.user_function_timeout_s + STUCK_S
     faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
 

@@ -1,4 +1,4 @@
-"""The messages between a worker process and its service."""
+"""Messages between a worker process and its service."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """To a worker: do this, after what was asked before. is_only: the session ends with it.
-
-    request: pickled, so that it is read where errors belong to the command.
+    """Message to a worker: run `task` after the earlier commands. is_only: whether the session ends with this command. request: pickled request, so
+    that an error of unpickling is an error of the command.
     """
 
     task: str
@@ -24,33 +23,35 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """To a worker: end the command that runs."""
+    """Message to a worker: stop the running command."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """From a worker: it works on the newest command. A worker that ended without sending this has not begun it."""
+    """Message from a worker: the worker has begun the newest command. A worker that ends without this message has not begun the command."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """From a worker: a message of the function that runs."""
+    """Message from a worker: progress that the running function reports."""
 
     message: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """From a worker: what the function returned. goes_on: whether the process takes further commands. device_bytes: held of its GPU."""
+    """Message from a worker: the function's result. continues: whether the process takes further commands. device_bytes: bytes of GPU memory that the
+    process holds.
+    """
 
     value: Any
-    goes_on: bool = False
+    continues: bool = False
     device_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """From a worker, which ends: the error of the function, by the reason of its class; empty: of a class that is not ours."""
+    """Last message from a worker: the function's error. reason: reason of the error's class; empty: the class is not in `modyn.errors`."""
 
     reason: str
     message: str

@@ -1,4 +1,4 @@
-"""Where a job runs: on which device, in which session, and which idle sessions end for it. Pure functions."""
+"""Placement of a job: the device, the session, and the idle sessions that end to make room for the job. This module has pure functions only."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ CONTEXT_BYTES: Final = 512 << 20
 
 @dataclass(frozen=True, slots=True)
 class Occupant:
-    """A session as the placement sees it. key: None for a job with a worker of its own.
-
-    device_bytes: what it was last known to hold of its GPU. used: greater for one that was used later.
+    """A session of the pool, as the placement sees it. key: key of the session; None: the session has a single job. device_bytes: bytes of GPU memory
+    that the session last reported. used: number that rises with the time of the session's last use.
     """
 
     key: str | None
@@ -26,7 +25,9 @@ class Occupant:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """device: cpu or cuda:N. reuse: number of the idle session that takes the job; None: a new one. end: numbers of idle ones that end."""
+    """Result of a placement. device: cpu or cuda:N. reuse: index of the idle session that takes the job; None: a new session takes the job. end:
+    indices of idle sessions to end.
+    """
 
     device: str
     reuse: int | None = None
@@ -36,14 +37,13 @@ class Placement:
 def place(
     key: str | None, device: str, occupants: Sequence[Occupant], max_workers: int, gpu_bytes: Sequence[int] = ()
 ) -> Placement:
-    """Place a job. Of the devices that it may run on, the one with the fewest running jobs; of equal ones that with an idle session of
-    `key`, then that with the most free memory, then the first.
+    """Place a job.
 
-    The least recently used idle sessions end while there would be more than `max_workers` processes, or less than half of the GPU's
-    memory free for the job.
+    Rule: the job gets the allowed device with the fewest running jobs. Ties are broken by an idle session of `key`, then by the most free memory,
+    then by the order of the devices. The least recently used idle sessions end while there would be more than `max_workers` processes, or while less
+    than half of the GPU's memory is free.
 
-    Args: device: cpu, cuda:N, or cuda for any. gpu_bytes: memory of each GPU. occupants: all sessions of the pool; the numbers in the
-    answer are indices of these.
+    Args: device: cpu, cuda:N, or cuda for any GPU. gpu_bytes: memory of each GPU. occupants: all sessions of the pool.
 
     >>> idle = Occupant("a", "cuda:1", busy=False)
     >>> place("a", "cuda", [Occupant("a", "cuda:0", busy=True), idle], 2, [1 << 34, 1 << 34])
@@ -73,7 +73,7 @@ def place(
 
 
 def _total_bytes(device: str, gpu_bytes: Sequence[int]) -> int:
-    """Memory of a GPU; 0 for what is no GPU of this machine."""
+    """Return the memory of a GPU; 0 for other devices."""
     kind, _, index = device.partition(":")
     return gpu_bytes[int(index or 0)] if kind == "cuda" and int(index or 0) < len(gpu_bytes) else 0
 

@@ -1,4 +1,4 @@
-"""The service's side: a bounded number of worker processes, a queue of jobs for them, and one thread for each job that runs."""
+"""Worker pool of a service: a bounded number of worker processes, a queue of jobs, and one thread for each running job."""
 
 from __future__ import annotations
 
@@ -19,27 +19,25 @@ from modyn.workers.devices import gpu_bytes
 from modyn.workers.fork_server import LOST, SERVER_DIED, start_worker, warm_up
 from modyn.workers.messages import Failure, Result
 from modyn.workers.placement import place
-from modyn.workers.process import SessionRules
 from modyn.workers.session import Job, JobSpec, Session
+from modyn.workers.worker_process import SessionRules
 
 _logger = logging.getLogger(__name__)
 
 
 class WorkerPool:
-    """Runs at most `max_workers` jobs at once; the others wait in the order in which they were submitted.
+    """Runs at most `max_workers` jobs at the same time.
 
-    Jobs with equal sessions are done by one process, one after the other, while it is not idle for too long and none of them fails. A
-    process that is idle counts as one of `max_workers`, and ends when a job of another session needs its place.
+    Other jobs wait in the order of their submission. One process does the jobs of a session one after the other, until the process is idle for too
+    long or a job fails. An idle process counts towards `max_workers`, and ends when a job of another session needs the room.
 
     Args:
-        rules: of each worker process.
-        preload: modules that the fork server imports; they must not start threads, which a fork does not carry along. There is one fork
-            server in a process: while it has workers, what it has imported stays, whatever others ask for.
-        server_idle_s: seconds without a worker after which the fork server ends, and with it the memory of what it imported; the next
-            worker waits for a new one. None: it ends with the service.
-        failure: class of the error of a job that raised an error of a class other than ours.
-        kill_after_s: seconds between SIGTERM and SIGKILL, for a worker that did not stop on request.
-        gpus: the memory of each GPU in bytes; asked when a job wants one.
+        rules: rules of each worker process.
+        preload: modules that the fork server imports. These modules must not start threads, because threads do not survive a fork. A service has one
+        fork server, whose imports do not change while there are workers. server_idle_s: seconds without a worker after which the fork server ends and
+        frees the memory of its imports. None: the fork server ends with the service. failure: class of the error for a job that raised an error that
+        is not in `modyn.errors`. kill_after_s: seconds between SIGTERM and SIGKILL, for a worker that did not stop on request.
+        gpus: returns the memory of each GPU in bytes; called when a job needs a GPU.
     """
 
     def __init__(
@@ -61,22 +59,22 @@ class WorkerPool:
         self._server_idle_s = server_idle_s
         self._failure = failure
         self._gpus = gpus
-        # Protects the fields below, and is notified when a job is queued and when the pool closes. Not held while callbacks of jobs run: their
-        # owners submit with locks of their own held.
+        # Protects the fields below. Wakes the slots when a job is queued or the pool closes. The lock is not held during callbacks of jobs, because
+        # the owners of jobs call `submit` while they hold their own locks.
         self._changed = threading.Condition()
         self._queue: deque[Job] = deque()
         self._slots: list[threading.Thread] = []
         self._running: set[Job] = set()
         self._sessions: list[Session] = []
-        """Live ones, and those that start just now."""
+        """Sessions that are alive or starting."""
         self._num_placed = 0
         self._idle = 0
         self._closed = False
-        # Workers may have children, so they are not daemons, and the interpreter would wait for them at exit.
+        # Workers are not daemons, because workers may have children. Without this callback, the interpreter would wait for the workers at exit.
         atexit.register(self.close, 0.0)
 
     def warm_up(self) -> None:
-        """Start the fork server, which imports its modules in the background. Returns at once; repeated calls do nothing."""
+        """Start the fork server unless it runs already. The method does not wait for the imports of the fork server."""
         warm_up(self._preload, self._server_idle_s)
 
     def submit(
@@ -88,8 +86,8 @@ class WorkerPool:
     ) -> Job:
         """Queue a job.
 
-        Args: on_message, on_done: called by the thread that watches the worker: messages in order, then `on_done` once.
-        Raises: UnavailableError, with no callback called: there is no file descriptor or no thread left. ConflictError: the pool is closed.
+        Args: on_message, on_done: called by the thread that watches the worker, with each message in order and then once at the end.
+        Raises, without a callback: UnavailableError: no file descriptor or no thread is left. ConflictError: the pool is closed.
         """
         try:
             job = Job(spec, self._leave_queue, on_message, on_done)
@@ -105,7 +103,9 @@ class WorkerPool:
         return job
 
     def _add_slot(self, job: Job) -> None:
-        """Start one more thread that runs jobs. If the system has none left, those that there are go on alone; without any, `job` is refused."""
+        """Start one more thread that runs jobs. If the system has no threads left, `job` waits for the existing threads; if there are none, `job` is
+        refused.
+        """
         slot = threading.Thread(target=self._serve, name=f"worker-slot-{len(self._slots)}", daemon=True)
         try:
             slot.start()
@@ -126,10 +126,10 @@ class WorkerPool:
             self._changed.notify_all()
         for job in jobs:
             job.stop(grace_s)
-        # All are asked before the first wait, so that they end side by side. Bounded: SIGKILL has been sent by then.
+        # All jobs are asked to stop before the first wait, so that they end concurrently. SIGKILL is sent before the timeout.
         for job in jobs:
             job.wait(grace_s + self._kill_after_s + 5)
-        # Idle sessions last: one that a job has just left is idle by now, or ends with its job.
+        # Idle sessions end last, because the jobs that ended above may have left their sessions idle.
         with self._changed:
             idle = [session for session in self._sessions if not session.busy]
             self._sessions = [session for session in self._sessions if session.busy]
@@ -147,7 +147,7 @@ class WorkerPool:
         while True:
             with self._changed:
                 self._idle += 1
-                # Until a job is queued or the pool closes: `submit` and `close` notify.
+                # `submit` and `close` notify.
                 while not self._queue and not self._closed:
                     self._changed.wait()
                 self._idle -= 1
@@ -166,38 +166,38 @@ class WorkerPool:
                     self._running.discard(job)
 
     def _run(self, job: Job) -> None:
-        """Bring the job to its end, in the session that it is placed in."""
+        """Run a job to its end, in the session that `place` chooses."""
         while True:
             try:
                 session = self._take_session(job)
-            except ModynError as error:  # what GPUs there are is not known
+            except ModynError as error:  # the GPUs cannot be counted
                 job.finish(JobState.FAILED, error=type(error)(f"{job.name}: {error.message}"))
                 return
             try:
-                with suppress(OSError):  # a job without a log is as good; if it fails, its error says why there is none
+                with suppress(OSError):  # a job may run without a log; if it fails, its error says why there is none
                     job.log_path.parent.mkdir(parents=True, exist_ok=True)
                 if not session.num_jobs:
                     session.start(self._rules, job.name, self._start_process)
                 begun, answer = session.run(job, self._kill_after_s)
-            except Exception as error:  # of any class: the job must end
+            except Exception as error:  # any class: the job must end
                 _logger.exception("the watcher of %s failed", job.name)
                 session.kill()
                 self._drop(session)
                 kind = WorkerDiedError if isinstance(error, SERVER_DIED) else self._failure
                 job.finish(JobState.FAILED, error=kind(f"{job.name}: {_broken(job, error)}"))
                 return
-            goes_on = isinstance(answer, Result) and answer.goes_on and self._give_back(session)
-            exit_code = 0 if goes_on else self._drop(session)
+            continues = isinstance(answer, Result) and answer.continues and self._give_back(session)
+            exit_code = 0 if continues else self._drop(session)
             if begun or answer is not None or job.stop_requested or session.num_jobs == 1:
                 self._conclude(job, answer, exit_code)
                 return
-            # Its worker had ended while it was idle, or did so just now: nothing of this job was done.
+            # The idle worker had ended before this job began, so the job is repeated.
 
     def _start_process(self, process: ForkServerProcess) -> None:
         start_worker(process, self._preload, self._server_idle_s)
 
     def _take_session(self, job: Job) -> Session:
-        """Place the job: in an idle session of its key, or in a new one, for which others may have to end."""
+        """Place a job in an idle session of its key, or in a new one, and end the idle sessions that must make space."""
         spec = job.spec
         gpus = self._gpus() if spec.device.startswith("cuda") else ()
         with self._changed:
@@ -214,13 +214,13 @@ class WorkerPool:
         return session
 
     def _give_back(self, session: Session) -> bool:
-        """Let the session wait for further jobs; False: the pool closes, it must end."""
+        """Mark a session as idle. Returns False if the pool closes and the session must end."""
         with self._changed:
             session.busy = self._closed
             return not self._closed
 
     def _drop(self, session: Session) -> int:
-        """Wait for the end of the session's process and forget it; return the exit code."""
+        """Wait for the end of the session's process, and remove the session. Returns the exit code."""
         try:
             return session.end(self._kill_after_s)
         finally:
@@ -246,7 +246,7 @@ class WorkerPool:
                 job.finish(JobState.FAILED, error=kind(f"{where}: {ended} ({log})"))
 
     def _suspicion(self, exit_code: int) -> str:
-        """The limit that a worker which ended without an answer may have reached."""
+        """Return a text that names the limit that a worker without an answer may have reached."""
         if self._limits is None:
             return ""
         if exit_code == -signal.SIGABRT and self._limits.memory_bytes is not None:
@@ -260,7 +260,7 @@ class WorkerPool:
 
 
 def _place_of_log(path: Path) -> str:
-    """Where a log is, or why there is none."""
+    """Return a text with the path of a log, or with the reason for which there is no log."""
     try:
         path.open("ab").close()
     except OSError as error:

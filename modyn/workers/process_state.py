@@ -1,4 +1,4 @@
-"""The state of a worker process around its commands: put back after each, so that no command finds what another one changed."""
+"""State of a worker process, restored after each command, so that a command does not see changes that another command made."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TORCH_SETTINGS: Final = (
     ("is_anomaly_enabled", "_C.set_anomaly_enabled"),
     ("is_autocast_cache_enabled", "set_autocast_cache_enabled"),
 )
-"""Names in torch of functions that read a setting and that write it."""
+"""Functions of torch that read and write a setting."""
 
 _TORCH_FLAGS: Final = (
     ("backends.cudnn", ("enabled", "benchmark", "deterministic", "allow_tf32")),
@@ -36,13 +36,13 @@ _TORCH_FLAGS: Final = (
     ("backends.mkldnn", ("enabled", "deterministic")),
     ("utils.deterministic", ("fill_uninitialized_memory",)),
 )
-"""Modules in torch, and attributes of theirs."""
+"""Modules of torch, and their attributes."""
 
 
 class ProcessState:
-    """The settings that this process has when this is made: random generators, threads, default types, warnings, folder, environment, signals.
+    """Settings of this process at the time of construction: random generators, threads, default types, warnings, folder, environment, signals.
 
-    Not covered: what a command changes in modules, and threads that it leaves behind. So a process works for one run only.
+    The state includes neither changes in modules nor threads that a command leaves. Therefore a process works for one run only.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class ProcessState:
             self._restores += _save_torch(torch)
 
     def restore(self) -> None:
-        """Put everything back. Whatever it raises leaves the process in a state that no command should find."""
+        """Restore all settings. If this method raises an error, the process must not run another command."""
         for restore in self._restores:
             restore()
 
@@ -96,7 +96,7 @@ def _save_python() -> list[Restore]:
         gc.set_threshold(*thresholds)
 
     def restore_messages() -> None:
-        warnings.resetwarnings()  # which also forgets what was shown once
+        warnings.resetwarnings()  # this call also forgets which warnings were shown
         warnings.filters[:] = filters  # type: ignore[index]
         warnings.showwarning = show
         root.handlers[:] = handlers
@@ -126,7 +126,7 @@ def _save_torch(torch: ModuleType) -> list[Restore]:
     def restore_torch() -> None:
         torch.set_default_device(None)
         torch.set_flush_denormal(False)
-        # Only what was changed: some of these start threads or cost time.
+        # Only changed settings are restored, because some setters start threads or take time.
         for getter, setter, value in values:
             if getter() != value:
                 setter(value)

@@ -1,4 +1,4 @@
-"""The service's end of a session: jobs, from the queue to their end, and the worker process that does them one after the other."""
+"""Jobs of a service from the queue to their end, and the worker process that does the jobs of a session one after the other."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from modyn.records import JobState
 from modyn.workers.fork_server import PROCESS_TABLE
 from modyn.workers.messages import Begun, Command, Failure, Progress, Result, Stop
 from modyn.workers.placement import Occupant
-from modyn.workers.process import SessionRules, run_worker
+from modyn.workers.worker_process import SessionRules, run_worker
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What is asked of a worker process: the function `task`, `package.module:function`, with `request`, picklable.
+    """A job for a worker process: call the function `task`, given as `package.module:function`, with the picklable `request`.
 
-    name: of the job in messages, e.g. `training of run a-0001`. log_path: what the worker prints meanwhile is appended to it. session: jobs
-    with the same key may be done by one process; None: a process for this one alone. device: cpu, cuda:N, or cuda for any GPU; the task
-    finds its own at its connection.
+    name: name of the job in messages, e.g. `training of run a-0001`. log_path: file that the worker's output is appended to. session: jobs with the
+    same key may share a process; None: the job gets a process of its own. device: cpu, cuda:N, or cuda for any GPU; the task finds the chosen device
+    in its connection.
     """
 
     task: str
@@ -43,9 +43,9 @@ class JobSpec:
 
 
 class Job:
-    """One piece of work, from the queue to its end. Made by `WorkerPool.submit`; safe to use from any thread.
+    """A job from the queue to its end, made by `WorkerPool.submit`. Thread-safe.
 
-    Args: leave_queue: takes the job out of the queue; False: it is not there. on_message, on_done: see `WorkerPool.submit`.
+    Args: leave_queue: removes the job from the queue; returns False if the job is not in the queue. on_message, on_done: see `WorkerPool.submit`.
     """
 
     def __init__(
@@ -64,23 +64,23 @@ class Job:
         self.error: ModynError | None = None
         self.worker_pid: int | None = None
         self.stop_at: float | None = None
-        """When a worker that still works is ended, on the monotonic clock; None: `stop` was not called."""
+        """Time at which a working worker is terminated, on the monotonic clock; None: `stop` was not called."""
         self._result: Any = None
         self._leave_queue = leave_queue
-        # Set only after state, result and error are written, under `_wake_lock`: a waiter that it wakes finds the final ones.
+        # Wakes waiting threads. The event is set under `_wake_lock` after state, result and error, so that a waiting thread reads the final values.
         self._done = threading.Event()
-        # Between `stop`, which writes to the pipe, and the end of the job, which closes it. The pipe wakes the thread that watches the worker.
+        # Protects the pipe: `stop` writes to the pipe, and `finish` closes it.
         self._wake_lock = threading.Lock()
         self.wakes: Connection[Any, Any]
-        """Readable after `stop`; for the thread that watches the worker."""
+        """Pipe that wakes the thread that watches the worker. The pipe is readable after `stop`."""
         self.wakes, self._wake_writer = get_context("forkserver").Pipe(duplex=False)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end of the job; False if `timeout_s` passed first."""
+        """Wait for the end of the job. Returns False if `timeout_s` passed first."""
         return self._done.wait(timeout_s)
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """Return what the function returned. Raises its error, CancelledError if it was stopped, TimeoutError if it still runs."""
+        """Return the function's result. Raises: the error of the function. CancelledError: the job was stopped. TimeoutError: the job still runs."""
         if not self._done.wait(timeout_s):
             raise TimeoutError(f"{self.name} still runs after {timeout_s} s")
         if self.error is not None:
@@ -88,7 +88,7 @@ class Job:
         return self._result
 
     def stop(self, grace_s: float = 10.0) -> None:
-        """Ask the job to stop. A worker that has not ended after `grace_s` is terminated, and at last killed. Returns at once."""
+        """Ask the job to stop, without waiting for its end. After `grace_s` seconds, the worker of the job is terminated, and later killed."""
         stop_at = time.monotonic() + grace_s
         with self._wake_lock:
             if self._done.is_set() or (self.stop_at is not None and stop_at >= self.stop_at):
@@ -100,7 +100,7 @@ class Job:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether `stop` was called before the job had ended."""
+        """Whether `stop` was called before the job ended."""
         return self.stop_at is not None
 
     def deliver(self, message: object) -> None:
@@ -109,7 +109,7 @@ class Job:
             self._on_message(message)
 
     def finish(self, state: JobState, result: object = None, error: ModynError | None = None) -> None:
-        """Enter the end of the job: its final state, and its result or error. Wakes the threads that wait for it."""
+        """Set the final state of the job, and its result or error. Wakes the waiting threads."""
         with self._wake_lock:
             self.state, self._result, self.error = state, result, error
             self._done.set()
@@ -118,14 +118,14 @@ class Job:
         if self._on_done is not None:
             try:
                 self._on_done(self)
-            except Exception:  # the thread must go on to the next job
+            except Exception:  # the thread must take the next job
                 _logger.exception("the callback after the end of %s failed", self.name)
 
 
 class Session:
-    """A worker process for the jobs of one key. Used by one thread at a time.
+    """A worker process for the jobs of one key. One thread at a time may use it.
 
-    Args: key: None for a job with a worker of its own. device: cpu or cuda:N.
+    Args: key: key of the session; None: the session has a single job. device: cpu or cuda:N.
     """
 
     def __init__(self, key: str | None, device: str) -> None:
@@ -133,7 +133,7 @@ class Session:
         self.device = device
         self.busy = True
         self.used = 0
-        """Number of the placement that used it last."""
+        """Number of the last placement that used this session."""
         self.num_jobs = 0
         self._device_bytes = 0
         self._process: ForkServerProcess | None = None
@@ -141,16 +141,16 @@ class Session:
 
     @property
     def occupant(self) -> Occupant:
-        """This session as the placement sees it."""
+        """The session's record for the placement."""
         return Occupant(self.key, self.device, self.busy, self._device_bytes, self.used)
 
     @property
     def has_ended(self) -> bool:
-        """Whether its process is gone."""
+        """Whether the process of the session has ended."""
         return self._process is not None and bool(wait([self._process.sentinel], 0))
 
     def start(self, rules: SessionRules, name: str, start: Callable[[ForkServerProcess], None]) -> None:
-        """Make the process and let `start` start it."""
+        """Make the process object, and start the process with `start`."""
         context = get_context("forkserver")
         self._connection, theirs = context.Pipe()
         process = context.Process(target=run_worker, args=(rules, theirs), name=name)
@@ -159,10 +159,10 @@ class Session:
         self._process = process
 
     def run(self, job: Job, kill_after_s: float) -> tuple[bool, Result | Failure | None]:
-        """Let the worker do `job`, deliver its messages, and end it if the job is to stop.
+        """Run `job` in the worker, deliver its messages, and end the worker if the job is asked to stop.
 
         Args: kill_after_s: seconds between SIGTERM and SIGKILL.
-        Returns: whether it began, and its answer; None: it ended without one. Only with an answer that goes on does the process live on.
+        Returns: whether the job began, and its answer; None: the worker ended without an answer. The worker stays alive only if `answer.continues`.
         """
         assert self._process is not None
         assert self._connection is not None
@@ -173,7 +173,7 @@ class Session:
         self.num_jobs += 1
         job.worker_pid = self._process.pid
         job.state = JobState.RUNNING
-        with suppress(OSError):  # it has just ended: the watch finds that
+        with suppress(OSError):  # the worker has just ended; `_watch` reports this
             self._connection.send(command)
         begun, answer = self._watch(job, self._process, self._connection, kill_after_s)
         if isinstance(answer, Result):
@@ -193,12 +193,12 @@ class Session:
                     with suppress(OSError):  # it has just ended
                         connection.send(Stop())
                 timeout = ending.advance(job.stop_at, time.monotonic())
-            # Until a message, the end of the process, a call of `stop`, or the time of the next signal.
+            # A message, the end of the process, a call of `stop`, or the time of the next signal ends this wait.
             ready = wait([*([connection] if open_ else []), process.sentinel, job.wakes], timeout)
             if job.wakes in ready:
                 job.wakes.recv()
             left = process.sentinel in ready
-            # The two are not looked at in one moment: the answer may arrive after the look at the connection and before that at the process.
+            # The answer may have arrived after the check of the connection and before the check of the process.
             if connection in ready or (left and open_ and connection.poll()):
                 message = _receive(connection)
                 if message is None:
@@ -209,44 +209,45 @@ class Session:
                     begun = True
                 else:
                     answer = message
-                    if isinstance(answer, Result) and answer.goes_on:
+                    if isinstance(answer, Result) and answer.continues:
                         return begun, answer
-            elif left:  # all that it sent has been read
+            elif left:  # all messages of the worker are read
                 return begun, answer
 
     def kill(self) -> None:
-        """End the process at once."""
+        """Kill the process."""
         if self._process is not None:
             self._process.kill()
 
     def end(self, kill_after_s: float) -> int:
-        """Wait for the end of the process, which is asked for by closing the pipe; return its exit code."""
+        """Close the pipe, which ends the process, and wait for its end. Returns the exit code."""
         if self._connection is not None:
             self._connection.close()
         if self._process is None or self._process.pid is None:
             return 0
-        # An idle worker ends when its pipe is closed, one that works was asked to stop; one that does neither is killed.
+        # An idle worker ends when its pipe is closed; a working worker was asked to stop. The end of the worker ends this wait. After `kill_after_s`
+        # seconds, the worker is killed.
         if not wait([self._process.sentinel], kill_after_s):
             self._process.kill()
-        with PROCESS_TABLE:  # the process has ended, or was killed just now: the join does not hold the lock for long
+        with PROCESS_TABLE:  # the process has ended or was killed, so the join holds the lock only briefly
             self._process.join()
             return self._process.exitcode or 0
 
 
 class _Ending:
-    """The signals to a worker that was asked to stop and works on: SIGTERM, and SIGKILL `kill_after_s` seconds later."""
+    """Signals to a worker that continues after a request to stop: SIGTERM, and SIGKILL `kill_after_s` seconds later."""
 
     def __init__(self, process: ForkServerProcess, kill_after_s: float) -> None:
         self._process = process
         self._kill_after_s = kill_after_s
         self._kill_at: float | None = None
-        """None: SIGTERM has not been sent."""
+        """Time of SIGKILL; None: SIGTERM has not been sent."""
         self._killed = False
 
     def advance(self, stop_at: float, now: float) -> float | None:
-        """Send the signal that is due; return the seconds until the next one, None after the last.
+        """Send the signal that is due. Returns the seconds until the next signal; None: there is no further signal.
 
-        Args: stop_at: when SIGTERM is due, which a later call may bring forward until it has been sent. now: on the same clock.
+        Args: stop_at: time of SIGTERM; a later call may give an earlier time. now: current time on the same clock.
         """
         if self._kill_at is None and now >= stop_at:
             self._process.terminate()
@@ -260,7 +261,7 @@ class _Ending:
 
 
 def _receive(connection: Connection[Any, Any]) -> Begun | Progress | Result | Failure | None:
-    """The next message; None: the worker has closed its end."""
+    """Receive a message; None: the worker has closed its end."""
     try:
         message: Begun | Progress | Result | Failure = connection.recv()
     except (EOFError, OSError):

@@ -5,13 +5,31 @@ from __future__ import annotations
 import pandas as pd
 
 from modyn.analysis.checks import checks_table, checks_with_times
-from modyn.supervisor.client import CheckRecord
+from modyn.supervisor.client import CheckRecord, Evidence, EvidenceKind
+
+
+def measured(mmd: float, num_current: int, *, unusual: bool) -> list[Evidence]:
+    return [
+        Evidence("mmd", mmd, unusual=unusual),
+        Evidence.flag("unusual", is_set=unusual),
+        Evidence.count("current_samples", num_current),
+    ]
+
 
 CHECKS = [
-    CheckRecord(10, True, {"first_trigger": 1.0}, 0.5, timestamp=86_400),
-    CheckRecord(20, False, {"mmd": 0.25, "mmd.unusual": 0, "unusual": 0, "current_samples": 10.0}, 0.25, timestamp=172_800),
+    CheckRecord(10, True, [Evidence.flag("first_trigger")], 0.5, timestamp=86_400),
     CheckRecord(
-        30, False, {"mmd": 0.5, "mmd.unusual": 1, "unusual": 1, "current_samples": 9.0, "seconds": 3.0}, timestamp=172_800
+        20,
+        False,
+        measured(0.25, 10, unusual=False),
+        0.25,
+        timestamp=172_800,
+    ),
+    CheckRecord(
+        30,
+        False,
+        [*measured(0.5, 9, unusual=True), Evidence("seconds", 3.0)],
+        timestamp=172_800,
     ),
 ]
 
@@ -41,12 +59,12 @@ def test_one_row_a_check_and_one_column_a_name() -> None:
 
 
 def test_flags_and_counts_that_are_none_stay_numbers() -> None:
-    table = checks_table([CheckRecord(1, False, {"a.vote": 0.5, "b_samples": 1.5})])
+    table = checks_table([CheckRecord(1, False, [Evidence("a", 0.5, kind=EvidenceKind.VOTE), Evidence.count("b_samples", 1.5)])])
     assert table[["a.vote", "b_samples"]].to_numpy().tolist() == [[0.5, 1.5]]
 
 
 def test_a_check_without_a_time_and_a_run_without_checks() -> None:
-    assert checks_table([CheckRecord(1, False, {})])["timestamp"].isna().all()
+    assert checks_table([CheckRecord(1, False)])["timestamp"].isna().all()
     empty = checks_with_times([])
     assert empty.columns.to_list() == ["position", "timestamp", "fires", "seconds", "online"]
     assert str(empty["fires"].dtype) == "bool"

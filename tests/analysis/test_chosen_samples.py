@@ -12,15 +12,16 @@ import pytest
 
 from modyn.analysis.chosen_samples import ChosenTable, chosen_samples
 from modyn.analysis.selection_rows import rows_of
-from modyn.cli.chosen_table import show_chosen
+from modyn.cli.views.dataset_views import show_chosen
 from modyn.records import FeedbackHeader, FeedbackRows, RunId, SampleBatch
 from modyn.selector.client import SelectorClient
 from modyn.testing.fake_selector import FakeSelectorClient
 from modyn.testing.fake_storage import FakeStorage
+from modyn.trainer_server.client import NO_RESULT, TrainingResult
 
 RUN = RunId("r-1")
-TRAINED = {"num_samples": 6}
-DOWNSAMPLED = {"downsampling": {"num_chosen": 3, "num_candidates": 6}}
+TRAINED = TrainingResult.from_mapping({"num_samples": 6})
+DOWNSAMPLED = TrainingResult.from_mapping({"downsampling": {"num_chosen": 3, "num_candidates": 6}})
 
 
 def informed(storage: FakeStorage, labels: Sequence[int] | None = None) -> SelectorClient:
@@ -105,16 +106,16 @@ def test_the_whole_trigger_set_says_what_was_chosen() -> None:
 @pytest.mark.parametrize(
     ("result", "note"),
     [
-        ({}, "trigger 0 has not been trained: these are the samples of its trigger set"),
+        (NO_RESULT, "trigger 0 has no training yet: these are the samples of its trigger set"),
         (
             DOWNSAMPLED,
-            "the training of trigger 0 chose 50.0% of its candidates, but which ones was not kept: these are the samples of its trigger set. Set "
+            "the training of trigger 0 chose 50.0% of its candidates, but did not keep its choice: these are the samples of the trigger set. Set "
             "selection_strategy.keep_scores: true before a run, or sample_then_batch: true",
         ),
         (TRAINED, ""),
     ],
 )
-def test_what_is_not_known_is_missing_and_said(result: dict[str, Any], note: str) -> None:
+def test_what_is_not_known_is_missing_and_said(result: TrainingResult, note: str) -> None:
     storage = FakeStorage()
     found = chosen_samples(informed(storage), storage.client(), RUN, 0, result)
     assert listed(found, "chosen") == [[None if note else True]] * 6

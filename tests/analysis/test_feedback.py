@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from modyn.analysis.feedback import feedback_summary, feedback_table
 from modyn.cli.main import app
-from modyn.cli.score_tables import print_score_summary, print_scores
+from modyn.cli.views.score_tables import print_score_summary, print_scores
 from modyn.client import Client
 from modyn.errors import NotFoundError
 from modyn.records import FeedbackHeader, FeedbackRows, RunId, SampleBatch
@@ -118,7 +118,7 @@ def test_epochs_are_counted_and_not_their_scores(selector: SelectorClient, capsy
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [(["--trigger", "1"], "needs --scores"), (["--scores", "--checks"], "show one of them")]
+    ("arguments", "message"), [(["--trigger", "1"], "needs --scores"), (["--scores", "--checks"], "give only one of them")]
 )
 def test_options_that_do_not_go_together_are_refused(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["show", "digits-0001", *arguments])

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from modyn.analysis.inputs import inputs_table
-from modyn.supervisor.records import TriggerRecord
-from modyn.supervisor.states import TriggerState
+from modyn.supervisor.journal.records import TriggerRecord
+from modyn.supervisor.journal.states import TriggerState
+from modyn.trainer_server.client import TrainingResult
 
 SHARES = {"rows": 8, "missing": 0.25, "unlike": 0.5}
 
 
 def trigger(number: int, inputs: dict[str, dict[str, float]] | None) -> TriggerRecord:
     result = {} if inputs is None else {"preprocessing": {"rows": 8, "inputs": inputs}}
-    return TriggerRecord(number, 8 * number, 0, 7, 7 + number, TriggerState.TRAINED, 0.0, training_result=result)
+    return TriggerRecord(
+        number, 8 * number, 0, 7, 7 + number, TriggerState.TRAINED, 0.0, training_result=TrainingResult.from_mapping(result)
+    )
 
 
 def test_each_training_and_column_is_a_row() -> None:

@@ -10,18 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modyn.analysis.charts.steps import prequential_figure, promotion_rows, training_figure
 from modyn.analysis.prequential import prequential_table
 from modyn.analysis.results import triggers_table
-from modyn.analysis.steps_chart import prequential_figure, promotion_rows, training_figure
 from modyn.config.durations import format_timestamp
 from modyn.model_storage.client import GateVerdict, Promotion
 from modyn.records import RunId
 from modyn.supervisor.client import TriggerRecord
-from modyn.supervisor.states import TriggerState
+from modyn.supervisor.journal.states import TriggerState
+from modyn.trainer_server.client import TrainingResult
 
 
 def trigger(number: int, result: dict[str, Any], *, online: bool = True) -> TriggerRecord:
-    made: dict[str, Any] = {"model_id": number, "training_result": result, "online": online}
+    made: dict[str, Any] = {"model_id": number, "training_result": TrainingResult.from_mapping(result), "online": online}
     return TriggerRecord(number, 10 * number, 0, 9, 100 * number, TriggerState.TRAINED, 0.0, **made)
 
 

@@ -15,10 +15,10 @@ import pytest
 from plotly.offline import get_plotlyjs_version
 
 from benchmark.report_of_many import invented_results
-from modyn.analysis.bins import MAX_BINS, Bins, binned_cells, binned_triggers
-from modyn.analysis.check_charts import MAX_PANELS, checks_figure
-from modyn.analysis.checks import checks_table
-from modyn.analysis.figure import Figure
+from modyn.analysis.charts.bins import MAX_BINS, Bins, binned_cells, binned_triggers
+from modyn.analysis.charts.checks import MAX_PANELS, checks_figure
+from modyn.analysis.charts.figure import Figure
+from modyn.analysis.charts.sample_sources import sources_figure, sources_note, sources_table
 from modyn.analysis.page import section
 from modyn.analysis.report import (
     losses_figure,
@@ -39,13 +39,24 @@ from modyn.analysis.results import (
     series_cells,
     triggers_table,
 )
-from modyn.analysis.sample_sources_chart import sources_figure, sources_note, sources_table
 from modyn.analysis.selections import SelectionTables, class_shares_table, selections_table, trained_shares_table
 from modyn.evaluator.client import EvaluationResult
 from modyn.records import ClassCount, EvalInterval, RunId, SelectionSummary, VersionRole
-from modyn.supervisor.client import CheckRecord, Run, RunMode, RunState, ServedInterval, TriggerRecord, TriggerState
+from modyn.supervisor.client import (
+    CheckRecord,
+    Evidence,
+    Run,
+    RunMode,
+    RunState,
+    ServedInterval,
+    TriggerRecord,
+    TriggerState,
+)
+from modyn.trainer_server.client import TrainingResult
 
 YEAR = 365 * 86_400
+
+result_of = TrainingResult.from_mapping
 
 
 def run(state: RunState = RunState.FINISHED, **more: object) -> Run:
@@ -57,7 +68,7 @@ def results() -> RunResults:
     triggers = [
         TriggerRecord(
             i, i * 100, i * YEAR, (i + 1) * YEAR - 1, (i + 1) * YEAR - 1, TriggerState.TRAINED, 100.0, 110.0, 100, "c", i + 1, i or None, "ab" * 32,
-            {"loss": 0.25}, {"select": 0.1, "train": 2.0, "store": 0.1, "evaluate": 1.0, "total": 3.2},
+            result_of({"loss": 0.25, "num_samples": 100}), {"select": 0.1, "train": 2.0, "store": 0.1, "evaluate": 1.0, "total": 3.2},
         )
         for i in range(3)
     ]  # fmt: skip
@@ -112,6 +123,14 @@ def test_scores_from_before_a_deletion_are_marked_beside_pipeline_scores_and_mat
     assert note not in render(found)
 
 
+def test_scores_from_before_an_interval_got_samples_are_marked_where_those_before_a_deletion_are() -> None:
+    found, note = results(), "dataset &#x27;d&#x27; got samples or labels in the interval"
+    grown = found.evaluations.assign(num_samples=found.evaluations["trigger_id"].map({0: 9, 1: 9, 2: 12}))
+    head, _, matrix = render(dataclasses.replace(found, evaluations=grown)).partition("<h2>Evaluation matrix")
+    assert (head.count(note), matrix.count(note)) == (1, 2)
+    assert note not in render(found)
+
+
 def test_no_text_of_a_run_is_markup_on_its_page_or_in_its_charts() -> None:
     hostile = "<a href='http://evil.example'>x</a></script><img src=x onerror=alert(1)>"
     found = results()
@@ -147,7 +166,7 @@ def with_cache(*cached: dict[str, int]) -> RunResults:
     triggers = [
         TriggerRecord(
             i, i * 100, i * YEAR, (i + 1) * YEAR - 1, (i + 1) * YEAR - 1, TriggerState.TRAINED, 100.0, 110.0, 100, "c", i + 1, i or None, "ab" * 32,
-            {"loss": 0.25, "num_samples": 100, **({"num_cached": counts} if counts else {})}, {"train": 2.0},
+            result_of({"loss": 0.25, "num_samples": 100, **({"num_cached": counts} if counts else {})}), {"train": 2.0},
         )
         for i, counts in enumerate(cached)
     ]  # fmt: skip
@@ -175,10 +194,12 @@ def test_what_a_cache_served_is_drawn_by_source_where_it_served_any() -> None:
 
 def test_a_report_counts_what_was_prepared_for_the_cache_only_and_what_was_evicted() -> None:
     table = with_cache({"encoded": 10, "decoded": 60, "augmented": 0}, {}).triggers
-    assert sources_note(table).endswith("0.70 samples were decoded for each that was served, 0 of all for the cache only.")
+    assert sources_note(table).endswith(
+        "0.70 samples were decoded for each served one; 0 samples were decoded only for the cache."
+    )
     table = table.assign(decoded_beside=pd.array([1600, None], "Int64"), evicted=pd.array([2000, 1], "Int64"))
     assert sources_note(table).endswith(
-        "8.70 samples were decoded for each that was served, 1,600 of all for the cache only. Samplers had 2,001 values dropped from the cache."
+        "8.70 samples were decoded for each served one; 1,600 samples were decoded only for the cache. Samplers evicted 2,001 values from the cache."
     )
 
 
@@ -207,11 +228,22 @@ def test_selections_are_tables_and_charts() -> None:
     def page_of(**more: object) -> str:
         triggers = [
             TriggerRecord(
-                i, 10, 0, 9, 9, TriggerState.TRAINED, 1.0, num_keys=100, model_id=1, training_result={"num_samples": 100}
+                i,
+                10,
+                0,
+                9,
+                9,
+                TriggerState.TRAINED,
+                1.0,
+                num_keys=100,
+                model_id=1,
+                training_result=result_of({"num_samples": 100}),
             )
             for i in range(3)
         ]
-        triggers[1] = dataclasses.replace(triggers[1], training_result={"num_samples": 50, "downsampling": {**record, **more}})
+        triggers[1] = dataclasses.replace(
+            triggers[1], training_result=result_of({"num_samples": 50, "downsampling": {**record, **more}})
+        )
         tables = selections_table(summaries, triggers), class_shares_table(summaries, triggers)
         return render(results(), SelectionTables(*tables, trained_shares_table(triggers)))
 
@@ -238,7 +270,7 @@ def test_losses_are_curves_of_the_trainings_in_a_row() -> None:
         "num_epochs": 2,
     }
     records = [
-        TriggerRecord(i, 10, 0, 9, 9, TriggerState.TRAINED, 1.0, model_id=i + 1, training_result=result)
+        TriggerRecord(i, 10, 0, 9, 9, TriggerState.TRAINED, 1.0, model_id=i + 1, training_result=result_of(result))
         for i, result in enumerate([per_training, {}, per_training])
     ]
     losses = losses_table(records)
@@ -306,9 +338,9 @@ def test_pictures_of_many_triggers_are_binned() -> None:
     assert [len(figure(triggers).data) for figure in (models_figure, triggers_figure, stages_figure)] == [2, 1, 4]
     page = render(many)
     assert page.count("<tr>") == 1 + 1 + 1 + 500
-    assert "the 800 before them" in page
-    assert "shown as one, by its mean" in page
-    assert "shown as one, by its mean" not in render(results())
+    assert "the 800 earlier ones" in page
+    assert "combined into their mean" in page
+    assert "combined into their mean" not in render(results())
 
 
 def test_charts_are_what_plotly_draws_and_keep_gaps() -> None:
@@ -318,9 +350,8 @@ def test_charts_are_what_plotly_draws_and_keep_gaps() -> None:
     ((series, cells),) = series_cells(shown.evaluations)
     active = composite_scores(cells, shown.triggers, "active")
     triggers = binned_triggers(shown.triggers)
-    record = TriggerRecord(
-        0, 10, 0, 9, 9, TriggerState.TRAINED, 1.0, training_result={"losses": [[1, float("inf")], [2, 0.5]], "num_batches": 2}
-    )
+    result = result_of({"losses": [[1, float("inf")], [2, 0.5]], "num_batches": 2})
+    record = TriggerRecord(0, 10, 0, 9, 9, TriggerState.TRAINED, 1.0, training_result=result)
     figures = [figure(triggers) for figure in (models_figure, triggers_figure, stages_figure)]
     figures += [matrix_figure(cells, active, series), performance_figure({"active": active}, "Accuracy")]
     figures += [losses_figure(losses_table([record]))]
@@ -406,20 +437,23 @@ def test_a_trigger_that_is_still_running_has_gaps_and_no_errors() -> None:
     assert np.isnan(triggers_table([half])["loss"][0])
 
 
-def check(number: int, timestamp: int | None, **evidence: float) -> CheckRecord:
-    named = {name.replace("__", ".").replace("_in_", "/"): value for name, value in evidence.items()}
-    return CheckRecord(10 * number, False, named, timestamp=timestamp)
+FIRST = Evidence.flag("first_trigger")
+USUAL = Evidence.flag("unusual", is_set=False)
+
+
+def check(number: int, timestamp: int | None, *evidence: Evidence) -> CheckRecord:
+    return CheckRecord(10 * number, False, evidence, timestamp=timestamp)
 
 
 def checks_of_a_year() -> list[CheckRecord]:
-    first = check(0, YEAR // 10, first_trigger=1.0)
-    warm = [check(n, n * YEAR // 10, mmd=0.1 * n, mmd__unusual=0.0, unusual=0.0, warming_up=1.0) for n in (2, 3)]
-    judged = {"mmd__threshold": 0.45, "unusual": 0.0, "mmd__seconds": 0.5, "current_samples": 9.0}
-    return [first, *warm, *(check(n, n * YEAR // 10, mmd=0.1 * n, mmd__unusual=float(n > 4), **judged) for n in (4, 5))]
+    warming_up, count = Evidence.flag("warming_up"), Evidence.count("current_samples", 9)
+    warm = [check(n, n * YEAR // 10, Evidence("mmd", 0.1 * n, unusual=False), USUAL, warming_up) for n in (2, 3)]
+    judged = {n: Evidence("mmd", 0.1 * n, threshold=0.45, unusual=n > 4, seconds=0.5) for n in (4, 5)}
+    return [check(0, YEAR // 10, FIRST), *warm, *(check(n, n * YEAR // 10, one, USUAL, count) for n, one in judged.items())]
 
 
 def test_checks_are_drawn_with_thresholds_warm_up_triggers_and_the_score() -> None:
-    found = dataclasses.replace(results(), checks=checks_table(checks_of_a_year()))
+    found = dataclasses.replace(results(), checks=checks_of_a_year())
     figure = checks_figure(found)
     assert figure is not None
     measured, threshold, unusual, score = figure.data
@@ -438,8 +472,8 @@ def test_checks_are_drawn_with_thresholds_warm_up_triggers_and_the_score() -> No
 
 
 def test_checks_of_each_policy_are_drawn_apart() -> None:
-    of_steps = [dataclasses.replace(one, online=True, evidence={"loss": 1.0}) for one in checks_of_a_year()]
-    page = render(dataclasses.replace(results(), checks=checks_table([*checks_of_a_year(), *of_steps])))
+    of_steps = [dataclasses.replace(one, online=True, evidence=(Evidence("loss", 1.0),)) for one in checks_of_a_year()]
+    page = render(dataclasses.replace(results(), checks=[*checks_of_a_year(), *of_steps]))
     first, second = page.partition("<h2>Checks of the trigger policy")[2].split("<h2>Checks of the policy of steps")
     second = second.partition("<h2>")[0]
     assert ['"text": "loss"' in part for part in (first, second)] == [False, True]
@@ -448,16 +482,16 @@ def test_checks_of_each_policy_are_drawn_apart() -> None:
 
 def test_a_run_without_checks_has_no_chart_of_them() -> None:
     assert checks_figure(results()) is None
-    nothing_measured = checks_table([check(1, 10, first_trigger=1.0)])
-    no_times = checks_table([check(1, None, mmd=0.5)])
+    nothing_measured = [check(1, 10, FIRST)]
+    no_times = [check(1, None, Evidence("mmd", 0.5))]
     for checks in (nothing_measured, no_times):
         assert checks_figure(dataclasses.replace(results(), checks=checks)) is None
     assert "<h2>Checks" not in render(results())
 
 
 def test_very_many_checks_are_drawn_as_means_with_their_range() -> None:
-    rows = [check(n, n, mmd=float(n), mmd__threshold=5.0, mmd__unusual=float(n % 100 == 99), unusual=0.0) for n in range(10_000)]
-    many = RunResults(run(), triggers_table([]), evaluations_table([]), checks=checks_table(rows))
+    rows = [check(n, n, Evidence("mmd", n, threshold=5.0, unusual=n % 100 == 99), USUAL) for n in range(10_000)]
+    many = RunResults(run(), triggers_table([]), evaluations_table([]), checks=rows)
     figure = checks_figure(many)
     assert figure is not None
     low, high, measured, threshold, unusual = figure.data
@@ -465,43 +499,39 @@ def test_very_many_checks_are_drawn_as_means_with_their_range() -> None:
     assert {len(trace[axis]) for trace in figure.data for axis in ("x", "y")} == {MAX_BINS}
     assert figure.layout["shapes"] == []
     go.Figure(figure.data, figure.layout)
-    assert "shown as one, by its mean" in render(many)
+    assert "combined into their mean" in render(many)
 
 
 def test_series_of_p_values_and_of_many_metrics() -> None:
-    judged = {"mmd__p_value": 0.03, "mmd__p_value__threshold": 0.05, "mmd__unusual": 1.0, "mmd": 0.5, "idle": 3.0}
-    figure = checks_figure(dataclasses.replace(results(), checks=checks_table([check(1, 10, **judged)])))
+    judged = Evidence("mmd", 0.5, unusual=True, p_value=0.03, level=0.05), Evidence("idle", 3.0)
+    figure = checks_figure(dataclasses.replace(results(), checks=[check(1, 10, *judged)]))
     assert figure is not None
     assert [trace["y"] for trace in figure.data[:6]] == [[0.03], [0.05], [0.03], [0.5], [0.5], [3.0]]
     titles = [note["text"] for note in figure.layout["annotations"]]
     assert titles[:3] == ["mmd, p-value", "mmd", "idle"], "what was judged comes first"
-    plugin = {f"drift_in_series-{n}": 0.5 for n in range(MAX_PANELS + 2)}
-    found = dataclasses.replace(results(), checks=checks_table([check(1, 10, **plugin)]))
+    plugin = [Evidence(f"series-{n}", 0.5, subtrigger="drift") for n in range(MAX_PANELS + 2)]
+    found = dataclasses.replace(results(), checks=[check(1, 10, *plugin)])
     figure = checks_figure(found)
     assert figure is not None
     titles = [note["text"] for note in figure.layout["annotations"]]
     assert titles[0] == "drift/series-0"
     assert len(titles) == MAX_PANELS + 1, "and the score"
     assert "2 more series are not drawn" in render(found)
-    assert "not drawn" not in render(dataclasses.replace(found, checks=checks_table([check(1, 10, mmd=1.0)])))
+    assert "not drawn" not in render(dataclasses.replace(found, checks=[check(1, 10, Evidence("mmd", 1.0))]))
     low, high = figure.layout[f"yaxis{MAX_PANELS + 1}"]["domain"]
     assert 0 <= low < high < 1
 
 
-@pytest.mark.parametrize("path", ["", "detector_in_"])
+@pytest.mark.parametrize("path", ["", "detector/"])
 def test_what_a_detector_watches_is_drawn_and_red_where_it_finds_a_change(path: str) -> None:
-    found = [
-        {"sum": 0.1 * n, "sum__threshold": 0.5, "sum__unusual": float(n == 3), "distance": 0.01 * n, "detections": float(n == 3)}
-        for n in range(5)
-    ]
-    measured = [
-        {f"{path}{name}": value for name, value in {**one, "current_samples": 9.0, "unusual": 0.0}.items()} for one in found
-    ]
-    rows = [check(0, 1, first_trigger=1.0), *(check(n + 1, n + 2, **one) for n, one in enumerate(measured))]
-    figure = checks_figure(RunResults(run(), triggers_table([]), evaluations_table([]), checks=checks_table(rows)))
+    rows = [check(0, 1, FIRST)]
+    for n in range(5):
+        watched = [Evidence("sum", 0.1 * n, threshold=0.5, unusual=n == 3), Evidence("distance", 0.01 * n)]
+        found = [*watched, Evidence.count("detections", n == 3), Evidence.count("current_samples", 9), USUAL]
+        rows.append(check(n + 1, n + 2, *(one.of_subtrigger("detector") if path else one for one in found)))
+    figure = checks_figure(RunResults(run(), triggers_table([]), evaluations_table([]), checks=rows))
     assert figure is not None
-    shown = path.replace("_in_", "/")
-    assert [note["text"] for note in figure.layout["annotations"]] == [f"{shown}sum", f"{shown}distance"], "no counts, no flags"
+    assert [note["text"] for note in figure.layout["annotations"]] == [f"{path}sum", f"{path}distance"], "no counts, no flags"
     names = [(trace["name"], trace["yaxis"]) for trace in figure.data]
     assert names == [("measured", "y"), ("threshold", "y"), ("unusual", "y"), ("measured", "y2"), ("unusual", "y2")]
     assert [trace["showlegend"] for trace in figure.data] == [True, True, True, False, False], "each once"

@@ -18,11 +18,11 @@ from modyn.analysis.results import (
     Series,
     composite_model,
     composite_scores,
-    deletion_notes,
     evaluation_matrix,
     evaluations_table,
     pipeline_score,
     read_results,
+    sample_notes,
     scores,
     series_cells,
     triggers_table,
@@ -32,6 +32,7 @@ from modyn.evaluator.client import EvaluationResult, EvaluatorClient
 from modyn.records import EvalInterval, RunId
 from modyn.supervisor.client import RunMode, RunOptions, TriggerRecord, TriggerState
 from modyn.testing.services import InMemoryServices, pipeline_yaml
+from modyn.trainer_server.client import TrainingResult
 from tests.support.running_supervisor import serve_supervisor
 
 
@@ -79,16 +80,23 @@ def test_a_trigger_without_a_model_answers_nowhere() -> None:
 
 
 def test_samples_that_a_training_skipped_are_counted() -> None:
-    skipping = trigger(0, 10, training_result={"num_samples": 9, "num_skipped": 1, "bad_samples": [{"key": 3}]})
+    bad = {"key": 3, "place": "a.csv, line 4", "reason": "no number"}
+    skipping = trigger(
+        0, 10, training_result=TrainingResult.from_mapping({"num_samples": 9, "num_skipped": 1, "bad_samples": [bad]})
+    )
     table = triggers_table([skipping, trigger(1, 20, num_keys=5), trigger(2, 30, model=None)])
     assert table["num_trained"].tolist() == [9, 5, pd.NA]
     assert table["num_skipped"].tolist() == [1, 0, pd.NA]
-    assert table["bad_samples"].tolist() == [[{"key": 3}], [], []]
+    assert table["bad_samples"].tolist() == [[bad], [], []]
 
 
 @pytest.mark.parametrize(("mode", "num_loaded"), [("batch_then_sample", 36), ("sample_then_batch", 9)])
 def test_candidates_that_were_not_chosen_within_their_batch_were_loaded_too(mode: str, num_loaded: int) -> None:
-    choosing = trigger(0, 10, training_result={"num_samples": 9, "downsampling": {"mode": mode, "num_candidates": 36}})
+    choosing = trigger(
+        0,
+        10,
+        training_result=TrainingResult.from_mapping({"num_samples": 9, "downsampling": {"mode": mode, "num_candidates": 36}}),
+    )
     table = triggers_table([choosing, trigger(1, 20, num_keys=5), trigger(2, 30, model=None)])
     assert table["num_trained"].tolist() == [9, 5, pd.NA]
     assert table["num_loaded"].tolist() == [num_loaded, 5, pd.NA]
@@ -183,12 +191,47 @@ def test_scores_of_two_registrations_of_a_dataset_stand_in_no_common_matrix() ->
 def test_scores_from_before_a_deletion_are_named_where_they_stand_beside_newer_ones() -> None:
     def scored(*num_deleted: int | None) -> list[str]:
         found = [replace(result(trigger_id, 10, 0.5), num_deleted=number) for trigger_id, number in enumerate(num_deleted)]
-        return deletion_notes(evaluations_table(found), "r-0001")
+        return sample_notes(evaluations_table(found), "r-0001")
 
     (note,) = scored(3, 3, 303, 303)
     assert note.startswith(
-        "300 samples of dataset 'd' were deleted since it was scored for 2 triggers, 0 to 1: these scores may be of other"
+        "300 samples of dataset 'd' were deleted since it was scored for 2 triggers, 0 to 1: these scores may come from other"
     )
-    assert "`modyn evaluate r-0001 --handler h` scores all models on the samples of now" in note
+    assert "`modyn evaluate r-0001 --handler h` scores all models on the present samples" in note
     assert "1 samples of dataset 'd' were deleted since it was scored for trigger 1" in scored(1, 0, 1)[0]
     assert scored(3, 3) == scored(None, 3) == scored() == []
+
+
+def test_scores_of_an_interval_that_got_samples_are_named_where_they_stand_beside_newer_ones() -> None:
+    def scored(*cells: tuple[int, int, int]) -> list[str]:
+        found = [replace(result(t, start, 0.5), num_samples=n, num_deleted=0) for t, start, n in cells]
+        return sample_notes(evaluations_table(found), "r-0001")
+
+    (note,) = scored((0, 10, 60), (1, 10, 90), (2, 10, 1200), (2, 20, 5))
+    assert note.startswith(
+        "dataset 'd' got samples or labels in the interval 1970-01-01 00:00:10 to 1970-01-01 00:00:20 (60 samples, then 1,200) since it was scored "
+        "for 2 triggers, 0 to 1: these scores may come from other"
+    )
+    assert "`modyn evaluate r-0001 --handler h` scores all models on the present samples" in note
+    assert (
+        "(60 samples, then 90) and in 1 more since it was scored for trigger 0"
+        in scored((0, 10, 60), (1, 10, 90), (0, 20, 5), (1, 20, 7))[0]
+    )
+    assert scored((0, 10, 60), (1, 10, 60), (1, 20, 70), (2, 30, 80)) == [], "each interval has its own samples"
+
+
+def test_an_interval_without_samples_has_no_score_to_compare() -> None:
+    empty = [replace(result(0, 10, None), num_samples=0), result(1, 10, 0.5)]
+    assert sample_notes(evaluations_table(empty), "r-0001") == []
+
+
+def test_samples_that_were_deleted_are_not_taken_for_samples_that_came() -> None:
+    def scored(*numbers: tuple[int, int]) -> list[str]:
+        found = [replace(result(t, 10, 0.5), num_samples=n, num_deleted=deleted) for t, (n, deleted) in enumerate(numbers)]
+        return sample_notes(evaluations_table(found), "r-0001")
+
+    (note,) = scored((50, 0), (60, 10), (60, 10))
+    assert note.startswith("10 samples of dataset 'd' were deleted")
+    deleted, grown = scored((50, 0), (40, 10), (60, 10))
+    assert "since it was scored for trigger 0:" in deleted
+    assert "since it was scored for trigger 1:" in grown

@@ -9,12 +9,13 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 
-from modyn.analysis.selection_charts import ages_figure, class_shares_figure, trained_shares_figure
+from modyn.analysis.charts.selections import ages_figure, class_shares_figure, trained_shares_figure
 from modyn.analysis.selection_rows import DOWNSAMPLING_CELLS, SELECTION_CELLS, cells_of, downsampled, rows_of, selection_notes
 from modyn.analysis.selections import SelectionTables, class_shares_table, selections_table, trained_shares_table
-from modyn.cli.selection_tables import print_selections
+from modyn.cli.views.selection_tables import print_selections
 from modyn.records import ClassCount, SelectionSummary
 from modyn.supervisor.client import TriggerRecord, TriggerState
+from modyn.trainer_server.client import TrainingResult
 
 
 def summary(trigger_id: int, *classes: ClassCount, shared: int = 0) -> SelectionSummary:
@@ -28,7 +29,18 @@ def summary(trigger_id: int, *classes: ClassCount, shared: int = 0) -> Selection
 
 
 def trigger(trigger_id: int, **result: Any) -> TriggerRecord:
-    return TriggerRecord(trigger_id, 10, 0, 9, 9, TriggerState.TRAINED, 1.0, num_keys=30, model_id=1, training_result=result)
+    return TriggerRecord(
+        trigger_id,
+        10,
+        0,
+        9,
+        9,
+        TriggerState.TRAINED,
+        1.0,
+        num_keys=30,
+        model_id=1,
+        training_result=TrainingResult.from_mapping(result),
+    )
 
 
 DOWNSAMPLED: dict[str, Any] = {
@@ -217,7 +229,7 @@ def test_choices_that_stand_still_are_told() -> None:
     still = [summary(number, ClassCount(0, 40, 30), shared=30) for number in (3, 4)]
     first = [replace(trigger(3, downsampling={**DOWNSAMPLED["downsampling"], "strategy": "RHOLoss"})), trigger(4)]
     same, rho = selection_notes(selections_table(still, first))
-    assert same.startswith("Triggers that chose only samples which the trigger before chose too: 3, 4. ")
+    assert same.startswith("Triggers that chose only samples of the previous trigger: 3, 4. ")
     assert "Choose ClassBalancedReservoir" in same
     assert "set sample_then_batch: false" in rho
     assert selection_notes(selections_table(SUMMARIES, TRIGGERS)) == []

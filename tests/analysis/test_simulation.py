@@ -14,10 +14,10 @@ from modyn.analysis.simulation_report import MAX_NAMES, cost_figure, render_simu
 from modyn.evaluator.client import EvaluationResult
 from modyn.records import EvalInterval, RunId, SampleBatch
 from modyn.supervisor.client import Run, RunMode, RunState, TriggerRecord, TriggerState
-from modyn.supervisor.simulate import SimulatedPolicy, Simulation
-from modyn.supervisor.training_forecast import TrainingForecast
+from modyn.supervisor.simulation.engine import SimulatedPolicy, Simulation
+from modyn.supervisor.simulation.training_forecast import TrainingForecast
 from modyn.supervisor.triggers import build_trigger
-from modyn.supervisor.triggers.training_seconds import TrainingSeconds
+from modyn.supervisor.triggers.measures.training_seconds import TrainingSeconds
 from modyn.testing.stack import TINY_PARSER
 
 SCORES = (0.5, 0.5, 0.9)
@@ -74,7 +74,7 @@ def test_low_values_of_errors_are_the_good_ones(metric: str, front: list[bool]) 
     results.evaluations.loc[results.evaluations["trigger_id"] == 1, "value"] += 0.05
     table = table_of(results, often=5, seldom=20)
     assert table["pareto"].tolist() == front
-    assert ("low values are the good ones" in table.attrs["notes"][0]) is (metric != "Accuracy")
+    assert ("low values are good" in table.attrs["notes"][0]) is (metric != "Accuracy")
     page = render_simulation(table, "run r")
     assert table.attrs["notes"][0] in page
 
@@ -113,7 +113,7 @@ def cost_figure_words(table: pd.DataFrame) -> str:
 
 def test_a_reference_without_the_whole_matrix_is_named() -> None:
     (note,) = table_of(reference("Accuracy", models="active"), often=5).attrs["notes"]
-    assert "handler 'h' has not evaluated all models" in note
+    assert "handler 'h' did not evaluate all models" in note
     assert "models: matrix" in note
     (note,) = table_of(reference("Accuracy"), often=5).attrs["notes"]
     assert "models: matrix" not in note

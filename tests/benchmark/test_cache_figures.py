@@ -18,7 +18,7 @@ from benchmark.cache.arrivals import Arrivals, together
 from benchmark.cache.bar_chart import bar_chart
 from benchmark.cache.point_chart import point_chart
 from benchmark.cache.reading import Images
-from modyn.cache.performance_model import CacheStore, DatasetSizes, Split, TrainingNodes, Workload
+from modyn.cache.plan.performance_model import CacheStore, DatasetSizes, Split, TrainingNodes, Workload
 from tests.support.measuring import measured
 
 pytestmark = pytest.mark.timeout(900)

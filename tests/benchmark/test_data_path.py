@@ -91,7 +91,9 @@ def dropped(monkeypatch: pytest.MonkeyPatch) -> list[list[Path]]:
     return calls
 
 
-def test_cold_rounds_drop_what_a_side_reads_after_its_processes_were_made_anew(dropped: list[list[Path]], tmp_path: Path) -> None:
+def test_cold_rounds_drop_what_a_side_reads_after_its_processes_were_made_again(
+    dropped: list[list[Path]], tmp_path: Path
+) -> None:
     ran: list[str] = []
     ours = replace(_Program("ours", ran, [1.0]).side, fresh=lambda: ran.append("fresh"))
     theirs = replace(_Program("theirs", ran, [1.0]).side, files=[tmp_path / "own"])

@@ -1,4 +1,4 @@
-"""`make figures`: what the README quotes is measured, and what has become worse is named."""
+"""`make figures`: what `benchmark/README.md` quotes is measured, and what has become worse is named."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ b: 0.80
 
 
 def test_every_figure_of_the_readme_is_measured_and_has_a_report() -> None:
-    readme = (ROOT / "README.md").read_text()
+    readme = (ROOT / "benchmark/README.md").read_text()
     quoted = re.findall(r"`python -m benchmark\.(\w+)(?: (\w))?`(?:, `(\w)`)?", readme)
     names = {name for module, *letters in quoted for name in (filter(None, letters) if module == "data_path" else [module])}
     for program in ("selection", "cache", "online"):

@@ -16,18 +16,19 @@ from benchmark.online.http_load import Answers, Load, ask
 from benchmark.online.rollback import Change, taken
 from benchmark.online.serve import summary
 from benchmark.online.swap import mixed
-from modyn.config.endpoint import Endpoint
-from modyn.config.security import SecurityConfig
+from modyn.config.system_sections.endpoint import Endpoint
+from modyn.config.system_sections.security import SecurityConfig
 from modyn.preprocessing import Preprocessing
 from modyn.rpc.http_guard import HttpGuard
-from modyn.serving.http_app import HttpApp
-from modyn.serving.http_limits import HttpLimits
-from modyn.serving.http_server import HttpServer
 from modyn.serving.model_server import ModelServer
-from modyn.serving.predictor import VersionName
-from modyn.supervisor.records import TriggerRecord
-from modyn.supervisor.states import TriggerState
+from modyn.serving.protocol.http_app import HttpApp
+from modyn.serving.protocol.http_limits import HttpLimits
+from modyn.serving.protocol.http_server import HttpServer
+from modyn.serving.versions.predictor import VersionName
+from modyn.supervisor.journal.records import TriggerRecord
+from modyn.supervisor.journal.states import TriggerState
 from modyn.testing.fake_predictor import FakeVersions
+from modyn.trainer_server.client import TrainingResult
 from tests.support.measuring import measured
 
 
@@ -120,7 +121,9 @@ def test_a_step_is_all_that_selection_and_trainer_spend_on_a_version() -> None:
         stages = {"load": 1.0, "forward": 2.0, "backward": 3.0, "step": 1.0, "hooks": hooks, "transform": 4.0, "store": 0.5}
         result = {"num_steps": 10, "seconds": stages}
         seconds = {"select": select, "train": train, "store": 0.5, "total": select + train}
-        return TriggerRecord(1, 10, 0, 9, 9, TriggerState.TRAINED, 0.0, training_result=result, seconds=seconds)
+        return TriggerRecord(
+            1, 10, 0, 9, 9, TriggerState.TRAINED, 0.0, training_result=TrainingResult.from_mapping(result), seconds=seconds
+        )
 
     step = pytest.importorskip("benchmark.online.step")
     parts = step.parts_of([version(2.0, 15.0, 1.0), version(4.0, 19.0, 1.0), version(3.0, 17.0, 1.0)])

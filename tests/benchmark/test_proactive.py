@@ -27,8 +27,8 @@ from benchmark.evidence.proactive import (
 )
 from benchmark.evidence.proactive_streams import DRAW, PARTS, STREAMS, position_of, timestamp_of
 from modyn.records import SampleBatch
-from modyn.supervisor.records import TriggerRecord
-from modyn.supervisor.states import TriggerState
+from modyn.supervisor.journal.records import TriggerRecord
+from modyn.supervisor.journal.states import TriggerState
 from modyn.supervisor.triggers import build_trigger
 
 
@@ -74,7 +74,7 @@ def test_retraining_begins_with_the_same_initial_model_and_ends_before_the_last_
     assert (fired[1], len(fired[2:])) == (initial, RETRAININGS)
 
 
-def test_other_samples_than_those_behind_the_initial_model_are_refused() -> None:
+def test_other_samples_than_those_after_the_initial_model_are_refused() -> None:
     check_tested([outcome("A", 0, 0.5, 1.0)], 1000)
     with pytest.raises(SystemExit, match="clicks, B, seed 2: 850 samples were tested, not 900"):
         check_tested([outcome("A", 0, 0.5, 1.0), outcome("B", 2, 0.5, 1.0, num_tested=850)], 1000)
@@ -95,7 +95,7 @@ def test_scenarios_go_side_by_side_where_there_are_fewer_seeds() -> None:
     assert parts_of(2, ["A", "B"], 3) == [(0, ("A",)), (0, ("B",)), (1, ("A",)), (1, ("B",))]
 
 
-def test_kept_outcomes_of_an_older_program_are_measured_anew(tmp_path: Path) -> None:
+def test_kept_outcomes_of_an_older_program_are_measured_again(tmp_path: Path) -> None:
     file, kept = tmp_path / "clicks-0.jsonl", outcome("A", 0, 0.5, 1.0)
     assert known_outcomes(file) == []
     fields = {name: value for name, value in asdict(kept).items() if name not in ("cost", "curve")}

@@ -20,7 +20,7 @@ def test_the_pictures_of_the_page_are_up_to_date(name: str) -> None:
 
 
 def test_the_table_of_rare_classes_is_that_of_the_page() -> None:
-    assert table() in (PICTURES.parent / "seasons.md").read_text(), "python -m benchmark.triggers rare_classes"
+    assert table() in (PICTURES.parent / "rare-classes.md").read_text(), "python -m benchmark.triggers rare_classes"
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from modyn.cache.performance_model import CacheStore, DatasetSizes, Split, TrainingNodes, Workload, predict, storage_limits
-from modyn.cache.split_plan import plan_cache
+from modyn.cache.plan.performance_model import CacheStore, DatasetSizes, Split, TrainingNodes, Workload, predict, storage_limits
+from modyn.cache.plan.split_plan import plan_cache
 
 KB: Final = 1024
 GBIT: Final = 1e9 / 8
@@ -26,7 +26,7 @@ SERVERS: Final = (("in-house", 1), ("in-house", 2), ("AWS", 1), ("Azure", 1), ("
 FOOTPRINTS: Final = {"ImageNet-1K": (142, 114.62), "OpenImages": (517, 315.84), "ImageNet-22K": (1400, 91.39)}
 """Size of the dataset in GB, and of a sample in KB."""
 PRINTED: Final = Split(58, 42, 0)
-"""Of ImageNet-1K on one in-house server."""
+"""The split of ImageNet-1K on one in-house server."""
 
 
 def case(platform: str, num_nodes: int, dataset: str, kb: int = KB, gbit: float = GBIT) -> tuple[Workload, CacheStore]:
@@ -46,7 +46,7 @@ def case(platform: str, num_nodes: int, dataset: str, kb: int = KB, gbit: float 
 
 
 def row(platform: str, num_nodes: int, dataset: str) -> str:
-    """One line of the table in docs/cache.md."""
+    """One line of the table in benchmark/cache/paper_cases.md."""
     workload, cache = case(platform, num_nodes, dataset)
     found = predict(workload, cache)
     limits = storage_limits(workload, None)
@@ -63,5 +63,5 @@ def row(platform: str, num_nodes: int, dataset: str) -> str:
 
 
 def table() -> list[str]:
-    """All lines of the table in docs/cache.md."""
+    """All lines of the table in benchmark/cache/paper_cases.md."""
     return [row(platform, num_nodes, dataset) for platform, num_nodes in SERVERS for dataset in FOOTPRINTS]

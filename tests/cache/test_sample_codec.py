@@ -64,7 +64,7 @@ def raw(tensor: torch.Tensor) -> bytes:
 
 
 def assert_equal(one: Any, other: Any) -> None:
-    """Of the same types, shapes, orders of axes and bits."""
+    """Whether both have the same types, shapes, orders of axes and bits."""
     assert type(one) is type(other)
     if isinstance(one, tuple):
         assert len(one) == len(other)
@@ -150,7 +150,7 @@ class _Tuple(tuple[int, ...]):
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "sparse": (
         lambda: torch.eye(2).to_sparse(),
-        r"the sample is a sparse tensor \(torch.sparse_coo\), which the cache cannot keep",
+        r"the sample is a sparse tensor \(torch.sparse_coo\); the cache cannot keep it",
     ),
     "quantized": (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), r"a quantized tensor \(torch.qint8\)"),
     "gradient": (lambda: torch.ones(2, requires_grad=True), "a tensor that requires a gradient"),
@@ -164,9 +164,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "list": (lambda: [1, 2], "a list"),
     "none": (lambda: None, "a NoneType"),
     "file": (io.BytesIO, "a BytesIO"),
-    "palette": (lambda: Image.new("P", (2, 2)), "an image of mode P, which .* would change"),
+    "palette": (lambda: Image.new("P", (2, 2)), r"an image of mode P \(.* changes it\)"),
     "bits": (lambda: Image.new("1", (2, 2)), "an image of mode 1"),
-    "not read yet": (lambda: _of_file("JPEG"), "a JpegImageFile, which is not read yet"),
+    "not read yet": (lambda: _of_file("JPEG"), "a JpegImageFile that is not read yet"),
     "transparent": (lambda: _of_file("PNG", transparency=(0, 0, 0)).convert("RGB"), "an image with a transparent colour"),
     "numbers in memory": (lambda: memoryview(b"12345678").cast("q"), "a memoryview"),
     "not contiguous": (lambda: memoryview(b"abcdef")[::2], "a memoryview"),

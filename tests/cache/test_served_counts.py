@@ -26,14 +26,6 @@ def test_what_is_prepared_for_the_cache_only_counts_as_preparation() -> None:
     assert (nothing.hit_share, nothing.preparations) == (0, 0)
 
 
-def test_the_counts_of_a_result_are_those_of_all_candidates() -> None:
-    assert ServedCounts.of_result({"num_samples": 100}) is None
-    assert ServedCounts.of_result({"num_samples": 100, "num_cached": NUM_CACHED, "cache_work": WORK}) == COUNTS
-    downsampling = {"mode": "batch_then_sample", "num_candidates": 100}
-    result = {"num_samples": 50, "num_cached": NUM_CACHED, "cache_work": WORK, "downsampling": downsampling}
-    assert ServedCounts.of_result(result) == COUNTS
-
-
 def test_saved_seconds_follow_from_what_was_measured() -> None:
     """Eighty samples not read, of which seventy not decoded."""
     read = PROFILE.encoded_bytes / PROFILE.storage_bytes_per_s

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modyn.cache.tier import CacheTier, PartedBuffer, TierPlace
+from modyn.cache.tiers.tier import CacheTier, PartedBuffer, TierPlace
 from modyn.errors import ConfigError, ConflictError
 from modyn.records import Int64Array
 from modyn.testing.waiting import eventually
@@ -211,7 +211,7 @@ def test_a_process_that_is_killed_leaves_whole_samples_and_a_right_count(opener:
 
 
 def test_a_place_is_checked() -> None:
-    with pytest.raises(ConfigError, match="'a/b' is no name of a tier"):
+    with pytest.raises(ConfigError, match="'a/b' is not a name of a tier"):
         TierPlace("a/b", b"", 1)
     with pytest.raises(ConfigError, match="has a budget of -1 bytes; give at least 0"):
         TierPlace("encoded", b"", -1)

@@ -40,5 +40,5 @@ def test_a_trigger_with_the_name_of_a_builtin_one_is_listed_and_not_used(tmp_pat
         assert check_here(load_yaml(tiny_pipeline("numbers"), "p.yaml")) == []
         listed = json.loads(run_command(["plugins", "--json"], tmp_path, variables).stdout)
         (broken,) = [plugin for plugin in listed if plugin["problem"]]
-        assert "takes the name of a built-in one" in broken["problem"]
+        assert "has the name of a built-in one" in broken["problem"]
         assert sum(plugin["id"] == "DataAmountTrigger" for plugin in listed) == 2

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from modyn.cache.profile import CacheProfile, profile_path, write_profile
+from modyn.cache.plan.profile import CacheProfile, profile_path, write_profile
 from modyn.cli.cache import print_profile
 from modyn.cli.main import app
-from modyn.dataset import pipeline_cache
+from modyn.dataset.cached import pipeline_cache
 from modyn.testing.stack import tiny_pipeline, tiny_training
-from modyn.trainer_server.cache_planning import forecast_notes
-from modyn.trainer_server.profiled_pipeline import load_profiled
+from modyn.trainer_server.cache_plan.cache_planning import forecast_notes
+from modyn.trainer_server.cache_plan.profiled_pipeline import load_profiled
 from tests.support.cache_profiles import PROFILE
 
 PIPELINE = load_profiled(tiny_pipeline("photos"), "p.yaml")
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def profile(folder: Path) -> CacheProfile:
-    """What was measured for this pipeline."""
+    """Measurements for this pipeline."""
     measured = replace(PROFILE, data_digest=PIPELINE.data_digest)
     write_profile(profile_path(folder / "state", "photos", PIPELINE.data_digest), measured)
     return measured
@@ -55,8 +55,11 @@ def cache(*arguments: str) -> Result:
         (("p.yaml", "--size", "2 cows"), "size: '2 cows' is not a size; write a number and one of B KB MB GB"),
         (("p.yaml", "--size", "9GiB"), "larger than the memory of this machine"),
         (("p.yaml", "--size", "1KB"), "holds no sample: one has 100,000 bytes as stored"),
-        (("p.yaml", "--split", "58-42-1"), "58-42-1 is no split of a cache: write whole percents from 0 on that add up to 100"),
-        (("p.yaml", "--split", "all"), "'all' is no split of a cache"),
+        (
+            ("p.yaml", "--split", "58-42-1"),
+            "58-42-1 is not a split of a cache: write whole percents from 0 on that add up to 100",
+        ),
+        (("p.yaml", "--split", "all"), "'all' is not a split of a cache"),
         (("p.yaml", "--picture", "no/such/p.svg"), "cannot write no/such/p.svg"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

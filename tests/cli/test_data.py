@@ -1,14 +1,18 @@
-"""What `modyn data` decides by itself."""
+"""Decisions of `modyn data`."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 
-from modyn.cli.data import cost_of_deletion
+from modyn.cli.data import change, cost_of_deletion
+from modyn.config.dataset import DatasetConfig
 from modyn.errors import ConflictError
 from modyn.records import RunId
-from modyn.supervisor.records import Run, RunMode
-from modyn.supervisor.states import RunState
+from modyn.supervisor.journal.records import Run, RunMode
+from modyn.supervisor.journal.states import RunState
 
 
 def run(name: str, state: RunState, dataset: str, *evaluated: str) -> Run:
@@ -30,10 +34,26 @@ def test_a_dataset_that_runs_read_is_not_deleted_unasked() -> None:
         run("other-1", RunState.TRAINING, "other"),
     ]
     assert cost_of_deletion("train", runs) == (
-        "down-1, down-2 cannot be resumed then; down-3 can be resumed and train on, but evaluations on train fail then: "
-        "a dataset that is registered under the name train later is another one"
+        "down-1, down-2 cannot be resumed afterwards; down-3 can be resumed and continue training, but evaluations on train will fail: "
+        "a dataset that is registered later as train counts as a different dataset"
     )
-    assert cost_of_deletion("train", runs[3:4]).startswith("down-3 can be resumed and train on")
+    assert cost_of_deletion("train", runs[3:4]).startswith("down-3 can be resumed and continue training")
     assert cost_of_deletion("unread", runs) == ""
-    with pytest.raises(ConflictError, match="dataset 'other' is read by other-1; stop them first"):
+    with pytest.raises(ConflictError, match="dataset 'other' is read by other-1; stop these runs first"):
         cost_of_deletion("other", runs)
+
+
+@pytest.mark.parametrize(("num_samples", "option", "noted"), [(5, "s", True), (5, "%Y", False), (0, "s", False)])
+def test_a_change_of_the_format_of_times_names_the_samples_that_keep_theirs(
+    num_samples: int, option: str, noted: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"label_index": 0, "timestamp_format": "%Y"}
+    fields = {"name": "d", "base_path": "/d", "file_wrapper": "CsvFileWrapper", "file_wrapper_config": options}
+    known = SimpleNamespace(config=DatasetConfig.model_validate({**fields, "timestamp_source": "column:1"}))
+    client = SimpleNamespace(
+        dataset=lambda _: known, change_dataset=lambda config: SimpleNamespace(config=config, num_samples=num_samples)
+    )
+    monkeypatch.setattr("modyn.cli.data.connect", lambda start: nullcontext(client))
+    change("d", [f"timestamp_format={option}"])
+    said = "5 indexed samples keep the times that were read with the former timestamp_format"
+    assert (said in capsys.readouterr().err) == noted

@@ -107,7 +107,7 @@ class Newer(SupervisorClient):
 
 @pytest.mark.timeout(60)
 def test_what_cannot_be_understood_ends_looking_on_with_advice(client: Client) -> None:
-    advice = "cannot be read: ValueError: 'something_new' is .*; the run continues. .* install the same one"
+    advice = "cannot be read: ValueError: 'something_new' is .*; the run continues. .* install the same version"
     with Newer(client.config.endpoint("supervisor")) as newer:
         client.__dict__["supervisor"] = newer
         with pytest.raises(ModynError, match=advice):
@@ -115,7 +115,7 @@ def test_what_cannot_be_understood_ends_looking_on_with_advice(client: Client) -
 
 
 class Interrupts:
-    """Ctrl-C as often as given, each time the events are read; then the run goes on to its end."""
+    """Press Ctrl-C the given number of times, each time the events are read; then the run continues to its end."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -65,7 +65,7 @@ def test_commands_that_only_read_answer_in_json(command: tuple[str, ...]) -> Non
 
 
 def test_help_loses_no_text_in_brackets() -> None:
-    """Where it looks like the name of a style, rich takes it for one."""
+    """Rich would take a text that looks like the name of a style for one."""
     command, found = get_command(app), list[str]()
     commands = [command, *command.commands.values()]  # type: ignore[attr-defined]
     for each in [*commands, *(sub for group in commands[1:] for sub in getattr(group, "commands", {}).values())]:

@@ -34,7 +34,7 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_run(tmp_path: Pat
     (tmp_path / "shut").mkdir(mode=0o555)
     done = modyn(tmp_path, "run", "p.yaml", "--report", "shut/report.html")
     assert done.returncode == 2
-    assert "may not write" in done.stderr
+    assert "cannot write" in done.stderr
 
 
 @pytest.mark.slow
@@ -83,7 +83,7 @@ def test_commands_that_only_read_start_and_write_nothing(tmp_path: Path) -> None
     (tmp_path / "p.yaml").write_text(tiny_pipeline("d"))
     done = modyn(tmp_path, "check", "p.yaml")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert done.stderr == "p.yaml is valid here; no services run, so no dataset was looked for\n"
+    assert done.stderr == "p.yaml is valid here; no services run, so datasets were not checked\n"
     (tmp_path / "bad.yaml").write_text(tiny_pipeline("d", training=tiny_training(optimization_criterion={"name": "NoSuchLoss"})))
     done = modyn(tmp_path, "check", "bad.yaml")
     assert done.returncode == 1
@@ -100,7 +100,7 @@ def test_a_service_that_is_not_there_is_told_soon(tmp_path: Path, monkeypatch: p
         held.bind(("127.0.0.1", 0))
         (tmp_path / "modyn.yaml").write_text(f"supervisor: {{address: '127.0.0.1:{held.getsockname()[1]}'}}\n")
         done = modyn(tmp_path, "--config", "modyn.yaml", "ps")
-        # In this process once more: the start of a program takes as long as the machine likes.
+        # Again in this process, since the time of a program's start depends on the machine.
         monkeypatch.setenv("MODYN_CONFIG", str(tmp_path / "modyn.yaml"))
         with connect() as client:
             started = time.monotonic()
@@ -115,7 +115,7 @@ def test_a_service_that_is_not_there_is_told_soon(tmp_path: Path, monkeypatch: p
     ("arguments", "message"),
     [
         (["--format", "onx"], "'onx' is neither torch nor onnx"),
-        (["--format", "onnx"], "say what the model takes, for example --input 1,28,28"),
+        (["--format", "onnx"], "name the inputs of the model, for example --input 1,28,28"),
     ],
 )
 def test_a_format_of_an_export_that_cannot_be(tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -126,4 +126,4 @@ def test_a_format_of_an_export_that_cannot_be(tmp_path: Path, arguments: list[st
 def test_an_exported_model_does_not_take_the_name_of_its_description(tmp_path: Path) -> None:
     done = modyn(tmp_path, "models", "export", "1", "model.json")
     assert done.returncode == 2
-    assert "model.json is the name of the description" in " ".join(done.stderr.split())
+    assert "model.json is the name for the JSON file with the model's class" in " ".join(done.stderr.split())

@@ -35,19 +35,22 @@ def test_the_kinds_of_payload() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b"{", "it is no JSON"),
-        (b"\xff", "it is no JSON"),
-        (b"[1]", "it is no JSON object"),
+        (b"{", "it is not JSON"),
+        (b"\xff", "it is not JSON"),
+        (b"[1]", "it is not a JSON object"),
         (b'{"label": 1, "payload": ""}', "'key' is missing; it must be a text"),
         (b'{"key": 7, "label": 1, "payload": ""}', "'key' is 7"),
-        (b'{"key": "a", "label": "1", "payload": ""}', "'label' is '1'; it must be a number, or left out if it comes later"),
+        (
+            b'{"key": "a", "label": "1", "payload": ""}',
+            "'label' is '1'; it must be a number; leave it out if it is not known yet",
+        ),
         (b'{"key": "a", "label": true, "payload": ""}', "'label' is True"),
-        (b'{"key": "a", "label": NaN, "payload": ""}', "NaN is no number of JSON"),
+        (b'{"key": "a", "label": NaN, "payload": ""}', "NaN is not a JSON number"),
         (b'{"key": "a", "label": 1}', "it has no payload; give one of payload, payload_base64, features"),
         (b'{"key": "a", "label": 1, "payload": "", "features": {}}', "it has payload and features; give one of"),
         (b'{"key": "a", "label": 1, "features": [1]}', "'features' is [1]; it must be an object"),
         (b'{"key": "a", "label": 1, "payload": 3}', "'payload' is 3; it must be a text"),
-        (b'{"key": "a", "label": 1, "payload_base64": "*"}', "'payload_base64' is no Base64"),
+        (b'{"key": "a", "label": 1, "payload_base64": "*"}', "'payload_base64' is not Base64"),
         (
             b'{"key": "a", "label": 1, "payload": "", "timestamp": true}',
             "'timestamp' is true or false, neither a number nor a text",

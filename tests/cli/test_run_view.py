@@ -1,4 +1,4 @@
-"""What is shown of a run follows from its events, however often and however broken off they come."""
+"""The view of a run depends only on its events, even if they are repeated or interrupted."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from modyn.cli.follow import RunView, draw, line_of, progress_line
-from modyn.cli.output import clock
-from modyn.cli.serving_lines import SHOWN_S
-from modyn.supervisor.client import EventKind, RunEvent
+from modyn.cli.views.event_texts import SHOWN_S
+from modyn.cli.views.output import clock
+from modyn.supervisor.client import EventKind, Evidence, RunEvent
+from modyn.supervisor.evidence import evidence_to_json
 
 DAY = 86_400
 
@@ -121,10 +122,10 @@ def test_the_stage_of_a_training_is_shown_with_its_progress() -> None:
     assert progress_line(view).endswith("training trigger 0: 64 samples, 1,000 samples/s, loss 0.5000")
 
 
-@pytest.mark.parametrize(("score", "why"), [(0.71428, "score 0.7143"), (None, "no score, as the trigger before")])
+@pytest.mark.parametrize(("score", "why"), [(0.71428, "score 0.7143"), (None, "no score: same policy as for the trigger before")])
 def test_a_line_says_which_policy_serves_a_trigger_by_a_score(score: float | None, why: str) -> None:
     begun = step(1, 3, "train", "started", downsampling_turn=1, downsampling_score=score)
-    assert line_of(begun) == f"trigger 3 is served by policy 1 of downsampling_list ({why})"
+    assert line_of(begun) == f"trigger 3 uses policy 1 of downsampling_list ({why})"
 
 
 def test_progress_without_numbers_is_shown_as_such() -> None:
@@ -143,7 +144,7 @@ def test_a_training_that_waits_for_a_worker_is_shown_as_queued() -> None:
     assert "starting" not in drawn(view)
 
 
-def test_nothing_goes_on_in_a_run_that_was_cut_off() -> None:
+def test_no_work_continues_in_an_interrupted_run() -> None:
     view = view_of(RUN[:8])
     view.apply(event(0, EventKind.TRAINING_PROGRESS, 0, samples_seen=1, samples_total=2, batches_seen=1))
     assert view.evaluations_running
@@ -194,19 +195,19 @@ def test_a_line_says_how_many_samples_a_training_skipped() -> None:
     assert line_of(trained) == "trigger 3 trained in 1.5 s, loss 0.2500, 1,200 samples skipped: model 7"
 
 
-def check(seq: int, position: int, **evidence: float) -> RunEvent:
+def check(seq: int, position: int, *evidence: Evidence, fires: bool = True) -> RunEvent:
     detail: dict[str, Any] = {
         "position": position,
         "timestamp": DAY,
-        "fires": bool(evidence["unusual"]),
+        "fires": fires,
         "seconds": 0.5,
-        "evidence": evidence,
+        "evidence": evidence_to_json(evidence),
     }
     return event(seq, EventKind.CHECK, **detail)
 
 
 def test_each_check_is_a_line_and_the_newest_ones_are_drawn() -> None:
-    events = [check(seq, 10 * seq, **{"mmd": 0.25, "mmd.threshold": 0.2, "unusual": 1.0}) for seq in range(1, 8)]
+    events = [check(seq, 10 * seq, Evidence("mmd", 0.25, threshold=0.2), Evidence.flag("unusual")) for seq in range(1, 8)]
     assert line_of(events[0]) == "check after 10 samples (1970-01-02 00:00:00): mmd 0.2500 > 0.2000; fires, 0.50 s"
     view = view_of(events)
     assert view.num_samples == 70
@@ -217,16 +218,16 @@ def test_each_check_is_a_line_and_the_newest_ones_are_drawn() -> None:
 
 
 def test_checks_of_the_policy_of_steps_are_marked() -> None:
-    of_steps = check(2, 20, mmd=0.25, unusual=0.0)
+    of_steps = check(2, 20, Evidence("mmd", 0.25), fires=False)
     of_steps.detail["online"] = True
-    text = drawn(view_of([check(1, 10, mmd=0.25, unusual=0.0), of_steps]))
+    text = drawn(view_of([check(1, 10, Evidence("mmd", 0.25), fires=False), of_steps]))
     assert "20 (steps)" in text
     assert "10 (steps)" not in text
 
 
 def test_checks_of_many_metrics_fit_a_line() -> None:
-    many = {f"drift/metric-{number}": 0.25 for number in range(6)}
-    line = line_of(check(1, 10, **many, unusual=0.0))
+    many = [Evidence(f"metric-{number}", 0.25, subtrigger="drift") for number in range(6)]
+    line = line_of(check(1, 10, *many, fires=False))
     assert line is not None
     assert "3 more" in line
     assert len(line) < 160
@@ -259,7 +260,7 @@ def test_steps_are_shown_as_such() -> None:
     assert lines[0] == "trigger 2 fired for steps at 1970-01-02 00:00:00 after 100 samples"
     assert lines[1] is not None
     assert lines[1].endswith("prequential error 0.2100 over 100 samples, rolled back once: model 8")
-    assert lines[3] == "trigger 3 only tested, steps pause: prequential error 0.2000 over 100 samples"
+    assert lines[3] == "trigger 3 only tested its samples, steps are paused: prequential error 0.2000 over 100 samples"
 
 
 def test_what_is_served_is_shown_until_no_server_reports() -> None:

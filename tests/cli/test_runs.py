@@ -1,4 +1,4 @@
-"""What `modyn show` prints of a run with very many triggers: the newest of everything, and how many there are; and what without pandas."""
+"""Output of `modyn show` for a run with many triggers: the newest items and their numbers; and the output without pandas."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 from benchmark.report_of_many import invented_results
 from modyn.cli.main import app
-from modyn.cli.run_tables import print_checks, print_results, print_runs, show_results
 from modyn.cli.runs import _check_report
+from modyn.cli.views.run_tables import print_checks, print_results, print_runs, show_results
 from modyn.client import Client
 from modyn.config.system import SystemConfig
 from modyn.errors import UnavailableError
 from modyn.records import RunId
-from modyn.supervisor.client import CheckRecord, Run, RunMode, RunState
+from modyn.supervisor.client import CheckRecord, Evidence, Run, RunMode, RunState
 
 
 def test_the_newest_triggers_of_many_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,9 +109,14 @@ def test_evaluations_that_are_missing_have_a_column(capsys: pytest.CaptureFixtur
 
 
 def test_checks_are_shown_with_their_evidence(capsys: pytest.CaptureFixture[str]) -> None:
-    evidence = {"mmd": 0.25, "mmd.threshold": 0.2, "mmd.unusual": 1, "unusual": 1}
-    many = {f"m{number}": 0.5 for number in range(6)}
-    print_checks([CheckRecord(500, True, evidence, 0.5, timestamp=86_400), CheckRecord(600, False, many)])
+    evidence = [Evidence("mmd", 0.25, threshold=0.2, unusual=True), Evidence.flag("unusual")]
+    many = [Evidence(f"m{number}", 0.5) for number in range(6)]
+    print_checks(
+        [
+            CheckRecord(500, True, evidence, 0.5, timestamp=86_400),
+            CheckRecord(600, False, many),
+        ]
+    )
     assert capsys.readouterr().out.splitlines() == [
         "after samples\ttime\tevidence\tverdict\tseconds",
         "500\t1970-01-02 00:00:00\tmmd 0.2500 > 0.2000 unusual\tfires\t0.5000",
@@ -120,7 +125,12 @@ def test_checks_are_shown_with_their_evidence(capsys: pytest.CaptureFixture[str]
 
 
 def test_checks_of_two_policies_name_them(capsys: pytest.CaptureFixture[str]) -> None:
-    print_checks([CheckRecord(500, False, {"mmd": 0.25}), CheckRecord(500, True, {"loss": 0.5}, online=True)])
+    print_checks(
+        [
+            CheckRecord(500, False, [Evidence("mmd", 0.25)]),
+            CheckRecord(500, True, [Evidence("loss", 0.5)], online=True),
+        ]
+    )
     assert capsys.readouterr().out.splitlines() == [
         "after samples\tpolicy\ttime\tevidence\tverdict\tseconds",
         "500\ttrigger\t–\tmmd 0.2500\t\t0.0000",

@@ -1,4 +1,4 @@
-"""Which files `modyn logs` reads, and which of their lines it prints."""
+"""Files that `modyn logs` reads, and lines that it prints."""
 
 from __future__ import annotations
 

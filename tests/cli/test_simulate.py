@@ -1,8 +1,9 @@
-"""`modyn simulate`: what is refused before any service is asked, what is printed, and what Ctrl-C does."""
+"""`modyn simulate`: refusals before a service is asked, output, and Ctrl-C."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +13,15 @@ from typer.testing import CliRunner
 
 from modyn.analysis.simulation import simulation_table
 from modyn.analysis.simulation_report import MAX_MARKS, render_simulation, times_figure
+from modyn.cli import simulate
 from modyn.cli.main import app
 from modyn.cli.simulate import _Progress, _without_formulas, _write, print_simulation
 from modyn.records import SampleBatch
-from modyn.supervisor.simulate import SimulatedPolicy, Simulation
-from modyn.supervisor.simulation import SimulationProgress
-from modyn.supervisor.training_forecast import TrainingForecast
+from modyn.supervisor.simulation.engine import SimulatedPolicy, Simulation
+from modyn.supervisor.simulation.run_simulation import SimulationProgress
+from modyn.supervisor.simulation.training_forecast import TrainingForecast
 from modyn.supervisor.triggers import build_trigger
-from modyn.supervisor.triggers.training_seconds import TrainingSeconds
+from modyn.supervisor.triggers.measures.training_seconds import TrainingSeconds
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def test_a_policy_is_a_line(table: pd.DataFrame, capsys: pytest.CaptureFixture[s
     table["failed"] = ["", "after 3 samples: it diverged"]
     print_simulation(table)
     assert capsys.readouterr().out.splitlines()[2].endswith("\tafter 3 samples: it diverged")
-    assert "nearest earlier one" in output.err
+    assert "nearest model before" in output.err
 
 
 def test_trainings_have_a_price_where_an_hour_has_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,15 +116,32 @@ def test_the_page_shows_all_policies_and_escapes_their_names(table: pd.DataFrame
     assert sum(marks["customdata"]) == 10**4
 
 
-def test_the_first_interrupt_ends_between_two_pieces_and_the_second_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = _Progress()
-    done = SimulationProgress(100, 400, 0, 2.0, 3)
-    progress.show(done)
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([], "interrupted before any sample was simulated"),
+        ([SimulationProgress(1_500, 4_000, 2.0, 3)], "interrupted after 1,500 of 4,000 samples through 3 policies"),
+    ],
+)
+def test_ctrl_c_says_how_far_it_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[SimulationProgress], said: str
+) -> None:
+    class Interrupted:
+        """A client whose user presses Ctrl-C after these steps."""
+
+        def simulate(self, *_: object, progress: Callable[[SimulationProgress], None], **__: object) -> None:
+            for step in steps:
+                progress(step)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(simulate, "connect", lambda **_: nullcontext(Interrupted()))
+    file = tmp_path / "policies.yaml"
+    file.write_text("policies:\n  a: {id: DataAmountTrigger, num_samples: 5}\n")
+    done = CliRunner().invoke(app, ["simulate", str(file), "--dataset", "d"])
+    assert done.exit_code != 0
+    assert said in done.stderr.splitlines()
+
+
+def test_progress_is_shown_with_the_seconds_that_are_left(capsys: pytest.CaptureFixture[str]) -> None:
+    _Progress().show(SimulationProgress(100, 400, 2.0, 3))
     assert capsys.readouterr().err == "100 of 400 samples through 3 policies, 6 s left\n"
-    progress.interrupt()
-    assert "Ctrl-C again ends at once" in capsys.readouterr().err, "it is said at once, however long a piece takes"
-    progress.show(replace(done, asks_on=2))
-    with pytest.raises(KeyboardInterrupt):
-        progress.show(done)
-    with pytest.raises(KeyboardInterrupt):
-        progress.interrupt()

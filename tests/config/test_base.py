@@ -60,7 +60,7 @@ def test_an_unknown_key_that_resembles_none_lists_them() -> None:
 
 def test_keys_are_known_below_lists_unions_and_options() -> None:
     found = problem({"shapes": [{"kind": "circle", "radius": 1}, {"kind": "square", "side_length": 1, "side_lenght": 1}]})
-    assert found.path == "drawing.shapes.1.side_lenght", "as it stands in the file: the kind is no key"
+    assert found.path == "drawing.shapes.1.side_lenght", "as it stands in the file: the kind is not a key"
     assert found.message == "there is no such key, did you mean 'side_length'? Allowed: kind, side_length"
     found = problem({"frame": {"kind": "square", "side_length": 1, "sid": 2}})
     assert found.message.endswith("Allowed: kind, side_length")

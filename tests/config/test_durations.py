@@ -94,14 +94,14 @@ def test_sections_take_them_as_users_write_them() -> None:
     ],
 )
 def test_digits_that_are_a_date_or_a_finer_unit_are_refused(value: int | str, meant: str) -> None:
-    with pytest.raises(ValueError, match=f"is most likely no number of seconds since 1970; write '{meant}'"):
+    with pytest.raises(ValueError, match=f"is probably not in seconds since 1970; write '{meant}'"):
         parse_timestamp(value)
     assert format_timestamp(parse_timestamp(meant)).startswith(meant)
 
 
 @pytest.mark.parametrize("value", [20130230, "20130000", 1900_00_00])
 def test_digits_of_a_day_that_does_not_exist_are_refused(value: int | str) -> None:
-    with pytest.raises(ValueError, match=f"{value}'? has the digits of a date, and is no day of the calendar"):
+    with pytest.raises(ValueError, match=f"{value}'? has the digits of a date, but is not a day of the calendar"):
         parse_timestamp(value)
     assert [parse_timestamp(18_99_99_99), parse_timestamp(2101_00_00)] == [18999999, 21010000]
 

@@ -93,7 +93,7 @@ def test_f1_scores_with_one_average_are_numbered() -> None:
     source = read(todays(evaluation=section))
     _, *scores = source.data["evaluation"]["datasets"][0]["metrics"]
     assert [score.get("label") for score in scores] == [None, "F1Score-micro", "F1Score-micro-3", "F1Score-micro-4"]
-    assert source.notes[1].message == "is called `F1Score-micro-3`: another one is called `F1Score`"
+    assert source.notes[1].message == "gets the label `F1Score-micro-3`, because another metric has the label `F1Score`"
 
 
 def test_a_value_that_is_written_otherwise_today_is_told() -> None:
@@ -133,7 +133,7 @@ def test_what_is_not_available_is_refused_once_and_says_what_to_do() -> None:
     first = {"activated": True, "reference": "amount", "amount": 0.5}
     source = read(older(strategy(), DAILY, {"initial_pass": first, "generative": True}))
     assert refused(source) == [
-        "training.initial_pass: is not available here: what the first trigger starts from is `initial_model` with `initial_model_id`; "
+        "training.initial_pass: is not available here: `initial_model` and `initial_model_id` decide where the first trigger starts from; "
         "remove the key",
         "training.generative: is not available here: models are trained on labels; remove the key",
     ]

@@ -40,8 +40,8 @@ def test_values_are_set_and_comments_kept() -> None:
     [
         ("training.batch_size", "is not a setting; write PATH=VALUE"),
         ("training..a=1", "is not a setting"),
-        ("training.optimizers.1.name=b", "'1' is not the number of an item; the list has 1, counted from 0"),
-        ("training.batch_size.x=1", "leads through a value that has no fields"),
+        ("training.optimizers.1.name=b", "'1' is not the number of an item: items are counted from 0, and the list has 1"),
+        ("training.batch_size.x=1", "goes through a value that has no fields"),
     ],
 )
 def test_what_is_no_setting(setting: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""What the section `preprocessing` says to sections that decode samples."""
+"""Columns that sections which decode samples get from the section `preprocessing`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def test_the_section_is_not_written_where_samples_are_decoded() -> None:
         "online": {"trigger": trigger},
         "evaluation": {"datasets": [{"dataset_id": "d"}, own]},
     }
-    message = "preprocessing is a section of its own, beside `data`: move it there, so that models, evaluations and serving have it alike"
+    message = (
+        "preprocessing is a section of its own, next to `data`: move it there, so that training, evaluation and serving share it"
+    )
     assert [problem.path for problem in check_frame(pipeline) if problem.message == message] == [
         "data.preprocessing",
         "trigger.subtriggers.a.evaluation.dataset.preprocessing",

@@ -42,14 +42,16 @@ def test_names_of_metrics_may_have_spaces() -> None:
      "Accuracy on test not worse than serving", "Accuracy on test not worse than promoted by -1"],
 )  # fmt: skip
 def test_what_is_no_condition_is_named(text: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"'{re.escape(text)}' is no condition of a promotion; write, for example"):
+    with pytest.raises(InvalidArgumentError, match=f"'{re.escape(text)}' is not a condition of a promotion; write, for example"):
         parse_condition(text)
 
 
 def test_the_section_says_which_condition_is_wrong_and_what_contradicts_it() -> None:
-    with pytest.raises(ValidationError, match="'Accuracy > 1' is no condition"):
+    with pytest.raises(ValidationError, match="'Accuracy > 1' is not a condition"):
         ServedRun(promote_if=("Accuracy on test >= 0.5", "Accuracy > 1"))
-    with pytest.raises(ValidationError, match="promote_if decides which version serves, and with follow: newest each one does"):
+    with pytest.raises(
+        ValidationError, match="promote_if decides which version serves, but with follow: newest each version serves"
+    ):
         ServedRun(promote_if=("Accuracy on test >= 0.5",), follow="newest")
 
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.config.dataset import DatasetConfig
-from modyn.config.endpoint import Endpoint
-from modyn.config.security import SecurityConfig
 from modyn.config.system import SERVICES, SystemConfig, load_system_config
+from modyn.config.system_sections.endpoint import Endpoint
+from modyn.config.system_sections.security import SecurityConfig
 from modyn.errors import ConfigError, UnavailableError
 
 
@@ -82,7 +82,7 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
         ("storage: {datasets: [{name: 'a b', base_path: /x, file_wrapper: F}]}", r"storage\.datasets\.0\.name: 'a b' is wrong"),
         (
             "storage: {datasets: [{name: a, base_path: 'ftp://KEY:hush@b/x', file_wrapper: F}]}",
-            r"storage\.datasets\.0: base_path begins with ftp:/, of which nothing is known; write s3://BUCKET/PREFIX",
+            r"storage\.datasets\.0: base_path begins with ftp:/, which is not a known scheme; write s3://BUCKET/PREFIX",
         ),
         ("storage: {datasets: [{name: a, base_path: '', file_wrapper: F}]}", r"storage\.datasets\.0\.base_path: '' is wrong"),
         ("security: {token: short}", r"security\.token"),
@@ -94,6 +94,7 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
             "alerts: {webhook_secret: hush}",
             r"alerts\.webhook_secret: the secret has fewer than 16 characters; choose a longer one$",
         ),
+        ("alerts: {apprise_urls: 'slack://hush'}", r"alerts\.apprise_urls: write a list of addresses, each as text$"),
         ("alerts: {smtp_address: 'h:25'}", r"alerts: smtp_address needs mail_from and mail_to"),
         ("alerts: {smtp_security: none, smtp_user: u}", r"alerts: smtp_user needs smtp_security starttls or tls"),
         ("alerts: {kinds: [late]}", r"alerts\.kinds\.0: 'late' is wrong: .*'failed', 'stalled', 'finished' or 'degraded'"),
@@ -151,6 +152,17 @@ def test_a_mistake_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("MODYN_STORAGE__NUM_THREADS", "0")
     with pytest.raises(ConfigError, match=r"storage\.num_threads: '0' is wrong"):
         load_system_config()
+
+
+def test_a_list_in_the_environment_is_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODYN_ALERTS__APPRISE_URLS", "slack://hush")
+    with pytest.raises(ConfigError, match=r'field "alerts".* must be JSON, for example') as caught:
+        load_system_config()
+    assert "hush" not in str(caught.value)
+    monkeypatch.setenv("MODYN_ALERTS__APPRISE_URLS", '["slack://hush"]')
+    alerts = load_system_config().alerts
+    assert alerts.apprise_urls == ("slack://hush",)
+    assert "hush" not in repr(alerts)
 
 
 @pytest.mark.parametrize(

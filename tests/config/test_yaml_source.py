@@ -121,7 +121,7 @@ def test_all_mistakes_are_listed_in_the_order_of_lines() -> None:
 def test_aliases_cannot_blow_up() -> None:
     levels = ["l0: &l0 [x, x, x, x, x, x, x, x, x, x]"]
     levels += [f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 10)}]" for i in range(1, 12)]
-    with pytest.raises(ConfigError, match="more than 100000 values with its aliases expanded"):
+    with pytest.raises(ConfigError, match="more than 100000 values after its aliases are expanded"):
         load_yaml("\n".join(levels), "p.yaml")
 
 

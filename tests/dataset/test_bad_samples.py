@@ -56,7 +56,11 @@ def test_a_bad_sample_ends_the_reading_and_names_its_file(fields: dict[str, Any]
         batches(config(**fields), short_cut=True)
     message = caught.value.message
     assert "sample 3 of dataset 'fake'" in message
-    assert "in /fake/file at 3: correct it, `modyn data delete fake --key 3`, or set data.on_bad_sample: skip" in message
+    assert (
+        "in /fake/file at 3: correct the file and index it again with `modyn data reindex fake FILE`, delete the sample"
+        in message
+    )
+    assert message.endswith("with `modyn data delete fake --key 3`, or set data.on_bad_sample: skip")
 
 
 def test_code_that_exits_is_a_bad_sample_too() -> None:
@@ -110,7 +114,7 @@ def test_an_image_that_unpacks_to_gigabytes_is_a_bad_sample() -> None:
         if caught is not None:
             assert "sample 3 of dataset 'fake'" in str(caught.value)
             assert "DecompressionBombError: Image size (3600000000 pixels) exceeds limit" in str(caught.value)
-            assert "in /fake/file at 3: correct it" in str(caught.value)
+            assert "in /fake/file at 3: correct the file" in str(caught.value)
     assert [[sample.key for sample in batch.bad] for batch in found["skip"]] == [[3], [], [17]]
 
 
@@ -182,7 +186,7 @@ def test_a_loader_lists_the_bad_samples_of_all_its_workers_once(workers: int) ->
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_bound_holds_for_all_processes_of_a_loader_together(workers: int) -> None:
-    """Of two processes each meets one bad sample of an epoch."""
+    """Each of two processes meets one bad sample of an epoch."""
     with (
         loader(workers, max_bad_samples=1) as batches,
         pytest.raises(DataError, match=r"2 samples .* more than data.max_bad_samples \(1\)"),

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modyn.dataset.batch import Batch, bounded, joined, on_device
-from modyn.trainer_server.training_plan import TrainingPlan
+from modyn.trainer_server.request.plan import TrainingPlan
 
 DEVICES = [
     "cpu",
@@ -91,7 +91,7 @@ def test_joining_keeps_all_samples_in_order_but_one_that_has_no_neighbour_in_its
         assert 1 not in map(len, of_epoch)
         last = plan.batches_in(epoch) - 1
         indices = {key: batch.index for batch in before if batch.epoch == epoch for key in batch.keys.tolist()}
-        # A training that goes on behind a batch sees none of its samples again.
+        # A training that resumes after a batch sees none of its samples again.
         assert [batch.index for batch in of_epoch] == [min(indices[int(batch.keys[-1])], last) for batch in of_epoch]
     for batch in after:
         first = batch.data["a"] if isinstance(batch.data, dict) else batch.data

@@ -1,4 +1,4 @@
-"""Keys and weights of a partition by row, whatever is kept of them."""
+"""Keys and weights of a partition by row, in each form that keeps them."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from modyn.config.base import load_section
+from modyn.dataset.code.user_code import EXTRAS, check_function, imported_name, missing_extras
 from modyn.dataset.config import DataConfig, RecordLayout
-from modyn.dataset.user_code import EXTRAS, check_function, imported_name, missing_extras
 from modyn.errors import ConfigError
 
 PARSER = "def bytes_parser_function(data: memoryview):\n    return torch.tensor(list(data))\n"
@@ -62,7 +62,11 @@ def test_checking_needs_no_torch() -> None:
         ({"record_layout": {"dtype": "uint8"}}, "data", "bytes_parser_function and record_layout are given"),
         ({"bytes_parser_function": None}, "data", "none is given"),
         ({"transformation": []}, "data.transformation", "did you mean 'transformations'?"),
-        ({"bytes_parser_function": None, "record_layout": {"dtype": "complex64"}}, "data.record_layout.dtype", "no element type"),
+        (
+            {"bytes_parser_function": None, "record_layout": {"dtype": "complex64"}},
+            "data.record_layout.dtype",
+            "not an element type",
+        ),
         ({"bytes_parser_function": None, "record_layout": {"dtype": "f4", "offset": -1}}, "data.record_layout.offset", "greater"),
         (
             {"bytes_parser_function": None, "record_layout": {"dtype": "f4", "shape": [0]}},

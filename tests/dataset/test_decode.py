@@ -15,10 +15,10 @@ import torch
 from PIL import Image
 
 from modyn.dataset.chunks import no_payloads
+from modyn.dataset.code.functions import compile_function, compile_transformation
+from modyn.dataset.code.user_code import EXTRAS
 from modyn.dataset.config import DataConfig, RecordLayout
 from modyn.dataset.decode import BLOCK, BatchPipeline
-from modyn.dataset.functions import compile_function, compile_transformation
-from modyn.dataset.user_code import EXTRAS
 from modyn.errors import ConfigError, DataError, UserCodeError
 from modyn.models.classes import LabelClasses
 from modyn.storage.model.samples import Payloads

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modyn.cache.keys import TierName
-from modyn.cache.memory_tier import MemoryTier
-from modyn.cache.tier import TierPlace
-from modyn.dataset.cache_source import CacheSource
+from modyn.cache.tiers.memory_tier import MemoryTier
+from modyn.cache.tiers.tier import TierPlace
+from modyn.dataset.cached.cache_source import CacheSource
 from modyn.dataset.config import DataConfig
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.records import Int64Array
@@ -24,12 +24,12 @@ DATA = DataConfig(
     bytes_parser_function="def bytes_parser_function(data):\n    return torch.frombuffer(bytearray(data), dtype=torch.int64)",
 )
 VALUE_BYTES = 5120
-"""That a small sample takes in shared memory."""
+"""Bytes that a small sample takes in shared memory."""
 BOTH_WAYS = pytest.mark.parametrize("short_cut", [False, True], ids=["flight", "local"])
 
 
 def source(folder: Path, encoded: int, decoded: int) -> CacheSource:
-    """With room for so many samples."""
+    """Budget for this number of samples."""
     budgets: dict[TierName, int] = {"encoded": encoded * VALUE_BYTES, "decoded": decoded * VALUE_BYTES}
     return CacheSource("memory", str(folder), {name: TierPlace(name, bytes(12), size) for name, size in budgets.items()})
 
@@ -67,7 +67,7 @@ def test_samples_that_move_leave_the_tier_that_they_were_in(
     lost: list[tuple[TierName, set[int]]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """Whatever the tiers lose between epochs, and whatever comes into its place."""
+    """Also when tiers lose values between epochs, and others take their place."""
     cache = source(tmp_path_factory.mktemp("cache"), *rooms)
     for name, keys in [("decoded", set[int]()), *lost]:
         MemoryTier(cache.places[name], Path(cache.address)).drop(np.array(sorted(keys), np.int64))

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from modyn.config.base import Severity
+from modyn.dataset.code.user_code import check_function, may_draw
 from modyn.dataset.config import DataConfig
-from modyn.dataset.user_code import check_function, may_draw
 from modyn.trainer_server.check import check
 from tests.support.training import MemoryData, RecordedReport, small_pipeline, train_in_memory
 
@@ -132,5 +132,5 @@ def test_check_says_which_functions_may_draw() -> None:
         ("data.batch_parser_function", Severity.WARNING),
         ("data.deterministic_transformations.0", Severity.WARNING),
     ]
-    assert "a parameter `generator` gets a seeded torch.Generator" in found[0].message
+    assert "a parameter `generator`, which gets a seeded torch.Generator" in found[0].message
     assert not DataConfig.model_validate({"dataset_id": "fake", "batch_parser_function": QUIET}).may_draw

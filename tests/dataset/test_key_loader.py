@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modyn.cache.keys import TierName
-from modyn.cache.tier import TierPlace
+from modyn.cache.tiers.tier import TierPlace
 from modyn.dataset.batch import CachedCounts
-from modyn.dataset.cache_source import CacheSource
+from modyn.dataset.cached.cache_source import CacheSource
 from modyn.dataset.config import DataConfig, RecordLayout
 from modyn.dataset.connections import PayloadReader
 from modyn.dataset.key_loader import KEYS_PER_READ, load_keys

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modyn.cache.tier import TierPlace
-from modyn.dataset.cache_source import CacheSource
+from modyn.cache.tiers.tier import TierPlace
+from modyn.dataset.cached.cache_source import CacheSource
 from modyn.dataset.config import DataConfig
 from modyn.dataset.loader import BatchLoader
 from modyn.dataset.preparation_clock import NO_TIMES, PreparationTimes, ReadClock

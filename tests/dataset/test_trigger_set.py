@@ -168,7 +168,7 @@ def test_resuming_skips_exactly_what_was_consumed(
 def test_an_epoch_that_is_set_is_served_alone_and_resumed_alone(
     *, num_keys: int, partition: int, size: int, num_epochs: int, consumed: int, num_workers: int
 ) -> None:
-    """As users of PyTorch's samplers expect: whatever `epochs` is, and in the order that the epoch has in the whole."""
+    """Batches are as users of PyTorch's samplers expect: for any `epochs`, and in the order that the epoch has in the whole."""
     keys = trigger_set(num_keys, partition)
 
     def dataset(epochs: int, seed: int | None) -> TriggerSetDataset:

@@ -8,7 +8,8 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from modyn.local.databases import PostgresServer
 from modyn.testing.waiting import PATIENCE_S
 
 SO_ATTACH_FILTER = 26
-"""Of Linux; module socket does not have it."""
+"""An option of Linux that module socket lacks."""
 MIGRATION = """
 from alembic import op
 import sqlalchemy as sa
@@ -44,65 +45,58 @@ def migrations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     sys.modules.pop("demo_migrations", None)
 
 
+@pytest.fixture
+def connect(system_config: SystemConfig, migrations: Path) -> Iterator[Callable[[], Database]]:
+    """Opens the database, which is migrated then."""
+    with ExitStack() as opened:
+        yield lambda: opened.enter_context(closing(open_database(system_config, "demo", "demo_migrations")))
+
+
+@pytest.fixture
+def database(connect: Callable[[], Database]) -> Database:
+    return connect()
+
+
 def tables(database: Database) -> set[str]:
     with database.session() as session:
         return set(session.scalars(text("SELECT tablename FROM pg_tables WHERE schemaname = 'demo'")))
 
 
-def test_migrations_run_once_and_go_on_where_they_stopped(system_config: SystemConfig, migrations: Path) -> None:
-    open_database(system_config, "demo", "demo_migrations").close()
-    again = open_database(system_config, "demo", "demo_migrations")
-    assert tables(again) == {"first", "alembic_version"}
+def test_migrations_run_once_and_continue_where_they_stopped(connect: Callable[[], Database], migrations: Path) -> None:
+    connect()
+    assert tables(connect()) == {"first", "alembic_version"}
     (migrations / "0002_more.py").write_text(MIGRATION.format(number="0002", down='"0001"', table="second"))
-    later = open_database(system_config, "demo", "demo_migrations")
-    assert tables(later) == {"first", "second", "alembic_version"}
-    again.close()
-    later.close()
+    assert tables(connect()) == {"first", "second", "alembic_version"}
 
 
 @pytest.mark.parametrize(
-    ("url", "shown"), [("mysql://me:secret@host/name", "'mysql://…'"), ("me:secret@host/name", "what stands there")]
+    ("url", "shown"), [("mysql://me:secret@host/name", "'mysql://…'"), ("me:secret@host/name", "what is there")]
 )
 def test_a_url_of_another_database_is_refused_without_its_password(tmp_path: Path, url: str, shown: str) -> None:
     with pytest.raises(
-        ConfigError, match=f"database_url: {shown} is no URL of PostgreSQL; begin it with postgresql://"
+        ConfigError, match=f"database_url: {shown} is not a URL of PostgreSQL; begin it with postgresql://"
     ) as caught:
         open_database(SystemConfig(state_dir=tmp_path, database_url=url), "demo", "demo_migrations")
     assert "secret" not in str(caught.value)
 
 
-def test_a_schema_of_another_release_is_refused_and_left_as_it_is(system_config: SystemConfig, migrations: Path) -> None:
-    open_database(system_config, "demo", "demo_migrations").close()
+def test_a_schema_of_another_release_is_refused_and_left_as_it_is(connect: Callable[[], Database], migrations: Path) -> None:
+    connect()
     ours = migrations / "0001_initial.py"
     theirs = ours.rename(migrations / "2001_initial.py")
     theirs.write_text(MIGRATION.format(number="2001", down=None, table="second"))
     with pytest.raises(ConflictError, match="schema 'demo' of the database has revision 0001, which this release does not know"):
-        open_database(system_config, "demo", "demo_migrations")
+        connect()
     theirs.rename(ours).write_text(MIGRATION.format(number="0001", down=None, table="first"))
-    database = open_database(system_config, "demo", "demo_migrations")
-    assert tables(database) == {"first", "alembic_version"}
-    database.close()
+    assert tables(connect()) == {"first", "alembic_version"}
 
 
-def test_two_starts_at_once_migrate_once(system_config: SystemConfig, migrations: Path) -> None:
-    failures: list[BaseException] = []
-
-    def start() -> None:
-        try:
-            open_database(system_config, "demo", "demo_migrations").close()
-        except BaseException as error:  # noqa: BLE001  (handed to the test)
-            failures.append(error)
-
-    threads = [threading.Thread(target=start) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+def test_two_starts_at_once_migrate_once(connect: Callable[[], Database]) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: connect(), range(4)))
 
 
-def test_a_block_that_raises_leaves_nothing(system_config: SystemConfig, migrations: Path) -> None:
-    database = open_database(system_config, "demo", "demo_migrations")
+def test_a_block_that_raises_leaves_nothing(database: Database) -> None:
     with pytest.raises(RuntimeError), database.session() as session:
         session.execute(text("INSERT INTO demo.first VALUES (1)"))
         raise RuntimeError
@@ -113,20 +107,17 @@ def test_a_block_that_raises_leaves_nothing(system_config: SystemConfig, migrati
         cursor.execute("INSERT INTO demo.first VALUES (3)")
     with database.session() as session:
         assert list(session.scalars(text("SELECT x FROM demo.first"))) == [3]
-    database.close()
 
 
-def test_one_holder_of_an_advisory_lock(system_config: SystemConfig, migrations: Path) -> None:
-    database = open_database(system_config, "demo", "demo_migrations")
+def test_one_holder_of_an_advisory_lock(database: Database) -> None:
     with database.advisory_lock("a") as first, database.advisory_lock("a") as second, database.advisory_lock("b") as other:
         assert (first, second, other) == (True, False, True)
     with database.advisory_lock("a") as later:
         assert later
-    database.close()
 
 
-def test_an_advisory_lock_is_waited_for(system_config: SystemConfig, migrations: Path) -> None:
-    ours, theirs = (open_database(system_config, "demo", "demo_migrations") for _ in range(2))
+def test_an_advisory_lock_is_waited_for(connect: Callable[[], Database]) -> None:
+    ours, theirs = connect(), connect()
     with ExitStack() as holder:
         assert holder.enter_context(theirs.advisory_lock("a"))
         with ours.advisory_lock("a", wait_s=0.1) as in_vain:
@@ -136,8 +127,6 @@ def test_an_advisory_lock_is_waited_for(system_config: SystemConfig, migrations:
         with ours.advisory_lock("a", wait_s=PATIENCE_S) as held:
             assert held
         release.join()
-    ours.close()
-    theirs.close()
 
 
 ADVISORY = (
@@ -145,9 +134,8 @@ ADVISORY = (
 )
 
 
-def test_a_hundred_locks_take_one_connection(system_config: SystemConfig, migrations: Path) -> None:
+def test_a_hundred_locks_take_one_connection(database: Database) -> None:
     """More than the pool has connections, and sessions still find one."""
-    database = open_database(system_config, "demo", "demo_migrations")
     with ExitStack() as locks:
         assert all(locks.enter_context(database.advisory_lock(f"run/{number}")) for number in range(100))
         with database.session() as session:
@@ -155,11 +143,10 @@ def test_a_hundred_locks_take_one_connection(system_config: SystemConfig, migrat
             assert session.scalar(text(f"SELECT count(*) {ADVISORY}")) == 100
     with database.session() as session:
         assert session.scalar(text(f"SELECT count(*) {ADVISORY}")) == 0
-    database.close()
 
 
-def test_locks_are_taken_again_after_their_connection_was_cut(system_config: SystemConfig, migrations: Path) -> None:
-    ours, theirs = (open_database(system_config, "demo", "demo_migrations") for _ in range(2))
+def test_locks_are_taken_again_after_their_connection_was_cut(connect: Callable[[], Database]) -> None:
+    ours, theirs = connect(), connect()
     with ours.advisory_lock("a") as held:
         assert held
         with theirs.session() as session:
@@ -168,12 +155,10 @@ def test_locks_are_taken_again_after_their_connection_was_cut(system_config: Sys
             assert (other, again) == (True, False)
     with theirs.advisory_lock("a") as later:
         assert later
-    ours.close()
-    theirs.close()
 
 
-def test_locks_are_kept_without_a_call_for_one_of_them(system_config: SystemConfig, migrations: Path) -> None:
-    ours, theirs = (open_database(system_config, "demo", "demo_migrations") for _ in range(2))
+def test_locks_are_kept_without_a_call_for_one_of_them(connect: Callable[[], Database]) -> None:
+    ours, theirs = connect(), connect()
     ours.keep_locks()
     assert not theirs.is_locked("a")
     with ours.advisory_lock("a"):
@@ -185,8 +170,6 @@ def test_locks_are_kept_without_a_call_for_one_of_them(system_config: SystemConf
         ours.keep_locks()
         assert theirs.is_locked("a")
     assert not theirs.is_locked("a")
-    ours.close()
-    theirs.close()
 
 
 class Network:
@@ -267,7 +250,7 @@ def test_a_network_that_is_lost_in_silence_hangs_no_lock(over_network: tuple[Net
 
 
 def test_connections_that_share_a_session_are_refused(system_config: SystemConfig) -> None:
-    """As behind PgBouncer with `pool_mode = transaction`, which gives a session to whoever comes next."""
+    """PgBouncer with `pool_mode = transaction` shares a session like this."""
     url = make_url(system_config.resolved_database_url()).set(drivername="postgresql+psycopg2")
     refuse_shared_sessions(create_engine(url, poolclass=NullPool))
     shared = create_engine(url, poolclass=StaticPool)
@@ -276,8 +259,7 @@ def test_connections_that_share_a_session_are_refused(system_config: SystemConfi
     shared.dispose()
 
 
-def test_a_pool_without_a_free_connection_is_named(system_config: SystemConfig, migrations: Path) -> None:
-    database = open_database(system_config, "demo", "demo_migrations")
+def test_a_pool_without_a_free_connection_is_named(database: Database) -> None:
     engine = create_engine(database.engine.url, pool_size=1, max_overflow=0, pool_timeout=0.01)
     narrow = Database(engine, "demo")
     with narrow.session() as session:
@@ -288,7 +270,6 @@ def test_a_pool_without_a_free_connection_is_named(system_config: SystemConfig, 
         ):
             second.execute(text("SELECT 1"))
     narrow.close()
-    database.close()
 
 
 def test_a_server_that_goes_away_is_named_and_may_come_back(tmp_path: Path, migrations: Path) -> None:
@@ -300,7 +281,7 @@ def test_a_server_that_goes_away_is_named_and_may_come_back(tmp_path: Path, migr
     embedded = open_database(SystemConfig(state_dir=tmp_path), "demo", "demo_migrations")
     server.stop()
     for refused, advice in (
-        (database, r"is it running, and reached from here\?$"),
+        (database, r"is it running, and reachable from here\?$"),
         (embedded, r"is it running\? `modyn up` starts the embedded one$"),
     ):
         with (

@@ -22,7 +22,7 @@ PASSWORDS = ("first password", "it's another")
 
 @pytest.fixture
 def postgres_url(empty_postgres_url: str) -> str:
-    """Without schemas: those of a template would be owned by another user."""
+    """A database without schemas: another user would own those of a template."""
     return empty_postgres_url
 
 

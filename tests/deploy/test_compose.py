@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from modyn.config.security import SecurityConfig
 from modyn.config.system import SERVICES, SystemConfig, load_system_config
+from modyn.config.system_sections.security import SecurityConfig
 from modyn.db.users import password_of
 from modyn.rpc.access import AccessTokens, Role, derived_token
 
@@ -407,7 +407,7 @@ def test_made_secrets_are_valid_and_made_once(tmp_path: Path) -> None:
     subprocess.run(command, check=True, capture_output=True)
     assert (tmp_path / "evaluator" / "redis-password").read_text().strip() == passwords["redis"]
     assert read_password(tmp_path / "redis") == passwords["redis"]
-    # Made anew beside a server that runs: its file is replaced by another, and is never there in part.
+    # Made again while a server runs: another file replaces it, so it is never there in part.
     before = (services / "accepted").read_text()
     (tmp_path / "held").hardlink_to(services / "accepted")
     (services / "token").unlink()

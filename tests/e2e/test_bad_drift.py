@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modyn.local.process import is_alive
+from modyn.local.service_process import is_alive
 from modyn.records import RunId
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
@@ -40,7 +40,7 @@ def plugin(running_stack: RunningStack) -> Path:
 def pipeline(
     metric: str = "MMDDriftMetric", on: str = "embeddings", dataset: str = "bad-drift", every: int = 25, **sections: Any
 ) -> str:
-    """Of a drift trigger with one metric, `far`, that checks every 25 samples of 600."""
+    """Return a pipeline with a drift trigger that has one metric, `far`, and checks every 25 of 600 samples."""
     trigger = {
         "id": "DataDriftTrigger",
         "on": on,
@@ -94,7 +94,7 @@ def test_a_model_without_embedding_is_refused_where_they_are_compared(stack: Run
     for on in ("payload", "predictions"):
         run = stack.run(pipeline(on=on, every=150, model={"id": "NoLinear"}))
         assert run.state is RunState.FINISHED, run.error
-        assert any("far" in check.evidence for check in checks(stack, run.run_id)), on
+        assert any("far" in check.numbers for check in checks(stack, run.run_id)), on
 
 
 @pytest.mark.parametrize(
@@ -131,15 +131,15 @@ def test_a_check_whose_worker_was_killed_is_made_by_another(stack: RunningStack,
     run = stack.run(pipeline("DiesOnce", "labels"))
     assert run.state is RunState.FINISHED, run.error
     assert (plugin / "died").exists()
-    assert len([check for check in checks(stack, run.run_id) if "far" in check.evidence]) == 23
+    assert len([check for check in checks(stack, run.run_id) if "far" in check.numbers]) == 23
 
 
-def waiting(stack: RunningStack, plugin: Path) -> tuple[str, int]:
+def waiting(stack: RunningStack, plugin: Path, dataset: str = "bad-drift") -> tuple[str, int]:
     """Start a run and wait until a worker is in its first check; its id, and the worker's."""
     for name in ("waits", "go on"):
         (plugin / name).unlink(missing_ok=True)
     file = stack.folder / "waits.yaml"
-    file.write_text(pipeline("Waits", "labels"))
+    file.write_text(pipeline("Waits", "labels", dataset))
     with stack.client() as client:
         run_id = client.run(file).run_id
     eventually(lambda: (plugin / "waits").exists() and (plugin / "waits").read_text())
@@ -151,14 +151,14 @@ def test_a_run_that_is_stopped_during_a_check_ends_and_its_worker_too(stack: Run
     run_id, worker = waiting(stack, plugin)
     kept = stack.modyn("data", "delete", "bad-drift", "--yes")
     assert kept.returncode == 1
-    assert f"dataset 'bad-drift' is read by {run_id}; stop them first" in kept.stderr
+    assert f"dataset 'bad-drift' is read by {run_id}; stop these runs first" in kept.stderr
     assert stack.modyn("stop", run_id).returncode == 0
     with stack.client() as client:
         assert client.wait(run_id).state is RunState.STOPPED
     eventually(lambda: not is_alive(worker))
     (plugin / "go on").touch()
     assert stack.modyn("resume", run_id).returncode == 0
-    assert len([check for check in checks(stack, run_id) if "far" in check.evidence]) == 23
+    assert len([check for check in checks(stack, run_id) if "far" in check.numbers]) == 23
 
 
 @pytest.mark.slow
@@ -170,28 +170,23 @@ def test_a_check_whose_evaluator_was_killed_is_made_again(stack: RunningStack, p
         (plugin / "go on").touch()
         run = client.wait(run_id)
     assert run.state is RunState.FINISHED, run.error
-    assert len([check for check in checks(stack, run_id) if "far" in check.evidence]) == 23
+    assert len([check for check in checks(stack, run_id) if "far" in check.numbers]) == 23
 
 
 def test_a_reference_whose_samples_were_deleted_measures_nothing(stack: RunningStack, plugin: Path) -> None:
     drifting_dataset(stack, "emptied")
-    for name in ("waits", "go on"):
-        (plugin / name).unlink(missing_ok=True)
-    file = stack.folder / "emptied.yaml"
-    file.write_text(pipeline("Waits", "labels", "emptied"))
+    run_id, _ = waiting(stack, plugin, "emptied")
     with stack.client() as client, StorageClient(stack.config.endpoint("storage")) as storage:
-        run_id = client.run(file).run_id
-        eventually((plugin / "waits").exists)
         with SelectorClient(stack.config.endpoint("selector")) as selector:
             reference = selector.samples(RunId(run_id), 0, 25)
         storage.delete_samples("emptied", reference.keys)
         (plugin / "go on").touch()
         run = client.wait(run_id)
     assert run.state is RunState.FINISHED, run.error
-    first, *others = [check for check in checks(stack, run_id) if "reference_samples" in check.evidence]
-    assert "far" in first.evidence, "it was read before"
-    assert {check.evidence["reference_samples"] for check in others} == {0}
-    assert not any("far" in check.evidence or check.fires for check in others)
+    first, *others = [check for check in checks(stack, run_id) if "reference_samples" in check.numbers]
+    assert "far" in first.numbers, "it was read before"
+    assert {check.numbers["reference_samples"] for check in others} == {0}
+    assert not any("far" in check.numbers or check.fires for check in others)
 
 
 def test_labels_of_a_regression_are_compared(stack: RunningStack) -> None:
@@ -212,5 +207,5 @@ def test_labels_of_a_regression_are_compared(stack: RunningStack) -> None:
     training = tiny_training(optimization_criterion={"name": "MSELoss"})
     run = stack.run(pipeline("KSDriftMetric", "labels", model=model, training=training, data=data))
     assert run.state is RunState.FINISHED, run.error
-    distances = {check.position: check.evidence["far"] for check in checks(stack, run.run_id) if "far" in check.evidence}
+    distances = {check.position: check.numbers["far"] for check in checks(stack, run.run_id) if "far" in check.numbers}
     assert max(distances, key=distances.__getitem__) == 125, "the labels move after 100"

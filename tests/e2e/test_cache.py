@@ -9,13 +9,13 @@ import urllib.request
 
 import pytest
 
-from modyn.cache.measured_rates import rates_path, read_rates
-from modyn.cache.profile import read_profile
-from modyn.cli.cache_status import newest_trainings
+from modyn.cache.plan.measured_rates import rates_path, read_rates
+from modyn.cache.plan.profile import read_profile
+from modyn.cli.views.cache_status import newest_trainings
 from modyn.supervisor.client import RunState
 from modyn.testing.stack import RunningStack, tiny_training
 from modyn.testing.waiting import eventually
-from modyn.trainer_server.rate_keeping import LEAST_SAMPLES
+from modyn.trainer_server.disk.rate_keeping import LEAST_SAMPLES
 
 
 def settings() -> tuple[int, list[str], dict[str, str]]:
@@ -24,7 +24,7 @@ def settings() -> tuple[int, list[str], dict[str, str]]:
     return mask, list(sys.path), dict(os.environ)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_profile_is_measured_and_a_plan_follows_from_it(running_stack: RunningStack, workers: int) -> None:
     name = f"profiled-{workers}"
     running_stack.tiny_dataset(name, num_samples=300)
@@ -78,11 +78,11 @@ def test_a_dataset_that_was_registered_anew_is_to_be_measured_anew(running_stack
     running_stack.tiny_dataset("renewed", num_samples=60)
     renewed = running_stack.modyn("cache", "plan", file)
     assert renewed.returncode == 1
-    assert "was registered anew since it was measured" in renewed.stderr
+    assert "was registered again since it was measured" in renewed.stderr
 
 
 def test_what_a_training_took_from_the_cache_is_seen_everywhere_and_cleared(running_stack: RunningStack) -> None:
-    """Of 50 samples in 6 epochs: the first one fills the cache, which holds all of them decoded."""
+    """The first of 6 epochs of 50 samples fills the cache, which holds all of them decoded."""
     running_stack.tiny_dataset("seen", num_samples=50)
     file = running_stack.pipeline_file(
         "seen", training=tiny_training(epochs_per_trigger=6), cache={"size": "10MB", "split": "0-100-0", "store": "memory"}

@@ -68,7 +68,7 @@ def test_a_dataset_from_registration_to_deletion(stack: RunningStack) -> None:
     assert any(line.split("\t")[:3] == ["by-hand", "20", "2"] for line in listed)
     assert answer(stack, "data", "problems", "by-hand") == []
     scrubbed = stack.modyn("data", "scrub", "by-hand").stderr
-    assert "all files of its index match their checksums, 2 data files are as they were indexed" in scrubbed
+    assert "all files of its index match their checksums, and 2 data files are unchanged since they were indexed" in scrubbed
     assert "2 data files were read for the first time" in scrubbed
     assert answer(stack, "data", "scrub", "by-hand") == []
     assert "deleted 2 samples" in stack.modyn("data", "delete", "by-hand", "--key", "0", "--key", "7", "--yes").stderr
@@ -96,8 +96,8 @@ def test_a_dataset_of_records_from_registration_to_deletion(stack: RunningStack,
     with file.open("a") as longer:
         longer.write('{"key": "new", "label": 1, "payload": "x"}\n{"key": "3", "label": 1, "payload": "other"}\n')
     done = stack.modyn("data", "append", "cli-records", str(file))
-    assert "cli-records: 1 records appended, 31 were there" in done.stderr
-    assert "1 of those have another content there, which stays; keys: 3" in done.stderr
+    assert "cli-records: 1 records appended, 31 existed already" in done.stderr
+    assert "1 of them differ from the existing records, which are kept; keys: 3" in done.stderr
     eventually(lambda: answer(stack, "data", "show", "cli-records")["num_samples"] == 31)
     shown = answer(stack, "data", "show", "cli-records")
     assert (shown["base_path"], shown["file_wrapper"], shown["num_files"]) == ("records://", "RecordLogWrapper", 1)
@@ -392,7 +392,7 @@ def test_what_triggers_chose_is_shown(stack: RunningStack, finished: str) -> Non
     [(True, False), *(pytest.param(False, keep, marks=pytest.mark.exhaustive) for keep in (True, False))],
 )
 def test_what_downsampling_chose_is_shown_and_listed(stack: RunningStack, sample_then_batch: bool, keep_scores: bool) -> None:
-    """Of 50 and 100 candidates a half is trained on in each of two epochs; a run that keeps nothing of it says so."""
+    """Each of two epochs trains on half of 50 and 100 candidates; a run that keeps no choices says so."""
     config = {"strategy": "GradNorm", "ratio": 50, "sample_then_batch": sample_then_batch}
     selection = {
         "name": "CoresetStrategy",
@@ -425,7 +425,7 @@ def test_what_downsampling_chose_is_shown_and_listed(stack: RunningStack, sample
     chosen = json.loads(listed.stdout)
     known = sample_then_batch or keep_scores
     assert len({row["key"] for row in chosen}) == len(chosen) == (50 if known else 100)
-    assert ("which ones was not kept" in listed.stderr) is not known
+    assert ("did not keep its choice" in listed.stderr) is not known
     assert all(row["chosen"] is (True if known else None) for row in chosen)
     if known:
         assert all(row["downsampling_score"] > 0 and row["downsampling_weight"] > 0 for row in chosen)

@@ -46,7 +46,9 @@ def overfitted(name: str, trigger: dict[str, Any], **training: Any) -> str:
     return tiny_pipeline(name, trigger=trigger, model=model, training=tiny_training(**options))
 
 
-@pytest.mark.parametrize("validation", [{"ratio": 30}, None], ids=["held out", "behind the trigger"])
+@pytest.mark.parametrize(
+    "validation", [{"ratio": 30}, pytest.param(None, marks=pytest.mark.slow)], ids=["held out", "after the trigger"]
+)
 def test_without_drift_the_estimates_lie_near_the_true_accuracy(
     running_stack: RunningStack, validation: dict[str, int] | None
 ) -> None:

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import psycopg2
 import pytest
 import yaml
 
-from modyn.errors import ConfigError, NotFoundError
+from modyn.errors import ConfigError
 from modyn.supervisor.client import RunState
 from modyn.testing.stack import TINY_PARSER, RunningStack, tiny_evaluation, tiny_pipeline
 
@@ -54,14 +55,13 @@ def test_a_drift_policy_decides_as_in_its_run_and_others_beside_it(running_stack
         assert by_model[0]["positions"].tolist() == by_model[1]["positions"].tolist()
         assert len(by_model[1]["positions"][0]) > 2
     out = tmp_path / "out"
-    for _ in range(2):  # The second call has nothing left to do.
-        done = running_stack.modyn("simulate", file, "--run", run.run_id, "--out", out, "--json")
-        assert done.returncode == 0, done.stderr
-        found = {row["policy"]: row for row in json.loads(done.stdout)}
-        assert found["same"]["positions"] == fired
-        assert found["amount[num_samples=300]"]["positions"] == [300, 600]
-        assert len(found["daily"]["positions"]) == 5
-    assert sorted(path.name for path in out.iterdir()) == ["policies.csv", "simulation.html", "simulation.json", "triggers.csv"]
+    done = running_stack.modyn("simulate", file, "--run", run.run_id, "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
+    found = {row["policy"]: row for row in json.loads(done.stdout)}
+    assert found["same"]["positions"] == fired
+    assert found["amount[num_samples=300]"]["positions"] == [300, 600]
+    assert len(found["daily"]["positions"]) == 5
+    assert sorted(path.name for path in out.iterdir()) == ["policies.csv", "simulation.html", "triggers.csv"]
     done = running_stack.modyn("simulate", file, "--run", run.run_id, "--csv")
     assert done.stdout.splitlines()[0].startswith("policy,id,triggers,checks,samples_trained,training_s")
     assert "600 of 600 samples through 4 policies" in done.stderr
@@ -94,7 +94,7 @@ def test_a_performance_policy_decides_as_in_its_run(running_stack: RunningStack)
         assert table["checks"][0] == len(client.checks(run.run_id))
 
 
-@pytest.mark.parametrize("on", ["labels", "payload"])
+@pytest.mark.parametrize("on", [pytest.param("labels", marks=pytest.mark.slow), "payload"])
 def test_on_a_dataset_drift_is_decided_as_in_a_run_and_nothing_is_left(
     running_stack: RunningStack, tmp_path: Path, on: str
 ) -> None:
@@ -107,13 +107,16 @@ def test_on_a_dataset_drift_is_decided_as_in_a_run_and_nothing_is_left(
     data = {"data": {"bytes_parser_function": TINY_PARSER}} if on == "payload" else {}
     file.write_text(yaml.safe_dump({"policies": {"same": section}, **data}))
     with running_stack.client() as client:
-        out = tmp_path / "out"
-        done = running_stack.modyn("simulate", file, "--dataset", name, "--out", out, "--json")
+        done = running_stack.modyn("simulate", file, "--dataset", name, "--json")
         assert done.returncode == 0, done.stderr
         (found,) = json.loads(done.stdout)
         fired = [trigger.position for trigger in client.supervisor.triggers(run.run_id)]
         assert len(fired) > 2
         assert (found["positions"], found["checks"]) == (fired, len(client.checks(run.run_id)))
-        saved = json.loads((out / "simulation.json").read_text())["content"]["bounds"]
-        with pytest.raises(NotFoundError):
-            client.selector.dataset(saved["run_id"])
+        connection = psycopg2.connect(client.config.resolved_database_url())
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT count(*) FROM selector.runs WHERE run_id LIKE 'simulation.%'")
+                assert cursor.fetchone() == (0,), "the temporary run is removed"
+        finally:
+            connection.close()

@@ -13,6 +13,7 @@ import pytest
 from modyn.supervisor.client import RunMode, RunState
 from modyn.testing.stack import RunningStack, stack_on, tiny_dataset_config, tiny_pipeline, write_tiny_files
 from modyn.testing.waiting import eventually
+from tests.support.plugins import write_metadata
 
 EVERY, A_FILE = 10, 100
 WARNING = "checks take longer than the data takes to arrive: "
@@ -44,10 +45,7 @@ class Sleeps(DriftMetric):
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("slow")
     (folder / "slow.py").write_text(SLOW)
-    information = folder / "slow-1.0.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: slow\nVersion: 1.0\n")
-    (information / "entry_points.txt").write_text("[modyn.drift_metrics]\nSleeps = slow:Sleeps\n")
+    write_metadata(folder, "slow", {"modyn.drift_metrics": {"Sleeps": "slow:Sleeps"}})
     return folder
 
 

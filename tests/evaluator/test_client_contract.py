@@ -290,8 +290,8 @@ def test_wrong_requests_are_refused(place: Place, wrong: EvaluationRequest, mess
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (AtPositions(RUN, [StreamWindow(3, 2)]), "no range of positions"),
-        (AtPositions(RUN, [StreamWindow(-1, 2)]), "no range of positions"),
+        (AtPositions(RUN, [StreamWindow(3, 2)]), "not a range of positions"),
+        (AtPositions(RUN, [StreamWindow(-1, 2)]), "not a range of positions"),
         (AtPositions(RUN, [StreamWindow(1, 2, Interval(5, 4))]), "ends before it starts"),
         (InIntervals([Interval(5, 4)]), "ends before it starts"),
     ],
@@ -340,18 +340,18 @@ def test_a_question_about_several_pairs_of_windows_has_an_answer_for_each(place:
     assert place.client.measure_drifts(question()) == [drift(question())]
     assert place.num_made() - made in (0, 2), "one job for all pairs"
     wrong = (*pairs, WindowPair(StreamWindow(3, 2), StreamWindow(5, 6)))
-    with pytest.raises(InvalidArgumentError, match="no range of positions"):
+    with pytest.raises(InvalidArgumentError, match="not a range of positions"):
         place.client.measure_drifts(replace(question(), pairs=wrong))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"reference": StreamWindow(3, 2)}, "no range of positions"),
+        ({"reference": StreamWindow(3, 2)}, "not a range of positions"),
         ({"current": StreamWindow(1, 2, Interval(5, 4))}, "ends before it starts"),
         ({"metrics": {}}, "at least one metric"),
         ({"sample_size": 0}, "sample_size is 0"),
-        ({"model_id": None}, "embeddings are made by a model, and the question names none"),
+        ({"model_id": None}, "embeddings need a model, and the question names none"),
     ],
 )
 def test_a_wrong_question_about_drift_is_refused(place: Place, changes: dict[str, Any], message: str) -> None:

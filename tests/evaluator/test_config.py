@@ -40,7 +40,7 @@ def thresholds(**options: Any) -> list[str]:
         ("Accuracy on test >= 0.9", ""),
         ("Accuracy on clicks >= 0.9", ""),  # of a dataset that `evaluation` does not name
         ("Accurcy on clicks >= 0.9", "'Accurcy', did you mean 'Accuracy'?"),
-        ("RocAuc on test >= 0.9", "RocAuc does not fit the model: it is for one or two classes"),
+        ("RocAuc on test >= 0.9", "RocAuc does not fit the model: it takes one or two classes"),
         ("Accuracy on test >= 90", "'Accuracy on test >= 90': 'Accuracy' lies in [0, 1]; write a number between 0 and 1"),
         ("Accuracy on test not worse than promoted by 1.5", "'Accuracy' lies in [0, 1]"),
         ("MeanSquaredError on test <= 90", ""),  # which has no such range
@@ -66,7 +66,8 @@ def test_a_condition_of_promotions_with_a_metric_that_cannot_be_measured(conditi
             {"metric": "MSE"},
             [
                 "metric: 'MSE' is not a metric of evaluation.datasets.0. There are: Accuracy, Top-2-Accuracy, Precision",
-                "metric: low values of 'MSE' are the good ones, and turns go up with the score: take a metric where high is good",
+                "metric: low values of 'MSE' are good, but the downsampling policies expect a score that rises: choose a metric whose high values "
+                "are good",
             ],
         ),
         (
@@ -113,7 +114,7 @@ def test_valid_sections() -> None:
         (
             {"datasets": [DATASET | {"metrics": [{"name": "RocAuc"}] * 2}]},
             "evaluation.datasets.0.metrics.1",
-            "give one of them a `label`",
+            "give one of them another `label`",
         ),
         ({"datasets": [DATASET | {"metric": []}]}, "evaluation.datasets.0.metric", "did you mean 'metrics'"),
         ({"datasets": [DATASET | {"record_layout": None}]}, "evaluation.datasets.0", "none is given"),

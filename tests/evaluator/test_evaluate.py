@@ -126,7 +126,7 @@ def test_a_key_that_is_listed_twice_is_an_error_that_says_so(monkeypatch: pytest
         yield from 2 * [SampleBatch(np.array([1, 2]), np.array([1, 2]), np.array([1, 0]))]
 
     monkeypatch.setattr(EvaluationInput, "list_samples", twice)
-    with pytest.raises(ModynError, match="storage answered key 1, which was not asked for, or listed it twice"):
+    with pytest.raises(ModynError, match="storage returned key 1, which was not requested, or listed it twice"):
         scores(storage([0, 1, 2]), [Interval()])
 
 
@@ -134,7 +134,7 @@ def test_infinite_bounds_and_an_empty_interval() -> None:
     everything, nothing = scores(storage([5, 6, 7]), [Interval(), Interval(50, 60)])
     assert everything.num_samples == 3
     assert everything.value == pytest.approx(1 / 3)
-    assert (nothing.value, nothing.note) == (None, "undefined: there are no samples in the interval")
+    assert (nothing.value, nothing.note) == (None, "undefined: the interval has no samples")
 
 
 def test_samples_deleted_meanwhile_are_told() -> None:
@@ -229,7 +229,7 @@ def test_inputs_by_position_and_by_name() -> None:
 
 
 def test_errors_name_what_failed() -> None:
-    with pytest.raises(UserCodeError, match="one row a sample: the model returned a tensor of shape"):
+    with pytest.raises(UserCodeError, match="one row for each sample: the model returned a tensor of shape"):
         scores(storage([1, 2, 3]), [Interval()], nn.Flatten(0), batch_size=2, record_layout={"dtype": "int32", "shape": [2]})
     broken = [
         {"name": "Accuracy", "evaluation_transformer_function": "def evaluation_transformer_function(o):\n    return o.x\n"}

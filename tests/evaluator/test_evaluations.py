@@ -438,7 +438,7 @@ def test_what_cannot_begin_fails_with_its_reason(house: House) -> None:
     end = house.end(house.evaluations.start(request("b")))
     assert (end.state, end.error_reason) == (JobState.FAILED, "NOT_FOUND")
     about = "evaluation of run digits-0001, trigger 3, model 5 on dataset 'test'"
-    assert end.error.startswith(f"{about} cannot begin: there is no dataset 'test'")
+    assert end.error.startswith(f"{about} cannot start: there is no dataset 'test'")
     house.storage.datasets["test"] = dataset
     assert house.end(house.evaluations.start(request("b"))).state is JobState.FINISHED
 
@@ -515,7 +515,7 @@ def test_postgres_gone_when_results_are_to_be_kept(house: House, postgres_url: s
     end = house.end(status)
     assert end.state is JobState.FAILED
     assert end.error.startswith(
-        "the results of evaluation of run digits-0001, trigger 3, model 5 on dataset 'test' cannot be kept"
+        "the results of evaluation of run digits-0001, trigger 3, model 5 on dataset 'test' cannot be stored"
     )
     connection = psycopg2.connect(postgres_url)
     with connection, connection.cursor() as cursor:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from modyn.config.endpoint import Endpoint
+from modyn.config.system_sections.endpoint import Endpoint
 from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
 from modyn.evaluator.config import load_dataset
 from modyn.evaluator.evaluate import EvaluationInput, evaluate, measure
@@ -151,7 +151,7 @@ def test_a_sample_that_there_is_not_is_refused() -> None:
     place = Place([1, 2, 3], set())
     with pytest.raises(NotFoundError):
         rows_of(Net(), place.inputs(OfKeys(np.array([1, 7]))), OutputKind.LOGITS)
-    with pytest.raises(InvalidArgumentError, match="run numbers-0001 holds 3 samples; positions up to 5 were asked for"):
+    with pytest.raises(InvalidArgumentError, match="run numbers-0001 has 3 samples, but positions up to 5 were requested"):
         rows_of(Net(), place.inputs(AtPositions(RUN, [StreamWindow(0, 5)])), OutputKind.LOGITS)
     with pytest.raises(NotFoundError):
         rows_of(Net(), place.inputs(AtPositions(RunId("other-0001"), [StreamWindow(0, 1)])), OutputKind.LOGITS)
@@ -239,5 +239,5 @@ def test_a_request_without_samples_or_kind_is_refused(field: str) -> None:
 def test_an_array_that_does_not_have_its_shape_is_refused() -> None:
     (message,) = parts_to_proto(Rows(*(np.arange(2) for _ in range(4))), accepting(5000))
     message.rows.outputs.shape[0] = 3
-    with pytest.raises(InvalidArgumentError, match="are no array of <i8 of shape"):
+    with pytest.raises(InvalidArgumentError, match="are not an array of <i8 of shape"):
         part_from_proto(message)

@@ -179,7 +179,7 @@ def test_labels_that_are_no_classes_are_not_counted_as_such() -> None:
     place = Place(list(range(80)), labels=np.arange(80) / 4)
     asked: dict[str, Any] = {"reference": StreamWindow(0, 40), "current": StreamWindow(40, 80), "data": ComparedData.LABELS}
     with pytest.raises(
-        DataError, match=r"'chi' compares labels as classes, and 60 of 80 are no whole numbers, such as .*25: .* KSDriftMetric"
+        DataError, match=r"'chi' compares labels as classes, and 60 of 80 are not whole numbers, such as .*25: .* KSDriftMetric"
     ):
         place.ask(**asked, metrics={"chi": {"id": "ChiSquaredDriftMetric"}})
     assert place.ask(**asked, metrics={"ks": {"id": "KSDriftMetric"}}).distances["ks"].distance == 1

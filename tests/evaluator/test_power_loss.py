@@ -8,7 +8,7 @@ import numpy as np
 
 from modyn.evaluator.outputs import KeptOutputs, OutputCache, read_rows
 from modyn.evaluator.records import Rows
-from modyn.testing.disk_recorder import recorded_disk
+from tests.support.disk_recorder import recorded_disk
 
 
 def rows(keys: list[int]) -> Rows:

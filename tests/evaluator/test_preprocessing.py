@@ -19,6 +19,7 @@ from modyn.evaluator.session_model import SessionModel
 from modyn.evaluator.trigger_section import check_trigger
 from modyn.preprocessing import Preprocessing
 from modyn.records import Interval
+from modyn.supervisor.triggers import with_defaults
 from modyn.testing.fake_storage import FakeStorage
 from tests.support.column_samples import DENSE, columns_of, json_row, preprocessing_of_keys
 from tests.support.training import RecordedReport, TrainingRoom, small_pipeline
@@ -105,7 +106,7 @@ def test_payloads_that_are_rows_of_columns_are_not_compared() -> None:
         "on": "distance",
         "distance": {"on": "payload", "metric": {"id": "MMDDriftMetric"}},
     }
-    trigger = {"id": "EnsembleTrigger", "subtriggers": {"a": drift, "b": detector}}
+    trigger = with_defaults({"id": "EnsembleTrigger", "subtriggers": {"a": drift, "b": detector}})
     paths = [problem.path for problem in check_trigger({**PIPELINE, "trigger": trigger}) if "rows of columns" in problem.message]
     assert paths == ["trigger.subtriggers.a.on", "trigger.subtriggers.b.distance.on"]
     without = check_trigger({"data": {}, "trigger": trigger})

@@ -48,7 +48,7 @@ from modyn.testing.waiting import eventually
 from modyn.workers import JobSpec, WorkerPool
 from tests.support.processes import ServiceProcess
 from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
-from tests.support.worker_imports import imports_after_fork
+from tests.support.worker_imports import Imports, new_fork_server
 
 RUN = RunId("numbers-0001")
 DATASET: dict[str, Any] = {
@@ -262,7 +262,7 @@ def test_scores_logits_and_embeddings_of_any_samples(
     assert not list((system_config.service_dir("evaluator") / "scratch").iterdir())
     with pytest.raises(NotFoundError):
         measured(OfKeys(np.array([1000])), OutputKind.LOGITS)
-    with pytest.raises(InvalidArgumentError, match="no range of positions"):
+    with pytest.raises(InvalidArgumentError, match="not a range of positions"):
         measured(AtPositions(RUN, [StreamWindow(-1, 3)]), OutputKind.LOGITS)
     token = CancellationToken()
     token.cancel(CancelledError("the run was stopped"))
@@ -494,25 +494,6 @@ def _is_worker(pid: int) -> bool:
     return False
 
 
-def test_an_evaluation_worker_imports_nothing_after_the_fork(
-    system_config: SystemConfig, storage: RunningStorage, model_id: int, tmp_path: Path
-) -> None:
-    asked = request(model_id, dataset=DATASET | {"metrics": [*DATASET["metrics"], {"name": "F1Score", "num_classes": 2}]})
-    outputs = OutputCache(tmp_path, 2**20)
-    job = EvaluationJob(
-        asked, InIntervals([Interval(0, 1000)]), system_config, scratch=tmp_path, outputs=outputs, data=DataVersion("", "")
-    )
-    assert imports_after_fork(service.PRELOAD, "modyn.evaluator.evaluate:run", job, tmp_path / "log") == []
-
-
-def test_a_worker_that_measures_drift_imports_nothing_after_the_fork(
-    system_config: SystemConfig, storage: RunningStorage, stream: None, model_id: int, tmp_path: Path
-) -> None:
-    asked = drift(model_id, StreamWindow(0, 50), StreamWindow(50, 100))
-    job = DriftJob(asked, system_config, scratch=tmp_path, data=DataVersion("", ""))
-    assert imports_after_fork(service.PRELOAD, "modyn.evaluator.measure_drift:run", job, tmp_path / "log") == []
-
-
 def test_a_session_builds_a_model_once(
     system_config: SystemConfig, storage: RunningStorage, stream: None, model_id: int, tmp_path: Path
 ) -> None:
@@ -524,9 +505,34 @@ def test_a_session_builds_a_model_once(
         commands.append(("modyn.evaluator.evaluate:run", job))
     question = DriftJob(drift(model_id, StreamWindow(0, 50), StreamWindow(50, 100)), system_config, tmp_path, data)
     commands += 2 * [("modyn.evaluator.measure_drift:run", question)]
-    pool = WorkerPool(1)
+    pool = WorkerPool(1, preload=service.PRELOAD)
     try:
         task = "tests.support.counted_networks:count_built"
         assert pool.submit(JobSpec(task, commands, name="counted", log_path=tmp_path / "log")).result(120) == 1
     finally:
         pool.close()
+
+
+@pytest.fixture(scope="module")
+def imports() -> Iterator[Imports]:
+    with new_fork_server(service.PRELOAD) as found:
+        yield found
+
+
+def test_an_evaluation_worker_imports_nothing_after_the_fork(
+    system_config: SystemConfig, storage: RunningStorage, model_id: int, tmp_path: Path, imports: Imports
+) -> None:
+    asked = request(model_id, dataset=DATASET | {"metrics": [*DATASET["metrics"], {"name": "F1Score", "num_classes": 2}]})
+    outputs = OutputCache(tmp_path, 2**20)
+    job = EvaluationJob(
+        asked, InIntervals([Interval(0, 1000)]), system_config, scratch=tmp_path, outputs=outputs, data=DataVersion("", "")
+    )
+    assert imports("modyn.evaluator.evaluate:run", job, tmp_path / "log") == []
+
+
+def test_a_worker_that_measures_drift_imports_nothing_after_the_fork(
+    system_config: SystemConfig, storage: RunningStorage, stream: None, model_id: int, tmp_path: Path, imports: Imports
+) -> None:
+    asked = drift(model_id, StreamWindow(0, 50), StreamWindow(50, 100))
+    job = DriftJob(asked, system_config, scratch=tmp_path, data=DataVersion("", ""))
+    assert imports("modyn.evaluator.measure_drift:run", job, tmp_path / "log") == []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from modyn.evaluator.metrics import lower_is_better, torchmetrics_names
-from modyn.evaluator.torch_metric import LOWER_IS_BETTER
+from modyn.evaluator.metrics.metrics import lower_is_better, torchmetrics_names
+from modyn.evaluator.metrics.torch_metric import LOWER_IS_BETTER
 
 
 def test_directions_are_those_of_torchmetrics() -> None:

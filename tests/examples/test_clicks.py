@@ -66,7 +66,7 @@ def test_scenarios_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ]
     num_retrainings = [int(line.split(" versions, ")[1].split()[0]) for line in lines[1:5]]
     assert num_retrainings[:2] == [1, 1], "the initial model"
-    assert min(num_retrainings[2:]) > 1, "both policies have fired behind it"
+    assert min(num_retrainings[2:]) > 1, "both policies have fired after it"
     page = (tmp_path / "demo" / "scenarios.html").read_text()
     assert page.count("Plotly.newPlot(document") == 2
     assert "<td>A: updates</td>" in page

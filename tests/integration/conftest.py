@@ -28,5 +28,5 @@ def own_stack() -> Iterator[Callable[..., RunningStack]]:
 
 @pytest.fixture(scope="module")
 def breakable(running_stack: RunningStack) -> BreakableStack:
-    """It has two replicas of the payload server, and weights that follow from the keys."""
+    """The session's stack, with two replicas of the payload server, and weights that follow from the keys."""
     return BreakableStack(running_stack)

@@ -14,7 +14,7 @@ import pytest
 
 from modyn.config.cache import CacheConfig
 from modyn.config.system import SystemConfig
-from modyn.dataset.pipeline_cache import training_cache
+from modyn.dataset.cached.pipeline_cache import training_cache
 from modyn.local.control import status_file
 from modyn.state_folders import shared_folder
 from modyn.supervisor.client import RunState
@@ -48,7 +48,7 @@ def stack(running_stack: RunningStack) -> RunningStack:
 
 
 def run(stack: RunningStack, text: str) -> tuple[RunOutcome, list[dict[str, int] | None]]:
-    """What came of it, and what each training took from the cache."""
+    """Return the outcome, and what each training took from the cache."""
     ended = stack.run(text)
     assert ended.state is RunState.FINISHED, ended.error
     with stack.client() as client:
@@ -85,7 +85,7 @@ def test_runs_that_may_share_samples_train_on_all_of_them(stack: RunningStack, s
 
 
 def test_a_run_is_refused_where_another_system_file_has_divided_the_same_redis_otherwise(stack: RunningStack) -> None:
-    """Of another installation, whose training goes on; once it has ended and the cache is cleared, the same pipeline runs."""
+    """Another installation trains meanwhile; once it has ended and the cache is cleared, the same pipeline runs."""
     text = pipeline(cache={"size": "3MB", "store": "redis", "split": "50-50-0"})
     assert stack.modyn("cache", "clear").returncode == 0
     with stack.client() as client:
@@ -95,7 +95,7 @@ def test_a_run_is_refused_where_another_system_file_has_divided_the_same_redis_o
     ended = threading.Event()
 
     def use() -> None:
-        """As its trainings do: a cache is in use for ten seconds."""
+        """Use the cache as a training does: it counts as in use for ten seconds."""
         while not ended.wait(1.0):
             training_cache(other, {"data": DATA}, info)
 
@@ -120,19 +120,9 @@ def test_a_run_is_refused_where_another_system_file_has_divided_the_same_redis_o
     assert again.state is RunState.FINISHED, again.error
 
 
-@pytest.mark.slow
-def test_wrong_settings_are_refused_before_anything_runs(stack: RunningStack) -> None:
-    file = stack.folder / "wrong-cache.yaml"
-    file.write_text(pipeline(cache={"size": "3 megs", "stor": "redis"}))
-    refused = stack.modyn("run", file, "--experiment")
-    assert refused.returncode != 0
-    assert "cache.size: '3 megs' is not a size" in refused.stderr
-    assert "did you mean 'store'" in refused.stderr
-
-
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_evaluations_are_the_same_with_and_without_a_cache(stack: RunningStack, workers: int) -> None:
-    """They find there what trainings have decoded, and evaluations of earlier models."""
+    """Evaluations use samples that trainings and evaluations of earlier models have decoded."""
     evaluation = tiny_evaluation("cached")
     evaluation["datasets"] = [
         {**entry, **DATA, "dataloader_workers": workers}

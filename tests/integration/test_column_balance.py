@@ -48,7 +48,7 @@ def killed(running_stack: RunningStack) -> Iterator[KilledStack]:
 
 @pytest.fixture(scope="module")
 def sites(killed: KilledStack) -> Mapping[str, list[str | None]]:
-    """By format and dataset `sites-FORMAT`, whose two files have ONE_FILE shuffled: the site of each sample."""
+    """The site of each sample, by format. Dataset `sites-FORMAT` has two files, each with ONE_FILE shuffled."""
     found = {}
     for kind in FORMATS:
         folder, name = killed.stack.folder / "data" / kind, f"sites-{kind}"
@@ -94,14 +94,6 @@ def test_the_command_line_names_the_nearest_column(killed: KilledStack, sites: M
         said = " ".join((refused.stdout + refused.stderr).split())
         assert "dataset 'sites-csv' has no column 'sight' in its first and last samples, did you mean 'site'?" in said
         assert "selection_strategy.presampling_config.column" in said
-
-
-def test_a_dataset_whose_format_has_no_columns_is_refused(killed: KilledStack) -> None:
-    killed.stack.tiny_dataset("binary")
-    refused = killed.stack.modyn("check", killed.stack.pipeline_file("binary", selection_strategy=section("site")))
-    assert refused.returncode != 0
-    said = " ".join((refused.stdout + refused.stderr).split())
-    assert "dataset 'binary' is of the format BinaryFileWrapper, whose samples have no columns" in said
 
 
 def selected(killed: KilledStack, run_id: str, column: str, disturb: Callable[[int], None], kind: str = "csv") -> list[list[int]]:
@@ -175,7 +167,7 @@ def test_a_deletion_between_triggers_takes_samples_out_of_their_values(
 
 
 def test_storage_that_is_killed_meanwhile_is_waited_for(killed: KilledStack, sites: Mapping[str, list[str | None]]) -> None:
-    """It is away when the values are asked for."""
+    """Storage is away when the selector asks for values."""
 
     def kill(trigger_id: int) -> None:
         if trigger_id in (0, 2):

@@ -52,7 +52,7 @@ def read(batches: OnlineDataset) -> list[Int64Array]:
 
 
 def truncate(path: Path) -> int:
-    """In the middle of its sample 1,000."""
+    """Cut a file in the middle of its sample 1,000."""
     os.truncate(path, 1_000 * RECORD + 30)
     return 1_000
 
@@ -63,7 +63,7 @@ def remove(path: Path) -> int:
 
 
 def replace(path: Path) -> int:
-    """By one of the same size, with samples of other keys."""
+    """Replace a file by one of the same size, with samples of other keys."""
     other = path.with_suffix(".other")
     write_keyed_file(other, range(10**6, 10**6 + IN_FILE), 9_000)
     other.replace(path)
@@ -71,7 +71,7 @@ def replace(path: Path) -> int:
 
 
 def overwrite(path: Path) -> int:
-    """In place, so that processes that hold it open see it too."""
+    """Overwrite a file in place, so that processes that hold it open see it too."""
     write_keyed_file(path, range(10**6, 10**6 + IN_FILE), 9_000, mode="r+b")
     return 0
 
@@ -92,8 +92,8 @@ def changed_files() -> Iterator[Any]:
 def test_a_file_is_not_what_it_was(
     breakable: BreakableStack, way: Way, change: Callable[[Path], int], number: int, shuffle: bool, noticed: bool
 ) -> None:
-    """Of files 0 to 7: before an epoch, or in the middle of it. `noticed`: storage has looked at the folder since. What comes before the
-    error is right; once the file is back, the training goes on from where it was."""
+    """A file changes before an epoch or in the middle of it. `noticed`: storage has looked at the folder since. What comes before the
+    error is right; once the file is back, the training resumes."""
     name = f"{change.__name__}-{noticed}-{number}-{shuffle}-{way}"
     folder = breakable.samples(name, NUM_KEYS, NUM_FILES)
     keys = breakable.trigger(name, name, partition=2_000)
@@ -263,7 +263,7 @@ store.close()
 
 @BOTH_WAYS
 def test_a_dataset_is_ingested_by_two_processes_at_once(breakable: BreakableStack, way: Way) -> None:
-    """By another process on the same catalogue, and by two calls of the service, while its files grow and become more: each sample is there
+    """Another process on the same catalogue and two calls of the service ingest, while files grow and are added: each sample is there
     once, and a training that reads meanwhile has an exact epoch."""
     name = f"twice-{way}"
     folder = breakable.folder(name)

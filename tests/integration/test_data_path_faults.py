@@ -36,7 +36,7 @@ BATCH = 256
 
 
 def read(batches: OnlineDataset, at: Mapping[int, Callable[[], object]] | None = None) -> list[Int64Array]:
-    """The keys of each epoch, checked. at: what is done after so many batches."""
+    """Return the checked keys of each epoch. Args: at: actions by the number of batches before them."""
     epochs: dict[int, list[Int64Array]] = {}
     left = dict(at or {})
     for number, batch in enumerate(batches, start=1):
@@ -48,7 +48,7 @@ def read(batches: OnlineDataset, at: Mapping[int, Callable[[], object]] | None =
 
 @pytest.fixture(scope="module")
 def keys(breakable: BreakableStack) -> Int64Array:
-    """Those of trigger 0 of run `read`, over the data set `numbers`."""
+    """Keys of trigger 0 of run `read`, over the dataset `faults`."""
     breakable.samples("faults", NUM_KEYS, NUM_FILES)
     found = breakable.trigger("read", "faults")
     assert joined([found]) == list(range(NUM_KEYS))
@@ -64,7 +64,7 @@ def keys(breakable: BreakableStack) -> Int64Array:
     ids=["in order", "shuffled", "worker processes"],
 )
 def test_storage_is_killed_and_comes_back(breakable: BreakableStack, keys: Int64Array, shuffle: bool, per_sample: bool) -> None:
-    """Its readers, threads or processes, wait and go on with the one that was started in its place."""
+    """Its readers, threads or processes, wait and continue with its successor."""
 
     def strike() -> None:
         breakable.kill("storage")
@@ -163,7 +163,7 @@ def test_one_of_three_payload_servers_is_enough(breakable: BreakableStack, keys:
 
 
 def test_a_replica_that_is_back_is_used(breakable: BreakableStack, keys: Int64Array) -> None:
-    """By clients that begin then: with three servers, every third begins with it."""
+    """Clients that begin then use it: with three servers, every third begins with it."""
     breakable.kill("replica-1")
     breakable.wait_for("replica-1")
     system = breakable.system("off", replicas=True)

@@ -17,9 +17,9 @@ import pytest
 import trustme
 import yaml
 
-from modyn.config.endpoint import Endpoint
-from modyn.config.security import SecurityConfig
 from modyn.config.system import SERVICES
+from modyn.config.system_sections.endpoint import Endpoint
+from modyn.config.system_sections.security import SecurityConfig
 from modyn.errors import SecurityError, UnavailableError
 from modyn.evaluator.client import EvaluatorClient
 from modyn.model_storage.client import ModelStorageClient

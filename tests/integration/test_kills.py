@@ -20,7 +20,7 @@ from modyn.client import Client
 from modyn.config.system import SERVICES
 from modyn.rpc.retry import RetryPolicy
 from modyn.supervisor.client import EventKind, Run, RunState
-from modyn.supervisor.states import RESUMABLE
+from modyn.supervisor.journal.states import RESUMABLE
 from modyn.testing.stack import RunningStack, tiny_evaluation, tiny_pipeline, tiny_training
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.comparison import RunOutcome, broken_promises, differences, outcome
@@ -77,7 +77,7 @@ class Installation(KilledStack):
         return self.client.run(path).run_id
 
     def finish(self, run_id: str) -> Run:
-        """Waits for the end of the run, resuming it if its supervisor died."""
+        """Wait for the end of the run, and resume it if its supervisor died."""
         run = self.client.wait(run_id)
         if run.state is RunState.INTERRUPTED:
             assert "supervisor" in run.error, run.error
@@ -86,7 +86,7 @@ class Installation(KilledStack):
         return run
 
     def check(self, run_id: str) -> None:
-        """That the run is finished and equal to the undisturbed one."""
+        """Check that the run is finished and equal to the undisturbed one."""
         run = self.client.show(run_id)
         assert run.state is RunState.FINISHED, f"{run.state}: {run.error}"
         assert differences(self.expected, outcome(self.client, run_id)) == []
@@ -117,7 +117,7 @@ class Moments:
                 self._changed.notify_all()
 
     def wait(self, more: int, timeout_s: float = 1.5) -> bool:
-        """Until `more` events have come, or for so long: to start again what was killed is a stage of the run like others. False if the
+        """Wait until `more` events have come, at most `timeout_s`: restarting a killed part is a stage of the run like others. False if the
         run came to rest."""
         with self._changed:
             wanted = self.count + more
@@ -162,7 +162,7 @@ def disturb(
 
 
 def states_of_runs(installation: Installation, before: int) -> list[list[str]]:
-    """What the runs behind the first `before` have gone through."""
+    """Return the states of the runs after the first `before`."""
     supervisor = installation.client.supervisor
     events = [supervisor.watch(run.run_id) for run in supervisor.runs()[before:]]
     return [[event.detail["state"] for event in run_events if event.kind is EventKind.RUN_STATE] for run_events in events]
@@ -174,7 +174,7 @@ def trained_keys(client: Client, run_id: str) -> list[int]:
 
 
 def unfinished(client: Client, run_id: str) -> list[Any]:
-    """Rows of any service that still say that something is going on."""
+    """Return rows of any service that say that work is not finished."""
     connection = psycopg2.connect(client.config.resolved_database_url())
     try:
         with connection.cursor() as cursor:
@@ -191,7 +191,7 @@ def unfinished(client: Client, run_id: str) -> list[Any]:
 
 
 def stray_processes(parts: dict[str, int]) -> list[str]:
-    """Processes below the stack that belong to nothing that is going on: orphans, and workers without work."""
+    """Return processes below the stack without a purpose: orphans, and workers without work."""
     strays = [f"orphan {child}" for child in children(parts["stack"]) if child not in parts.values()]
     for name in SERVICES:
         helpers = children(parts[name])
@@ -202,7 +202,7 @@ def stray_processes(parts: dict[str, int]) -> list[str]:
 
 
 def stray_files(client: Client) -> list[str]:
-    """Files that belong to nothing that is going on. What model storage could not finish it removes at its next start."""
+    """Return files that no unfinished work needs. Model storage removes its own at its next start."""
     state = client.config.state_dir
     folders = [state / name for name in SERVICES]
     temporary = [p for folder in folders for pattern in ("*.partial", "*.tmp", "*.safetensors") for p in folder.rglob(pattern)]
@@ -235,7 +235,7 @@ def installation(running_stack: RunningStack) -> Iterator[Installation]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(installation: Installation) -> Iterator[None]:
-    """Neither processes nor files, of what was broken."""
+    """No process and no file of a killed part is left."""
     yield
     gone(lambda: stray_processes(installation.pids()))
     gone(lambda: sorted({*stray_files(installation.client)} - installation.kept))
@@ -249,7 +249,7 @@ def nothing_is_left(installation: Installation) -> Iterator[None]:
     ],
 )
 def test_a_run_survives_the_death_of_what_it_needs(installation: Installation, names: tuple[str, ...]) -> None:
-    """By itself: it is not resumed."""
+    """The run continues by itself: it is not resumed."""
     before = len(installation.client.supervisor.runs())
     turns = iter(random.Random(0).sample(names, len(names)))
     disturb(installation, lambda: installation.kill(next(turns)), len(names), names[0])
@@ -294,7 +294,7 @@ def test_the_process_that_looks_after_the_others_is_killed(installation: Install
 
 @pytest.mark.slow
 def test_a_worker_process_of_a_training_is_killed(installation: Installation) -> None:
-    """Another one goes on from its checkpoint, and the run says so. A worker that is killed while it is idle costs the run nothing."""
+    """Another worker resumes from its checkpoint, and the run says so. A worker that is killed while it is idle costs the run nothing."""
     chance = random.Random("worker of trainer_server")
     for _ in range(10):
         run_id = installation.start_run()
@@ -309,7 +309,7 @@ def test_a_worker_process_of_a_training_is_killed(installation: Installation) ->
 
 @pytest.mark.slow
 def test_a_training_that_kills_every_worker_fails_its_run(installation: Installation) -> None:
-    """So does memory that is too small. Resumed, the run goes on."""
+    """Too little memory does the same. A resumed run continues."""
     run_id = installation.start_run()
     seen = 0
     for event in installation.client.watch(run_id):
@@ -328,7 +328,7 @@ def test_a_training_that_kills_every_worker_fails_its_run(installation: Installa
 
 
 def test_a_worker_process_of_an_evaluation_is_killed(installation: Installation) -> None:
-    """Another one makes the evaluation, and the run says so."""
+    """Another worker makes the evaluation, and the run says so."""
     for _ in range(10):
         installation.kill_workers("evaluator")  # those that wait for further work of the run before
         run_id = installation.start_run()
@@ -359,11 +359,6 @@ def test_anything_dies_at_any_moment(installation: Installation, seed: int) -> N
     chance = random.Random(seed)
 
     def strike() -> None:
-        names = chance.sample([*SERVICES, "postgres", "redis"], chance.choice([1, 1, 2, 3]))
-        killers = [threading.Thread(target=installation.kill, args=(name,)) for name in names]
-        for killer in killers:
-            killer.start()
-        for killer in killers:
-            killer.join()
+        installation.kill_at_once(chance.sample([*SERVICES, "postgres", "redis"], chance.choice([1, 1, 2, 3])))
 
     disturb(installation, strike, 25, f"anything {seed}")

@@ -6,13 +6,12 @@ import json
 
 import numpy as np
 
-from modyn.client import Client
 from modyn.config.dataset import DatasetConfig
-from modyn.records import RunId
 from modyn.storage.client import NewRecord
 from modyn.supervisor.client import RunMode, RunState
 from modyn.testing.stack import DAY, NUM_CLASSES, NUM_FEATURES, TINY_PARSER, RunningStack, tiny_evaluation, tiny_pipeline
 from modyn.testing.waiting import eventually
+from tests.support.killed_stack import trigger_set_keys
 
 LIVE, REPLAYED = "late-live", "late-replay"
 
@@ -20,11 +19,6 @@ LIVE, REPLAYED = "late-live", "late-replay"
 def record(number: int, label: int | None) -> NewRecord:
     payload = np.eye(NUM_FEATURES, dtype=np.float32)[number % NUM_CLASSES].tobytes()
     return NewRecord(f"key-{number}", payload, label, 1_000 + number)
-
-
-def keys_of(client: Client, run_id: str, trigger_id: int) -> list[int]:
-    found = client.selector.trigger_set(RunId(run_id), trigger_id)
-    return [key for p in range(found.num_partitions) for key in client.selector.keys(RunId(run_id), trigger_id, p).keys.tolist()]
 
 
 def test_a_production_run_trains_on_records_once_they_are_labelled(running_stack: RunningStack) -> None:
@@ -47,7 +41,7 @@ def test_a_production_run_trains_on_records_once_they_are_labelled(running_stack
         assert "10" in stack.modyn("data", "show", LIVE).stdout.partition("num_unlabelled")[2].splitlines()[0]
         eventually(lambda: len(client.supervisor.triggers(run.run_id)) == 1)
         eventually(lambda: client.supervisor.triggers(run.run_id)[0].model_id is not None)
-        assert keys_of(client, run.run_id, 0) == [*range(20), *labelled], "in the order in which the labels came"
+        assert trigger_set_keys(client, run.run_id, 0) == [*range(20), *labelled], "in the order in which the labels came"
         client.finish(run.run_id)
         ended = client.wait(run.run_id)
         assert ended.state is RunState.FINISHED, ended.error
@@ -55,7 +49,7 @@ def test_a_production_run_trains_on_records_once_they_are_labelled(running_stack
         assert {result.num_samples for result in client.evaluator.results(run.run_id)} == {50}, "none without a label"
         shown = stack.modyn("show", run.run_id).stdout
         assert "without labels" in shown
-        assert "10, which wait for them" in shown
+        assert "10, which wait for labels" in shown
 
 
 def test_a_replay_decides_and_trains_on_labels_that_have_come(running_stack: RunningStack) -> None:
@@ -67,9 +61,7 @@ def test_a_replay_decides_and_trains_on_labels_that_have_come(running_stack: Run
         "on": "labels",
         "evaluation_interval": "1d",
         "windowing_strategy": {"id": "AmountWindowingStrategy", "amount_ref": 80, "amount_cur": 80},
-        "metrics": {
-            "m": {"id": "MeanDistanceDriftMetric", "decision_criterion": {"id": "ThresholdDecisionCriterion", "threshold": -1}}
-        },
+        "metrics": {"m": {"id": "MMDDriftMetric", "decision_criterion": {"id": "ThresholdDecisionCriterion", "threshold": -1}}},
     }
     data = {"dataset_id": REPLAYED, "bytes_parser_function": TINY_PARSER, "label_delay": "1d"}
     with stack.client() as client:
@@ -81,11 +73,11 @@ def test_a_replay_decides_and_trains_on_labels_that_have_come(running_stack: Run
         clock = [trigger.fired_at_timestamp for trigger in triggers]
         seen: list[int] = []
         for number, now in enumerate(clock):
-            keys = keys_of(client, run.run_id, number)
+            keys = trigger_set_keys(client, run.run_id, number)
             times = client.storage.samples_by_key(REPLAYED, np.array(keys, np.int64)).timestamps
             assert times.max() + DAY <= now
             seen += keys
         assert seen == list(range(len(seen)))
-        assert len(seen) == 200, "the labels of the third and fourth day come behind the last check, or the stream"
-        assert [check.evidence.get("current_samples") for check in checks] == [None, 80]
+        assert len(seen) == 200, "the labels of the third and fourth day come after the last check, or after the stream"
+        assert [check.numbers.get("current_samples") for check in checks] == [None, 80]
         assert "the labels of 100 of 400 samples have not come" in run.message

@@ -7,7 +7,6 @@ replays the samples and is left alone.
 from __future__ import annotations
 
 import http.client
-import json
 import random
 import signal
 import threading
@@ -19,8 +18,8 @@ import pytest
 import yaml
 
 from modyn.client import Client
-from modyn.config.buckets import RECORDS
 from modyn.config.dataset import DatasetConfig
+from modyn.config.system_sections.buckets import RECORDS
 from modyn.preprocessing import Preprocessing
 from modyn.storage.client import NewRecord
 from modyn.supervisor.client import RunMode, RunState
@@ -29,11 +28,11 @@ from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.column_samples import SPARSE, SPARSE_MODEL, columns_of, json_row, label_of, tensors
 from tests.support.comparison import differences, outcome
 from tests.support.killed_stack import WORKERS, KilledStack, trigger_set_keys
-from tests.support.serving_process import Serving
+from tests.support.serving_process import Serving, call, connect
 
-INITIAL, STRETCH, STEP, DRAWN, BATCH = 60, 20, 10, 6, 10
+INITIAL, PER_TRIGGER, STEP, DRAWN, BATCH = 60, 20, 10, 6, 10
 AHEAD = 10
-"""How many observations lie between a prediction and its label."""
+"""Number of observations between a prediction and its label."""
 SERVING = "serving"
 SERVICES_IN_THE_GATE = (SERVING, "storage", "supervisor", WORKERS)
 """The trainer server, whose process that workers are forked from takes many seconds to start again, ends its workers with it."""
@@ -42,7 +41,7 @@ PATH = "/v2/models/clicks/infer"
 
 def pipeline(dataset: str) -> dict[str, Any]:
     online = {
-        "trigger": {"id": "DataAmountTrigger", "num_samples": STRETCH},
+        "trigger": {"id": "DataAmountTrigger", "num_samples": PER_TRIGGER},
         "step_samples": STEP,
         "history_samples": DRAWN,
     }
@@ -66,14 +65,14 @@ class Observer:
     """
 
     def __init__(self, address: str, seed: int) -> None:
-        self._connection = http.client.HTTPConnection(address, timeout=PATIENCE_S)
+        self._connection = connect(address)
         self._chance, self._is_over, self._error = random.Random(seed), threading.Event(), list[BaseException]()
         self.num_sent = self.num_repeated = 0
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def end(self) -> None:
-        """Return once all stretches are full. Raises what the thread raised."""
+        """End once all triggers are complete. Raises the error of the thread."""
         self._is_over.set()
         self._thread.join()
         self._connection.close()
@@ -84,7 +83,7 @@ class Observer:
         try:
             for number in range(INITIAL, INITIAL + AHEAD):
                 self._predict(number)
-            while not self._is_over.is_set() or self.num_sent % STRETCH:
+            while not self._is_over.is_set() or self.num_sent % PER_TRIGGER:
                 self._predict(INITIAL + self.num_sent + AHEAD)
                 self._observe(INITIAL + self.num_sent)
                 self.num_sent += 1
@@ -107,12 +106,10 @@ class Observer:
         give_up = time.monotonic() + PATIENCE_S
         while True:
             try:
-                self._connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-                answer = self._connection.getresponse()
-                found: dict[str, Any] = json.loads(answer.read())
-                if answer.status == 200:
-                    return found
-                assert answer.status == 503, found
+                status, found = call(self._connection, "POST", path, body)
+                if status == 200:
+                    return dict(found)
+                assert status == 503, found
             except (OSError, http.client.HTTPException):
                 self._connection.close()
             assert time.monotonic() < give_up, f"{path} took nothing for {PATIENCE_S:g} s"
@@ -196,7 +193,7 @@ def observation_of_samples(client: Client, dataset: str, num_samples: int) -> li
 
 
 def check_counts(client: Client, run_id: str, order: list[int]) -> None:
-    """That each sample is a new one of one step, and what the statistics are when each has been counted once, with the values that were sent."""
+    """Check that each sample is new in one step, and that the statistics count each sample once, with the values that were sent."""
     triggers = client.supervisor.triggers(run_id)
     sets = [trigger_set_keys(client, run_id, trigger.trigger_id) for trigger in triggers]
     steps = [keys[at : at + STEP + DRAWN][:STEP] for keys in sets[1:] for at in range(0, len(keys), STEP + DRAWN)]

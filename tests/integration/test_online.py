@@ -19,7 +19,7 @@ from torch import nn
 from modyn.client import Client
 from modyn.supervisor.client import Run, RunState, TriggerRecord
 from modyn.testing.stack import RECORD, TINY_PARSER, RunningStack, tiny_pipeline, tiny_training
-from modyn.trainer_server.state_file import read_state_file
+from modyn.trainer_server.disk.state_file import read_state_file
 from tests.support.comparison import differences, outcome
 from tests.support.killed_stack import WORKERS, KilledStack, trigger_set_keys
 
@@ -38,7 +38,7 @@ USUAL = {"id": "ThresholdDecisionCriterion", "threshold": 0.2}
 
 
 def by_accuracy(interval: int, least: float) -> dict[str, Any]:
-    """A policy that fires where the accuracy of its newest model is less, each so many samples."""
+    """Return a policy that checks at this interval, and fires if the accuracy of its newest model is less."""
     criterion = {"id": "StaticPerformanceThresholdCriterion", "metric": "Accuracy", "metric_threshold": least}
     dataset = {"dataset_id": "stream", "bytes_parser_function": TINY_PARSER, "batch_size": 64, "metrics": [{"name": "Accuracy"}]}
     return {
@@ -50,7 +50,7 @@ def by_accuracy(interval: int, least: float) -> dict[str, Any]:
 
 
 def by_drift(interval: int) -> dict[str, Any]:
-    """A policy that looks at embeddings by its newest model."""
+    """Return a policy that compares embeddings of its newest model."""
     windows = {"id": "AmountWindowingStrategy", "amount_ref": 40, "amount_cur": 20}
     metrics = {"mmd": {"id": "MMDDriftMetric", "decision_criterion": {"id": "ThresholdDecisionCriterion", "threshold": 0.02}}}
     every = {"evaluation_interval_data_points": interval}
@@ -103,7 +103,7 @@ def steps_of(keys: list[int]) -> list[tuple[list[int], list[int]]]:
     return [(step[:-DRAWN], step[-DRAWN:]) for step in steps]
 
 
-def test_steps_go_on_from_the_initial_model_with_every_sample_once(stream: Stream) -> None:
+def test_steps_continue_from_the_initial_model_with_every_sample_once(stream: Stream) -> None:
     run, triggers, sets = stream.run(pipeline())
     assert [(t.position, t.online) for t in triggers] == [
         (60, False),
@@ -122,9 +122,10 @@ def test_steps_go_on_from_the_initial_model_with_every_sample_once(stream: Strea
         for new, drawn in steps:
             assert len(set(drawn)) == DRAWN
             assert max(drawn) < min(new)
-        found = trigger.training_result["prequential"]
-        assert found["first_step"] == steps_before + 1
-        assert found["num"] == [len(new) for new, _ in steps]
+        found = trigger.training_result.prequential
+        assert found is not None
+        assert found.first_step == steps_before + 1
+        assert found.num == tuple(len(new) for new, _ in steps)
         done, steps_before = trigger.position, steps_before + len(steps)
     assert run.message == ""
 
@@ -133,7 +134,7 @@ def test_weights_and_errors_are_those_of_pytorch(stream: Stream, tmp_path: Path)
     """The optimizer's state and the learning rates live on from version to version."""
     text = pipeline(online={**ONLINE, "history": {"strategy": "Window", "num_samples": 30}})
     _, triggers, sets = stream.run(text)
-    # Model storage keeps the state of the newest model of a run: the initial training is made once more, alone.
+    # Model storage keeps the state of the newest model of a run: the initial training is repeated, alone.
     initial = stream.run(text, max_triggers=1)[1][0]
     assert initial.weights_sha256 == triggers[0].weights_sha256
     with stream.stack.client() as client:
@@ -156,9 +157,10 @@ def test_weights_and_errors_are_those_of_pytorch(stream: Stream, tmp_path: Path)
             optimizer.zero_grad()
             each.mean().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        found = trigger.training_result["prequential"]
-        assert found["loss"] == pytest.approx(losses, rel=1e-5)
-        assert found["errors"] == errors
+        found = trigger.training_result.prequential
+        assert found is not None
+        assert found.loss == pytest.approx(losses, rel=1e-5)
+        assert found.errors == tuple(errors)
         for ours, theirs in zip(expected.parameters(), model.parameters(), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
 
@@ -201,18 +203,19 @@ def test_online_updates_and_steps_are_those_of_pytorch(stream: Stream) -> None:
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
-        found = trigger.training_result["prequential"]
-        assert found["num"] == counts
-        assert found["loss"] == pytest.approx(losses, rel=1e-5)
-        assert found["errors"] == errors
-        assert found["first_step"] + trigger.training_result["num_steps"] == step + 1
+        found = trigger.training_result.prequential
+        assert found is not None
+        assert found.num == tuple(counts)
+        assert found.loss == pytest.approx(losses, rel=1e-5)
+        assert found.errors == tuple(errors)
+        assert found.first_step + trigger.training_result.counts.num_steps == step + 1
         for ours, theirs in zip(expected.parameters(), model.parameters(), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
     assert done == NUM_SAMPLES
 
 
-def test_retrainings_come_between_steps_and_begin_anew(stream: Stream) -> None:
-    """They select as if there were no steps, and are cold as the section `training` says."""
+def test_retrainings_come_between_steps_and_start_cold(stream: Stream) -> None:
+    """Retrainings select as if there were no steps, and are cold as the section `training` says."""
     trigger = {"id": "DataAmountTrigger", "num_samples": 90}
     selection = {"name": "NewDataStrategy", "maximum_keys_in_memory": 25, "tail_triggers": 0}
     _, triggers, sets = stream.run(pipeline(trigger=trigger, selection_strategy=selection))
@@ -222,19 +225,21 @@ def test_retrainings_come_between_steps_and_begin_anew(stream: Stream) -> None:
     assert [len(sets[t.trigger_id]) for t in triggers if not t.online] == [90, 90]
     assert triggers[3].parent_model_id is None
     assert triggers[4].parent_model_id == triggers[3].model_id
-    assert [t.training_result["prequential"]["first_step"] for t in triggers if t.online] == [1, 4, 1, 3]
+    assert [t.training_result.prequential.first_step for t in triggers if t.training_result.prequential] == [1, 4, 1, 3]
     retrained = stream.run(pipeline(trigger=trigger, selection_strategy=selection, online=None), max_triggers=2)[1]
     assert [t.keys_checksum for t in retrained] == [t.keys_checksum for t in triggers if not t.online]
 
 
-def test_bounded_stretches_take_each_sample_once(stream: Stream) -> None:
+def test_bounded_triggers_take_each_sample_once(stream: Stream) -> None:
     run, triggers, sets = stream.run(pipeline(online={**ONLINE, "max_samples": 30}))
-    stretches = [[key for new, _ in steps_of(sets[t.trigger_id]) for key in new] for t in triggers[1:]]
-    assert [key for keys in stretches for key in keys] == list(range(INITIAL, NUM_SAMPLES))
+    new_keys = [[key for new, _ in steps_of(sets[t.trigger_id]) for key in new] for t in triggers[1:]]
+    assert [key for keys in new_keys for key in keys] == list(range(INITIAL, NUM_SAMPLES))
     # 40 come between two checks: ten more wait after each, and the end takes all.
-    assert [len(keys) for keys in stretches] == [20, 30, 30, 30, 30, 5]
+    assert [len(keys) for keys in new_keys] == [20, 30, 30, 30, 30, 5]
     assert [t.position for t in triggers] == [60, 80, 120, 160, 200, 205, 205]
-    assert [sum(t.training_result["prequential"]["num"]) for t in triggers[1:]] == [len(keys) for keys in stretches]
+    assert [sum(t.training_result.prequential.num) for t in triggers[1:] if t.training_result.prequential] == [
+        len(keys) for keys in new_keys
+    ]
     assert run.message == ""
 
 
@@ -243,25 +248,7 @@ def test_without_history_each_sample_is_trained_on_once(stream: Stream) -> None:
     _, triggers, sets = stream.run(pipeline(online=online))
     assert all(t.online for t in triggers[1:])
     assert [key for t in triggers[1:] for key in sets[t.trigger_id]] == list(range(INITIAL, NUM_SAMPLES))
-    assert sum(t.training_result["num_steps"] for t in triggers[1:]) == NUM_SAMPLES - INITIAL
-
-
-@pytest.mark.parametrize(
-    "history",
-    [{"strategy": "Uniform"}, {"strategy": "TimeWeighted", "half_life": "6h"}, {"strategy": "Reservoir", "num_samples": 20}],
-)
-def test_history_is_drawn_as_the_section_says(stream: Stream, history: dict[str, Any]) -> None:
-    _, triggers, sets = stream.run(pipeline(online={**ONLINE, "history": history}))
-    steps = [step for t in triggers[1:] for step in steps_of(sets[t.trigger_id])]
-    assert all(len(drawn) == DRAWN for _, drawn in steps)
-    if history["strategy"] == "Reservoir":
-        assert len({key for _, drawn in steps for key in drawn}) < 70
-        return
-    # How far back in the stream before the step, from 0 to 1: half-way by uniform draws, whose mean of 90 is uncertain by 0.03.
-    back = np.mean([(new[0] - key) / new[0] for new, drawn in steps for key in drawn])
-    assert 0.4 < back < 0.6 if history["strategy"] == "Uniform" else back < 0.25, (
-        "of the newest day mostly, and each day has a fifth of the stream"
-    )
+    assert sum(t.training_result.counts.num_steps for t in triggers[1:]) == NUM_SAMPLES - INITIAL
 
 
 def test_policies_look_at_their_newest_model(stream: Stream) -> None:
@@ -272,7 +259,7 @@ def test_policies_look_at_their_newest_model(stream: Stream) -> None:
     fired = [(30, False), *((at, True) for at in range(40, 201, 20)), (205, True)]
     assert [(t.position, t.online) for t in triggers] == fired
     with stream.stack.client() as client:
-        checks = [check for check in client.supervisor.checks(run.run_id) if "Accuracy" in check.evidence]
+        checks = [check for check in client.supervisor.checks(run.run_id) if "Accuracy" in check.numbers]
         models = {t.position: client.load_model(t.model_id or 0).eval() for t in triggers}
         table = client.checks(run.run_id)
     assert {(c.position, c.online) for c in checks} == {(at, False) for at in range(60, 205, 30)} | set(fired[1:-1])
@@ -283,7 +270,7 @@ def test_policies_look_at_their_newest_model(stream: Stream) -> None:
         # What a model was trained on is no test of it.
         keys = torch.arange(max(first, made), check.position)
         right = (models[made](stream.features[keys]).argmax(1) == stream.labels[keys]).float().mean()
-        assert check.evidence["Accuracy"] == pytest.approx(float(right)), check
+        assert check.numbers["Accuracy"] == pytest.approx(float(right)), check
         assert check.fires is check.online
 
 
@@ -302,30 +289,17 @@ def test_the_order_of_batches_of_the_stream_changes_nothing(stream: Stream, own_
         assert differences(*outcomes) == []
 
 
-def test_what_is_wrong_in_the_section_is_said_with_its_line(stream: Stream) -> None:
-    wrong = {
-        "trigger": {"id": "PerformanceTriger"},
-        "step_samples": 0,
-        "history": {"strategy": "Uniformly"},
-    }
+def test_what_is_wrong_in_the_section_is_said_by_its_owner(stream: Stream) -> None:
+    unknown = {**by_drift(10), "metrics": {"d": {"id": "MMDrift", "decision_criterion": USUAL}}}
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"step_samples": 0}, "online.step_samples: 0 is wrong"),
+        ({"trigger": {"id": "PerformanceTriger"}}, "online.trigger.id: there is no trigger 'PerformanceTriger', did you mean"),
+        ({"history": {"strategy": "Uniformly"}}, "online.history.strategy: there is no history sampling 'Uniformly'"),
+        ({"trigger": unknown}, "online.trigger.metrics.d.id: there is no drift metric 'MMDrift'"),
+    ]
     with stream.stack.client() as client:
-        for online, said in [
-            (wrong, "online.step_samples: 0 is wrong"),
-            (
-                wrong,
-                "online.trigger.id: there is no trigger 'PerformanceTriger', did you mean 'PerformanceTrigger'",
-            ),
-            (
-                {**ONLINE, "history": {"strategy": "Uniformly"}},
-                "online.history.strategy: there is no history sampling 'Uniformly'",
-            ),
-            ({**ONLINE, "history": {"strategy": "Window"}}, "online.history.num_samples"),
-            (
-                {**ONLINE, "trigger": {**by_drift(10), "metrics": {"d": {"id": "MMDrift", "decision_criterion": USUAL}}}},
-                "online.trigger.metrics.d.id: there is no drift metric 'MMDrift'",
-            ),
-        ]:
-            path = stream.stack.pipeline_file("stream", **yaml.safe_load(pipeline(online=online)))
+        for wrong, said in cases:
+            path = stream.stack.pipeline_file("stream", **yaml.safe_load(pipeline(online={**ONLINE, **wrong})))
             problems = [str(problem) for problem in client.check(path)]
             assert any(said in problem for problem in problems), problems
 
@@ -343,7 +317,7 @@ def test_kills_in_the_middle_of_steps_change_nothing(own_stack: Callable[..., Ru
     path = stack.pipeline_file("stream", **yaml.safe_load(pipeline(online=online, training=training)))
 
     def errors(client: Client, run_id: str) -> list[Any]:
-        return [trigger.training_result.get("prequential") for trigger in client.supervisor.triggers(run_id)]
+        return [trigger.training_result.prequential for trigger in client.supervisor.triggers(run_id)]
 
     with stack.client() as client:
         expected = client.wait(client.run(path).run_id)

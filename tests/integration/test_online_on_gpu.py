@@ -1,9 +1,7 @@
-"""On real services and a GPU: a pipeline of steps over columns, and predictions of its newest version while it trains beside them."""
+"""A pipeline of steps over columns on real services and a GPU, and predictions of its newest version while another run trains."""
 
 from __future__ import annotations
 
-import http.client
-import signal
 from contextlib import closing
 from pathlib import Path
 
@@ -14,10 +12,9 @@ import yaml
 
 from modyn.supervisor.client import RunState
 from modyn.testing.stack import stack_on, tiny_training
-from modyn.testing.waiting import PATIENCE_S
 from tests.integration.test_preprocessing import BATCH, LEARNING_RATE, add_records, asked, finished, given_to, pipeline
 from tests.support.column_samples import SPARSE, columns_of, tensors
-from tests.support.serving_process import Serving
+from tests.support.serving_process import Serving, connect
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -37,16 +34,15 @@ def test_a_pipeline_and_its_predictions(tmp_path: Path) -> None:
         newest = triggers[-1].model_id or 0
         model, statistics = client.load_model(newest), client.preprocessing(newest)
         assert statistics is not None
-        served = Serving(stack, run.run_id, "--name", "clicks", "--http-port", "0", "--grpc-port", "0")
-        try:
-            keys = list(range(200, 230))
-            expected = given_to(model, statistics.transform(columns_of(keys)).to_torch()).detach().numpy().reshape(-1)
-            beside = client.run(yaml.safe_load(on_gpu))
-            with closing(http.client.HTTPConnection(served.address, timeout=PATIENCE_S)) as connection:
-                for _ in range(200):
-                    answer = asked(connection, "POST", "/v2/models/clicks/infer", {"inputs": tensors(keys)})
-                    np.testing.assert_allclose(answer["outputs"][0]["data"], expected, rtol=1e-3, atol=1e-4)
-            ended = client.wait(beside.run_id)
+        keys = list(range(200, 230))
+        expected = given_to(model, statistics.transform(columns_of(keys)).to_torch()).detach().numpy().reshape(-1)
+        with (
+            Serving(stack, run.run_id, "--name", "clicks", "--http-port", "0", "--grpc-port", "0") as served,
+            closing(connect(served.address)) as connection,
+        ):
+            training = client.run(yaml.safe_load(on_gpu))
+            for _ in range(200):
+                answer = asked(connection, "POST", "/v2/models/clicks/infer", {"inputs": tensors(keys)})
+                np.testing.assert_allclose(answer["outputs"][0]["data"], expected, rtol=1e-3, atol=1e-4)
+            ended = client.wait(training.run_id)
             assert ended.state is RunState.FINISHED, ended.error
-        finally:
-            served.end(signal.SIGTERM)

@@ -15,10 +15,10 @@ from tests.support.comparison import differences, outcome
 from tests.support.killed_stack import WORKERS, KilledStack, trigger_set_keys
 from tests.support.shifting_data import SAMPLES_A_DAY, shifting_dataset
 
-NUM_DAYS, SHIFT_DAY, INITIAL, STRETCH = 20, 12, 200, 100
+NUM_DAYS, SHIFT_DAY, INITIAL, PER_TRIGGER = 20, 12, 200, 100
 
 ONLINE: dict[str, Any] = {
-    "trigger": {"id": "DataAmountTrigger", "num_samples": STRETCH},
+    "trigger": {"id": "DataAmountTrigger", "num_samples": PER_TRIGGER},
     "step_samples": 10,
     "history_samples": 5,
     "convergence": {"window": 300, "tolerance": 0.3},
@@ -46,12 +46,12 @@ def test_steps_pause_and_start_again(running_stack: RunningStack) -> None:
     states = [(t.position, str(t.state)) for t in triggers if t.online]
     shift = SHIFT_DAY * SAMPLES_A_DAY
     paused = [position for position, state in states if state == "tested"]
-    # Flat before the shift; what is tested behind it makes steps start again, and they go on until it is flat again.
-    assert {p for p in paused if p <= shift} == set(range(paused[0], shift + 1, STRETCH))
+    # The error is flat before the shift; tests after it make steps start again, until it is flat again.
+    assert {p for p in paused if p <= shift} == set(range(paused[0], shift + 1, PER_TRIGGER))
     assert len([p for p in paused if p <= shift]) >= 3
-    assert dict(states)[shift + STRETCH] == "tested"
-    assert dict(states)[shift + 2 * STRETCH] == "trained"
-    # Each sample is tested once, whatever became of it; only those that are tested have no history with them.
+    assert dict(states)[shift + PER_TRIGGER] == "tested"
+    assert dict(states)[shift + 2 * PER_TRIGGER] == "trained"
+    # Each sample is tested once, trained on or not; samples that are only tested have no history with them.
     assert table["tested"].iloc[-1] == NUM_DAYS * SAMPLES_A_DAY - INITIAL
     assert table["error"].notna().all()
     done = INITIAL
@@ -61,26 +61,26 @@ def test_steps_pause_and_start_again(running_stack: RunningStack) -> None:
             assert trigger.model_id is None
             assert trigger.num_trained is None
         else:
-            assert len(keys) == STRETCH + 5 * STRETCH // 10
+            assert len(keys) == PER_TRIGGER + 5 * PER_TRIGGER // 10
         done = trigger.position
     # What was tested alone is history of the steps that come.
-    later = next(keys for t, keys in zip(triggers, sets, strict=True) if t.position == shift + 2 * STRETCH)
-    assert set(later) & set(range(paused[0] - STRETCH, shift))
-    # A version goes on from the newest one before it, and from its count of steps.
+    later = next(keys for t, keys in zip(triggers, sets, strict=True) if t.position == shift + 2 * PER_TRIGGER)
+    assert set(later) & set(range(paused[0] - PER_TRIGGER, shift))
+    # A version continues from the newest one before it, and from its count of steps.
     trained = [t for t in triggers if t.model_id is not None]
     assert [t.parent_model_id for t in trained[1:]] == [t.model_id for t in trained[:-1]]
-    firsts = [t.training_result["prequential"]["first_step"] for t in trained[1:]]
-    assert firsts == [1 + 10 * number for number in range(len(firsts))]
+    firsts = [t.training_result.prequential.first_step for t in trained[1:] if t.training_result.prequential]
+    assert firsts == [1 + 10 * number for number in range(len(trained) - 1)]
     said = [str(event.detail["message"]) for event in events if event.kind is EventKind.MESSAGE]
     assert [message.partition(":")[0] for message in said][:2] == ["steps pause", "steps start again"]
     ends = [
         e.detail for e in events if e.kind is EventKind.STEP and e.detail["step"] == "train" and e.detail["state"] == "finished"
     ]
-    assert [detail.get("tested") for detail in ends] == [None] + [STRETCH] * (len(triggers) - 1)
+    assert [detail.get("tested") for detail in ends] == [None] + [PER_TRIGGER] * (len(triggers) - 1)
     assert [e.detail["online"] for e in events if e.kind is EventKind.TRIGGER_FIRED] == [t.online for t in triggers]
 
 
-def test_online_updates_beside_steps_pause_too(running_stack: RunningStack) -> None:
+def test_online_updates_between_steps_pause_too(running_stack: RunningStack) -> None:
     shifting_dataset(running_stack, "updates", NUM_DAYS, SHIFT_DAY)
     text = pipeline(online={**ONLINE, "update_samples": 5, "rollback": {"every": 4}}).replace("shifting", "updates")
     run = running_stack.run(text)
@@ -101,15 +101,15 @@ def test_kills_change_no_decision(own_stack: Callable[..., RunningStack]) -> Non
     path = stack.pipeline_file("shifting", **yaml.safe_load(pipeline(training=training, online=online)))
 
     def errors(client: Client, run_id: str) -> list[str]:
-        """As text: NaN is not equal to itself."""
+        """Return errors as text: NaN is not equal to itself."""
         results = [trigger.training_result for trigger in client.supervisor.triggers(run_id)]
-        return [repr([result.get(name) for name in ("prequential", "step_guard")]) for result in results]
+        return [repr((result.prequential, result.step_guard)) for result in results]
 
     with stack.client() as client:
         expected = client.wait(client.run(path).run_id)
         assert expected.state is RunState.FINISHED, expected.error
         assert {str(t.state) for t in client.supervisor.triggers(expected.run_id)} == {"trained", "tested"}
-        assert any("rollbacks': [{" in text for text in errors(client, expected.run_id))
+        assert any(trigger.training_result.rollbacks for trigger in client.supervisor.triggers(expected.run_id))
         names = (WORKERS, "supervisor", "trainer_server", WORKERS, "selector")
         for run_id in KilledStack(stack, client).runs_under_kills(path, names, num_kills=8, seed=5):
             assert differences(outcome(client, expected.run_id), outcome(client, run_id)) == []

@@ -38,13 +38,13 @@ def run_on(
         return run.run_id, list(client.supervisor.triggers(run.run_id)), said, client.prequential(run.run_id)
 
 
-def test_a_stretch_goes_on_from_its_snapshot(running_stack: RunningStack, tmp_path: Path) -> None:
+def test_steps_resume_from_their_snapshot(running_stack: RunningStack, tmp_path: Path) -> None:
     run_id, triggers, said, table = run_on(running_stack, "spoilt", range(253, 254), {"rollback": {"every": 2}})
     assert all(trigger.model_id is not None for trigger in triggers)
-    assert [len((t.training_result.get("step_guard") or {}).get("rollbacks", [])) for t in triggers] == [0, 0, 1, 0, 0, 0]
-    # Sample 253 is in step 16 of the stream, from 1: of the steps behind it, those that its check undoes.
-    assert said[0].startswith("trigger 2: behind step 16 the error had jumped to a loss of nan, against ")
-    assert said[0].endswith("before: steps go on from the weights of step 14")
+    assert [len(t.training_result.rollbacks) for t in triggers] == [0, 0, 1, 0, 0, 0]
+    # Sample 253 is in step 16 of the stream, counted from 1; its check undoes the steps after the snapshot.
+    assert said[0].startswith("trigger 2: after step 16 the error had jumped to a loss of nan, against ")
+    assert said[0].endswith("before: steps resume from the weights of step 14")
     assert table["tested"].iloc[-1] == NUM_DAYS * SAMPLES_A_DAY - INITIAL
     assert table["error"].notna().all()
     assert table["cumulated_loss"].notna().all()
@@ -67,13 +67,16 @@ def test_what_is_left_out_is_tested_all_the_same(running_stack: RunningStack, gu
         stored = [model.version.trigger_id for model in client.model_storage.list(run_id)]
     assert sorted(stored) == [0, 1, 3, 4, 5]
     assert said[0].startswith(
-        "trigger 2 trained nothing: the " + ("error jumped behind step 12" if guarded else "training diverged")
+        "trigger 2 trained nothing: the " + ("error jumped after step 12" if guarded else "training diverged")
     )
-    left_out = triggers[2].training_result["prequential"]["num"]
+    tests, later = (triggers[at].training_result.prequential for at in (2, 3))
+    assert tests is not None
+    assert later is not None
     # With a guard all are tested; without one, those before the model had no number to say.
-    assert left_out == ([10] * 10 if guarded else [10])
+    left_out = tests.num
+    assert left_out == ((10,) * 10 if guarded else (10,))
     assert len(table) == 40 + len(left_out)
     assert table["tested"].iloc[-1] == 400 + sum(left_out)
-    # The next stretch is stepped on from the version before, with the count of its steps.
-    assert triggers[3].training_result["prequential"]["first_step"] == 11
-    assert all(map(math.isfinite, triggers[3].training_result["prequential"]["loss"]))
+    # The next steps continue from the version before, with its count of steps.
+    assert later.first_step == 11
+    assert all(map(math.isfinite, later.loss))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import http.client
-import json
-import signal
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ import yaml
 from torch import nn
 
 from modyn.client import Client
-from modyn.config.buckets import RECORDS
 from modyn.config.dataset import DatasetConfig
 from modyn.config.preprocessing import with_columns
+from modyn.config.system_sections.buckets import RECORDS
 from modyn.model_storage.client import ModelHeader
 from modyn.models.weights import build_model, save_weights
 from modyn.preprocessing import Preprocessing
@@ -27,11 +26,12 @@ from modyn.records import RunId
 from modyn.storage.client import NewRecord
 from modyn.supervisor.client import Run, RunState, TriggerRecord
 from modyn.testing.stack import RunningStack, tiny_pipeline, tiny_training
-from modyn.testing.waiting import PATIENCE_S, eventually
-from tests.support.column_samples import CSV, DENSE, SPARSE, SPARSE_MODEL, columns_of, csv_row, json_row, label_of, tensors
+from modyn.testing.waiting import eventually
+from modyn.trainer_server.request.result import PreprocessingResult
+from tests.support.column_samples import DENSE, SPARSE, SPARSE_MODEL, columns_of, json_row, label_of, tensors
 from tests.support.comparison import differences, outcome
 from tests.support.killed_stack import WORKERS, KilledStack, trigger_set_keys
-from tests.support.serving_process import Serving
+from tests.support.serving_process import Serving, call, connect
 from tests.support.trigger_sections import SECTIONS as TRIGGER_SECTIONS
 
 pytestmark = pytest.mark.timeout(300)
@@ -149,36 +149,8 @@ def test_versions_and_scores_are_those_of_pytorch_and_preprocessing(clicks: Runn
         accuracy = float((output.argmax(1) == labels_of(everything)).float().mean())
         assert scores[trigger.model_id] == pytest.approx(accuracy)
     counted = NUM_SAMPLES if updates else INITIAL
-    expected_result = {"rows": counted, "dense_features": 2, "sparse_features": 57, "over_bound": by_hand.over_bound()}
-    assert triggers[-1].training_result["preprocessing"] == expected_result
-
-
-def test_csv_files_train_as_json_records(clicks: RunningStack) -> None:
-    """Statistics and weights are equal; the label stands in the row and is no column."""
-    folder = clicks.folder / "data" / "clicks-csv"
-    folder.mkdir(parents=True)
-    rows = [f"{key},{label_of(key)},".encode() + csv_row(key) for key in range(NUM_SAMPLES)]
-    (folder / "all.csv").write_bytes(b"\n".join(rows) + b"\n")
-    options = {"label_index": 1}
-    config = DatasetConfig(
-        name="clicks-csv", base_path=folder, file_wrapper="CsvFileWrapper", file_wrapper_config=options, watch=False,
-        timestamp_source="column:0",
-    )  # fmt: skip
-    with clicks.client() as client:
-        client.register_dataset(config)
-        client.ingest("clicks-csv")
-    section = {**CSV, "names": ["time", "label", *CSV["names"]]}
-    of_csv = finished(clicks, pipeline("clicks-csv", section))[1]
-    of_json = finished(clicks, pipeline("clicks", DENSE))[1]
-    assert len(of_csv) == len(of_json) > 2
-    with clicks.client() as client:
-        for one, other in zip(of_csv, of_json, strict=True):
-            ours, theirs = (client.preprocessing(trigger.model_id or 0) for trigger in (one, other))
-            assert ours is not None
-            assert theirs is not None
-            np.testing.assert_equal(ours.state(), theirs.state())
-            weights = [client.load_model(trigger.model_id or 0).state_dict() for trigger in (one, other)]
-            assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    expected_result = PreprocessingResult(counted, dense_features=2, sparse_features=57, over_bound=by_hand.over_bound())
+    assert triggers[-1].training_result.preprocessing == expected_result
 
 
 def test_predictions_of_columns_and_what_is_learned_of_them(clicks: RunningStack, tmp_path: Path) -> None:
@@ -192,9 +164,7 @@ def test_predictions_of_columns_and_what_is_learned_of_them(clicks: RunningStack
         header = ModelHeader(RunId(""), 0, SPARSE_MODEL["id"], {**SPARSE_MODEL["config"], "num_classes": statistics.num_features})
         pinned = client.model_storage.put(header, tmp_path / "model").model_id
     options = ("--name", "clicks", "--observations", "seen-clicks", "--pin", str(pinned), "--http-port", "0", "--grpc-port", "0")
-    served = Serving(clicks, run.run_id, *options)
-    try:
-        connection = http.client.HTTPConnection(served.address, timeout=PATIENCE_S)
+    with Serving(clicks, run.run_id, *options) as served, closing(connect(served.address)) as connection:
         metadata = asked(connection, "GET", "/v2/models/clicks")
         assert [(each["name"], each["datatype"], each["shape"]) for each in metadata["inputs"]] == [
             ("age", "FP64", [-1]), ("income", "FP64", [-1]), ("query", "BYTES", [-1]), ("site", "BYTES", [-1])
@@ -206,10 +176,8 @@ def test_predictions_of_columns_and_what_is_learned_of_them(clicks: RunningStack
         assert answer["model_version"] == str(newest)
         np.testing.assert_allclose(answer["outputs"][0]["data"], expected, rtol=1e-5, atol=1e-6)
         made = statistics.transform(columns_of(keys)).to_dense()
-        for rows in (
-            slice(0, len(keys)),
-            slice(3, 4),
-        ):  # many rows at once, and one alone: bit by bit what training makes of them
+        # Many rows at once, and one alone: bit by bit what training makes of them.
+        for rows in (slice(0, len(keys)), slice(3, 4)):
             asked_for = {"inputs": tensors(keys[rows])}
             given = asked(connection, "POST", f"/v2/models/clicks/versions/{pinned}/infer", asked_for)["outputs"][0]["data"]
             np.testing.assert_array_equal(np.array(given, np.float32).reshape(made[rows].shape), made[rows])
@@ -221,14 +189,10 @@ def test_predictions_of_columns_and_what_is_learned_of_them(clicks: RunningStack
         asked(connection, "POST", "/observations", {"observations": labels + whole})
         refused = tensors([200])
         refused[0] = {**refused[0], "datatype": "FP32"}
-        connection.request("POST", "/v2/models/clicks/infer", json.dumps({"inputs": refused}))
-        reply = connection.getresponse()
-        assert (reply.status, "the model takes FP64" in reply.read().decode()) == (400, True)
-        connection.close()
+        status, reply = call(connection, "POST", "/v2/models/clicks/infer", {"inputs": refused})
+        assert (status, "the model takes FP64" in reply["error"]) == (400, True)
         with clicks.client() as client:
             eventually(lambda: client.dataset("seen-clicks").num_samples == len(seen))
-    finally:
-        served.end(signal.SIGTERM)
     learned = finished(clicks, pipeline("seen-clicks", SPARSE, evaluation=None, online=None))[1]
     by_hand = Preprocessing(SPARSE)
     with clicks.client() as client:
@@ -240,14 +204,13 @@ def test_predictions_of_columns_and_what_is_learned_of_them(clicks: RunningStack
 
 
 def asked(connection: http.client.HTTPConnection, method: str, path: str, body: object = None) -> dict[str, Any]:
-    connection.request(method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"})
-    answer = connection.getresponse()
-    found: dict[str, Any] = json.loads(answer.read())
-    assert answer.status == 200, found
-    return found
+    status, found = call(connection, method, path, body)
+    assert status == 200, found
+    answer: dict[str, Any] = found
+    return answer
 
 
-@pytest.mark.parametrize("split", ["auto", "40-30-30"])
+@pytest.mark.parametrize("split", ["auto", pytest.param("40-30-30", marks=pytest.mark.slow)])
 def test_a_cache_keeps_payloads_and_changes_nothing(clicks: RunningStack, split: str) -> None:
     """Tiers of decoded and augmented samples stay empty."""
     sections: dict[str, Any] = {"online": None, "evaluation": None}
@@ -255,8 +218,8 @@ def test_a_cache_keeps_payloads_and_changes_nothing(clicks: RunningStack, split:
     cache = {"size": "20MB", "split": split}
     cached = finished(clicks, pipeline("clicks", SPARSE, cache=cache, **sections), max_triggers=1)[1]
     assert [trigger.weights_sha256 for trigger in cached] == [trigger.weights_sha256 for trigger in alone]
-    served = cached[0].training_result.get("num_cached", {})
-    assert not any(served.get(tier) for tier in ("decoded", "augmented"))
+    served = cached[0].training_result.cache
+    assert served is None or not any(served.num_cached.get(tier) for tier in ("decoded", "augmented"))
 
 
 @pytest.mark.parametrize(
@@ -264,7 +227,7 @@ def test_a_cache_keeps_payloads_and_changes_nothing(clicks: RunningStack, split:
     [
         ("PerformanceTrigger", "predictions"),
         ("DataDriftTrigger", "embeddings"),
-        ("StreamDetectorTrigger on distance", "predictions"),
+        pytest.param("StreamDetectorTrigger on distance", "predictions", marks=pytest.mark.slow),
         pytest.param("PerformanceTrigger", "embeddings", marks=pytest.mark.slow),
         pytest.param("DataDriftTrigger", "predictions", marks=pytest.mark.slow),
         pytest.param("StreamDetectorTrigger on distance", "embeddings", marks=pytest.mark.slow),

@@ -26,7 +26,7 @@ from modyn.records import RunId, SampleBatch
 from modyn.rpc.retry import Retrier, RetryPolicy
 from modyn.selector.client import SelectorClient
 from modyn.supervisor.client import RunMode, RunState
-from modyn.supervisor.states import TriggerState
+from modyn.supervisor.journal.states import TriggerState
 from modyn.supervisor.triggers import TriggerContext, build_trigger
 from modyn.testing.checks import decide
 from modyn.testing.stack import (
@@ -55,7 +55,7 @@ POLICIES = {
 
 
 def insist(call: Callable[[], T]) -> T:
-    """Repeat a call that may be repeated, as a user does, while what answers it is dead."""
+    """Repeat a call, as a user does, while the service that answers it is dead."""
     return Retrier(RetryPolicy(4 * PATIENCE_S)).call(call)
 
 
@@ -67,14 +67,14 @@ class World:
     folder: Path
     client: Client
     times: list[int] = field(default_factory=list)
-    """Of the sample of each key."""
+    """Time of the sample of each key."""
     labels: list[int] = field(default_factory=list)
     deleted_before: list[int] = field(default_factory=list)
-    """Of the sample of each key: how many deletions had been answered when its file came."""
+    """Number of deletions that were answered before the file of each key came."""
     deletions: list[set[int]] = field(default_factory=list)
     runs: dict[str, str] = field(default_factory=dict)
     fixed: dict[tuple[str, int], int] = field(default_factory=dict)
-    """Of triggers of runs that were seen to be complete: how many deletions had been asked for until then."""
+    """Number of deletions that were requested when a trigger of a run was first seen to be complete."""
     num_future: int = 0
 
     def write(self, when: int, count: int) -> None:
@@ -107,7 +107,7 @@ class World:
         self.deletions.append(keys)
 
     def gone_after(self, deletions: int) -> set[int]:
-        """The keys that are deleted by the first so many deletions."""
+        """Return the keys that the first `deletions` deletions delete."""
         return set().union(*self.deletions[:deletions])
 
     def log(self, policy: str) -> SampleBatch:
@@ -120,7 +120,7 @@ class World:
         return run.state is RunState.WAITING_FOR_DATA and len(self.times) - 1 in self.log(policy).keys
 
     def check(self, policy: str) -> None:
-        """That a run decided and selected as an undisturbed one does."""
+        """Check that a run decided and selected as an undisturbed one does."""
         section, tail = POLICIES[policy]
         log, run_id = self.log(policy), self.runs[policy]
         stream = log.keys.tolist()
@@ -159,11 +159,7 @@ def striking(stack: RunningStack, seed: str) -> Iterator[list[str]]:
         with stack.client() as client:
             while not ended.wait(chance.uniform(0, 3)):
                 names = chance.sample(KILLED, chance.choice([1, 1, 2, 3]))
-                killers = [threading.Thread(target=KilledStack(stack, client).kill, args=(name,)) for name in names]
-                for killer in killers:
-                    killer.start()
-                for killer in killers:
-                    killer.join()
+                KilledStack(stack, client).kill_at_once(names)
                 killed.extend(names)
 
     def guarded() -> None:
@@ -185,7 +181,7 @@ def striking(stack: RunningStack, seed: str) -> Iterator[list[str]]:
 
 @pytest.fixture(scope="module")
 def stack(own_stack: Callable[..., RunningStack]) -> RunningStack:
-    """One whose supervisor takes its runs up again by itself."""
+    """A stack whose supervisor resumes its runs by itself."""
     return own_stack(supervisor={"resume_on_start": True})
 
 

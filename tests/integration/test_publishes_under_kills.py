@@ -26,13 +26,13 @@ from modyn.records import RunId
 from modyn.testing.stack import RunningStack
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.killed_stack import KilledStack
-from tests.support.serving_process import Serving
+from tests.support.serving_process import Serving, connect
 
 HIDDEN, WIDTH, CLASSES = 256, 4, 3
 CONFIG = {"input_size": WIDTH, "hidden_sizes": [HIDDEN, HIDDEN], "num_classes": CLASSES}
 BODY = json.dumps({"inputs": [{"name": "input", "datatype": "FP32", "shape": [1, WIDTH], "data": [0.0] * WIDTH}]})
 FIRST = 1000
-"""Number of the first trigger whose version is published, behind those of the run itself."""
+"""Number of the first trigger whose version is published, after those of the run itself."""
 
 
 def weight(trigger_id: int) -> float:
@@ -56,7 +56,7 @@ class Published:
     num_versions: int
     num_done: int = 0
     triggers: dict[int, int] = field(default_factory=dict)
-    """By model the trigger that it is of."""
+    """Trigger of each model."""
     errors: list[str] = field(default_factory=list)
 
     def publish_all(self) -> None:
@@ -79,7 +79,7 @@ class Published:
             model_id = self.client.put(header, self.folder / "put.safetensors").model_id
             self.triggers[model_id] = trigger_id
             self.client.promote(model_id, "next")
-        except ModynError as error:  # model storage was killed for longer than the client waits: once more
+        except ModynError as error:  # model storage was away for longer than the client waits: try again
             self.errors.append(error.message)
             return False
         return True
@@ -108,7 +108,7 @@ class Asking:
         self._thread.join(PATIENCE_S)
 
     def _ask_all(self) -> None:
-        connection = http.client.HTTPConnection(self._address, timeout=PATIENCE_S)
+        connection = connect(self._address)
         while not self._ended.is_set():
             try:
                 connection.request("POST", "/v2/models/tiny/infer", BODY)
@@ -206,7 +206,7 @@ def check_files(models: ModelStorageClient, published: Published, path: Path) ->
 
 
 def check_trail(models: ModelStorageClient, run_id: RunId) -> None:
-    """Each entry goes on from the one before, and the last one is in force."""
+    """Each entry refers to the one before, and the last one is in force."""
     trail = models.promotions(run_id)
     assert [entry.before_id for entry in trail] == [None, *(entry.model_id for entry in trail[:-1])]
     assert models.current(run_id).promoted_id == trail[-1].model_id

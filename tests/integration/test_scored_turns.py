@@ -51,13 +51,13 @@ def start(killed: KilledStack) -> str:
 
 
 def wait_for(killed: KilledStack, run_id: str, trigger_id: int, step: str) -> None:
-    """Until a step of a trigger has begun."""
+    """Wait until a step of a trigger has begun."""
     for event in killed.client.watch(run_id):
         if event.trigger_id == trigger_id and (event.detail.get("step"), event.detail.get("state")) == (step, "started"):
             return
 
 
-def go_on(killed: KilledStack, run_id: str) -> None:
+def resume(killed: KilledStack, run_id: str) -> None:
     """Resume a run whose supervisor was killed. It must have been under way."""
     run = killed.client.wait(run_id)
     assert run.state is RunState.INTERRUPTED, f"{run.state}: {run.error}"
@@ -74,7 +74,7 @@ def test_kills_change_no_turn_and_no_key(killed: KilledStack) -> None:
     for trigger_id, step in ((0, "evaluate"), (1, "select"), (2, "train")):
         wait_for(killed, disturbed, trigger_id, step)
         killed.kill("supervisor")
-        go_on(killed, disturbed)
+        resume(killed, disturbed)
     wait_for(killed, disturbed, 3, "train")
     killed.kill_workers("trainer_server")
     wait_for(killed, disturbed, 3, "evaluate")
@@ -92,9 +92,10 @@ def test_kills_change_no_turn_and_no_key(killed: KilledStack) -> None:
     for trigger_id, (turn, _) in enumerate(expected):
         keys = [trigger_set_keys(client, run_id, trigger_id) for run_id in (undisturbed, disturbed)]
         assert keys[0] == keys[1]
-        record = triggers[1][trigger_id].training_result["downsampling"]
+        record = triggers[1][trigger_id].training_result.downsampling
         assert turn is not None
-        assert record["num_chosen"] == 10 * NUM_SAMPLES // NUM_TRIGGERS * RATIOS[turn] // 100
+        assert record is not None
+        assert record.num_chosen == 10 * NUM_SAMPLES // NUM_TRIGGERS * RATIOS[turn] // 100
     table = client.selections(disturbed)
     assert table["downsampling_turn"].to_list() == [turn for turn, _ in expected]
     assert table["downsampling_score"].dropna().to_list() == [score for _, score in expected if score is not None]

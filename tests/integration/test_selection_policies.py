@@ -22,7 +22,7 @@ from modyn.selector.presampling import PRESAMPLING
 from modyn.selector.selection import SELECTION
 from modyn.supervisor.client import RunState
 from modyn.testing.stack import RECORD, TINY_PARSER, RunningStack, tiny_pipeline, tiny_training
-from modyn.trainer_server.downsampling import DOWNSAMPLING
+from modyn.trainer_server.downsampling.policies import DOWNSAMPLING
 from tests.support.comparison import differences, outcome
 from tests.support.killed_stack import KilledStack, trigger_set_keys
 from tests.support.struck_services import Blow, Blows, blows_of
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(600)
 
 NUM_SAMPLES, NUM_TRIGGERS, EPOCHS = 200, 2, 3
 STRIKES = ((0, 35), (0, 70), (0, 20), (1, 10), (1, 20))
-"""Kills of workers, one after the other: at which half of the samples, and behind how many of it that one worker reads. The first three are all
+"""Kills of workers, one after the other: the half of the samples, and the number of its samples that the worker reads before. The first three are all
 workers of the first training, which fails the run; the others find the second training, which reads both halves."""
 
 BLOWS = (
@@ -41,7 +41,7 @@ BLOWS = (
     Blow("os.rename", r"/triggers/000000[.]set$"),  # the trigger set is written, but not there
     Blow("os.rename", r"/feedback/000000[.]feedback$"),  # the scores of the training have come, but are not there
     Blow("os.rename", r"/triggers/000001[.]"),
-    Blow("open", r"/triggers$", beside="000001.set"),  # all files are there, but no row names them
+    Blow("open", r"/triggers$", with_file="000001.set"),  # all files are there, but no row names them
 )
 """Kills of the selector."""
 SELECTED_AND_NOT_TRAINED = Blow("open", r"/training-1[.]log$")
@@ -53,7 +53,7 @@ DEADLY_PARSER = (
 import json, os, signal, sys
 from pathlib import Path
 
-read = vars(sys).setdefault("tests_samples_read", [0, 0])  # for the process: each selection loads this code anew
+read = vars(sys).setdefault("tests_samples_read", [0, 0])  # for the process: each selection loads this code again
 plain, folder = bytes_parser_function, Path({folder!r})
 late = (folder / "late.bin").read_bytes()
 
@@ -67,7 +67,7 @@ def bytes_parser_function(data: memoryview) -> torch.Tensor:
     return plain(data)
 """
 )
-"""Kills its own process when it is the turn of that."""
+"""Kills its own process when its turn comes."""
 
 UNCERTAINTIES, FUNCTIONS = ("LeastConfidence", "Entropy", "Margin"), ("FacilityLocation", "GraphCut", "LogDeterminant")
 GREEDY = ("LazyGreedy", "StochasticGreedy", "ApproximateLazyGreedy")
@@ -90,7 +90,7 @@ DOWNSAMPLED: dict[str, list[dict[str, Any]]] = {
     ],
     "Uncertainty": [{"score_metric": metric} for metric in UNCERTAINTIES],
 }
-"""Options of each downsampling policy, beside those that `downsampling_cases` adds."""
+"""Options of each downsampling policy, without those that `downsampling_cases` adds."""
 
 PRESAMPLED: dict[str, list[dict[str, Any]]] = {
     "CLiB": [{"buffer_size": 60}],
@@ -261,7 +261,7 @@ def with_sites(files: Sequence[Path], folder: Path) -> DatasetConfig:
 
 
 def check_same(deadly: DeadlyStack, selection: dict[str, Any], *, struck: bool = False, **training: Any) -> None:
-    """That two runs come to the same, of which one has its workers killed. Args: struck: its services, too."""
+    """Check that a run whose workers are killed has the outcome of an undisturbed one. Args: struck: its services are killed, too."""
     client = deadly.client
     runs = [deadly.run(selection, (), **training), deadly.run(selection, STRIKES, struck=struck, **training)]
     assert differences(*(outcome(client, run_id) for run_id in runs)) == []

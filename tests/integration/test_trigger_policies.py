@@ -176,7 +176,7 @@ POLICIES |= {
 
 @pytest.fixture(scope="module")
 def killed(running_stack: RunningStack) -> Iterator[KilledStack]:
-    """Its runs go on by themselves."""
+    """A stack that resumes its runs by itself."""
     with running_stack.client() as client:
         killed = drifting_stack(running_stack, client)
         with killed.configured("supervisor", supervisor={"resume_on_start": True}):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from modyn.local.process import is_alive
+from modyn.local.service_process import is_alive
 from modyn.testing.waiting import PATIENCE_S, eventually
 
 
@@ -18,11 +18,11 @@ def log(tmp_path: Path) -> Path:
 
 
 def parent(log: Path, program: str) -> subprocess.CompletedProcess[str]:
-    """Run `program` in a process without other threads, which may fork; its modules and files lie beside the folder of `log`."""
+    """Run `program` in a process without other threads, which may fork. Its modules and files are next to the folder of `log`."""
     imports = (
         "import fcntl, os, signal, subprocess, sys, time; from pathlib import Path\n"
         "from modyn.local.preloaded import fork_program, preload, set_command_line\n"
-        "from modyn.local.process import fork, runs_with\n"
+        "from modyn.local.service_process import fork, runs_with\n"
         f"log = Path({str(log)!r})\n"
     )
     return subprocess.run(
@@ -32,7 +32,7 @@ def parent(log: Path, program: str) -> subprocess.CompletedProcess[str]:
 
 
 def lines(log: Path, program: str) -> list[str]:
-    """What `program` prints."""
+    """Return the output of `program`."""
     done = parent(log, program)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -42,14 +42,14 @@ def lines(log: Path, program: str) -> list[str]:
     ("run", "code"), [("lambda: None", 0), ("lambda: sys.exit(3)", 3), ("sys.exit", 0), ("lambda: 1 / 0", 1)]
 )
 def test_a_fork_ends_as_what_it_runs(log: Path, run: str, code: int) -> None:
-    """And never goes on where its parent was."""
+    """It never continues in the code of its parent."""
     assert lines(log, f"print(fork({run}, log, {{}}).wait())") == [str(code)]
     assert ("ZeroDivisionError" in log.read_text()) == (code == 1)
 
 
 @pytest.mark.parametrize("run", ["lambda: 1 / 0", "lambda: sys.exit('text')", "lambda: print('text')"])
 def test_a_fork_that_cannot_write_its_log_ends_all_the_same(log: Path, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And does not go on in the code of its parent."""
+    """It does not continue in the code of its parent."""
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     program = f"try: child = fork({run}, Path('/dev/full'), {{}})\nfinally: os.write(1, b'parent\\n')\nprint(child.wait())"
     assert lines(log, program) == ["parent", str(int("print" not in run))]
@@ -72,7 +72,7 @@ def test_where_no_process_can_be_made_signals_still_arrive(log: Path) -> None:
         "print(signal.pthread_sigmask(signal.SIG_BLOCK, []))"
     )
     message, blocked = lines(log, program)
-    assert "no process can be made: " in message
+    assert "no process can be started: " in message
     assert blocked == "set()"
 
 
@@ -136,7 +136,7 @@ def test_a_forked_program_runs_as_by_an_interpreter_of_its_own(log: Path) -> Non
 
 @pytest.mark.parametrize("length", [1, 1000])
 def test_the_command_line_is_that_of_the_program(log: Path, length: int) -> None:
-    """Cut off where it is longer than that of its parent."""
+    """It is cut off where it is longer than that of its parent."""
     program = (
         "environment = Path('/proc/self/environ').read_bytes()\n"
         f"set_command_line(['modyn.rpc', 'storage', '--config', {length} * 'x'])\n"

@@ -18,7 +18,7 @@ import valkey
 
 from modyn.errors import CorruptStateError, UnavailableError
 from modyn.local.databases import PostgresServer, RedisServer, make_user
-from modyn.local.process import is_alive
+from modyn.local.service_process import is_alive
 from modyn.testing.waiting import eventually
 
 
@@ -70,7 +70,7 @@ def test_postgres_ends_with_its_parent(folder: Path) -> None:
 
 
 def test_a_leftover_postgres_is_gone_before_the_next_starts(folder: Path) -> None:
-    """Also where it has removed its pid file already and still holds its memory."""
+    """This includes one that has removed its pid file already and still holds its memory."""
     pid_file = folder / "data" / "postmaster.pid"
     pid_file.parent.mkdir()
     program = (
@@ -97,7 +97,7 @@ def test_a_first_start_that_was_killed_leaves_nothing_half_made(folder: Path) ->
     parent.kill()
     parent.wait()
     assert not (folder / "data").exists(), "initdb was not done"
-    # What a crash of the machine leaves: initdb could not clean up, and the version stands there already.
+    # After a crash of the machine: initdb could not clean up, and has written the version.
     half_made = folder / "data.new-gone"
     half_made.mkdir()
     (half_made / "PG_VERSION").write_text("18\n")
@@ -135,7 +135,7 @@ def test_the_user_of_the_database_is_made_where_path_is_that_of_a_plain_shell(mo
 
 def test_where_no_user_can_be_made_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
-    with pytest.raises(UnavailableError, match="no program useradd, also not in /usr/sbin.*apt-get install passwd.*database_url"):
+    with pytest.raises(UnavailableError, match="no program useradd, not even in /usr/sbin.*apt-get install passwd.*database_url"):
         make_user(f"modyn-test-{os.getpid()}")
 
 

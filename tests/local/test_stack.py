@@ -1,4 +1,4 @@
-"""The embedded stack as real processes: it starts, heals, refuses, and leaves nothing behind."""
+"""The embedded stack as real processes: it starts, restarts dead parts, refuses, and leaves no processes and files."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -20,7 +20,7 @@ from modyn.client import Client
 from modyn.config.system import SERVICES, SystemConfig
 from modyn.errors import ConfigError, UnavailableError
 from modyn.local.control import StackStatus, start_stack
-from modyn.local.process import ChildProcess, is_alive
+from modyn.local.service_process import ChildProcess, is_alive
 from modyn.local.stack import Part, ServiceProcess
 from modyn.state_folders import hold_lock, shared_folder
 from modyn.testing.stack import RunningStack, clean_environment, stack_on
@@ -31,7 +31,7 @@ PARTS = ("postgres", "redis", "storage", "replica-1", *SERVICES[1:])
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[RunningStack]:
-    """A stack of this module's own, to be maltreated."""
+    """A stack for this module, whose tests kill its parts."""
     with (
         tempfile.TemporaryDirectory(prefix="modyn-", ignore_cleanup_errors=True) as folder,
         stack_on(
@@ -111,7 +111,7 @@ def test_services_are_forks_that_share_memory_and_show_what_they_run(stack: Runn
 def test_a_stack_is_ready_as_soon_as_its_services_are(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from modyn.config.system import SystemConfig\n"
-        "from modyn.local.process import ChildProcess; from modyn.local.stack import Part, Stack\n"
+        "from modyn.local.service_process import ChildProcess; from modyn.local.stack import Part, Stack\n"
         "class Server(ChildProcess):\n"
         "    pid = 1\n"
         "    def start(self): pass\n"
@@ -157,14 +157,14 @@ def test_runs_do_not_wait_long_for_a_part_that_was_healthy(healthy: bool, pauses
     part, now, waited = Part("selector", ChildProcess()), 1000.0, []
     for _ in pauses:
         part.healthy, part.started_at, part.restart_at = healthy, now, None
-        waited.append(round(part.died(now) - now, 3))
-        assert part.died(now + 0.1) == part.restart_at
+        waited.append(round(part.plan_restart(now) - now, 3))
+        assert part.plan_restart(now + 0.1) == part.restart_at
     assert waited == pauses
 
 
 @pytest.mark.parametrize("name", ["postgres", "storage", "stack"])
 def test_logs_are_rotated(stack: RunningStack, name: str) -> None:
-    """And what is written afterwards stands in the new file."""
+    """Later output is in the new file."""
     log = stack.config.log_file(name)
 
     def content(path: Path = log) -> str:
@@ -215,14 +215,9 @@ def test_after_a_kill_of_the_stack_itself_up_heals_everything(stack: RunningStac
 def test_two_who_start_at_once_share_one_stack(stack: RunningStack) -> None:
     with stack.client() as client:
         client.down()
-    results: list[StackStatus] = []
-    threads = [threading.Thread(target=lambda: results.append(start_stack(stack.config, stack.config_file))) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == 2
-    assert results[0].pid == results[1].pid
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: start_stack(stack.config, stack.config_file), range(2))
+    assert first.pid == second.pid
     assert is_whole(stack)
 
 
@@ -298,7 +293,7 @@ def test_a_service_folder_that_cannot_be_written_is_named(tmp_path: Path) -> Non
 
 
 def test_a_service_of_another_command_line_that_holds_the_folder_is_named(tmp_path: Path) -> None:
-    """As one of another version does, which is not ended."""
+    """A process of another version, for example, is not ended."""
     config = SystemConfig(state_dir=tmp_path)
     config.service_dir("storage").mkdir()
     service = ServiceProcess("storage", config, None)
@@ -324,7 +319,7 @@ def test_a_mistake_in_the_system_file_is_told_before_anything_starts(tmp_path: P
 
 
 def test_a_folder_of_another_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    """The names are those that versions without a mark left behind."""
+    """These are names in folders of versions without a mark."""
     state = tmp_path / "state"
     for name in OLD_STATE:
         path = state / name

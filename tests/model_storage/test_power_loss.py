@@ -19,8 +19,8 @@ from modyn.model_storage.store import ModelStore
 from modyn.models.weights import weights_sha256
 from modyn.records import RunId
 from modyn.rpc.logs import get_logger
-from modyn.testing.disk_recorder import recorded_disk
 from tests.support.committed_rows import RecordedDatabase, losses_with_rows, restore_rows
+from tests.support.disk_recorder import recorded_disk
 
 RUN = RunId("run-1")
 

@@ -39,6 +39,7 @@ from modyn.testing.fakes import FakeModelStorage
 from modyn.testing.waiting import PATIENCE_S, eventually
 from modyn.workers import KeptModels
 from tests.support.processes import ServiceProcess
+from tests.support.running_storage import flip
 
 RUN = RunId("run-1")
 Client = ModelStorageClient | FakeModelStorage
@@ -108,7 +109,8 @@ def test_the_fake_lacks_no_call() -> None:
 
 
 def test_promote_and_delete(client: Client, tmp_path: Path) -> None:
-    version, child = (client.put(header(i), model_file(tmp_path / f"put{i}", i)) for i in range(2))
+    version = client.put(header(), model_file(tmp_path / "put0"))
+    child = client.put(header(1, parent_id=version.model_id), model_file(tmp_path / "put1", 1))
     imported = client.put(ModelHeader(RunId(""), 0, "MLP"), tmp_path / "put0")
     assert client.promote(imported.model_id).version.promoted
     assert client.promote(version.model_id).version.promoted
@@ -117,6 +119,7 @@ def test_promote_and_delete(client: Client, tmp_path: Path) -> None:
     assert client.promote(child.model_id).version.promoted
     assert [info.version.promoted for info in client.list()] == [False, True, True]
     client.delete(version.model_id)
+    assert client.describe(child.model_id).version.parent_id == version.model_id, "a parent that is deleted stays named"
     client.delete(child.model_id, even_promoted=True)
     assert client.find(RUN, 0) is None
     with pytest.raises(NotFoundError):
@@ -226,8 +229,9 @@ def test_a_rollback_leaves_out_what_was_deleted(client: Client, tmp_path: Path) 
 def test_put_is_idempotent_by_run_and_trigger(client: Client, tmp_path: Path) -> None:
     first = client.put(header(), model_file(tmp_path / "a"))
     assert client.put(header(), model_file(tmp_path / "b", 1)) == first
-    imported = [client.put(ModelHeader(RunId(""), 0, "MLP"), tmp_path / "a").model_id for _ in range(2)]
-    assert len({first.model_id, *imported}) == 3
+    others = [client.put(ModelHeader(RunId(run), 0, "MLP"), tmp_path / "a").model_id for run in ("", "", "run-2")]
+    assert len({first.model_id, *others}) == 4
+    assert [info.version.model_id for info in client.list(RunId("run-2"))] == others[2:]
 
 
 def test_the_state_of_optimizers_goes_with_the_newest_version_of_a_run(client: Client, tmp_path: Path) -> None:
@@ -307,9 +311,7 @@ def test_a_corrupt_file_is_an_error_at_the_client_and_leaves_no_file(
 ) -> None:
     version = real.put(header(), model_file(tmp_path / "put"))
     (stored,) = (served.service_dir("model_storage") / "models").iterdir()
-    damaged = bytearray(stored.read_bytes())
-    damaged[-1] ^= 1
-    stored.write_bytes(damaged)
+    flip(stored, -1)
     (tmp_path / "into").mkdir()
     with pytest.raises(CorruptStateError, match=rf"model {version.model_id} .*{stored.name}"):
         real.get(version.model_id, tmp_path / "into" / "got")
@@ -374,7 +376,7 @@ def test_kept_weights_are_not_fetched_again(real: ModelStorageClient, served: Sy
 
 
 def test_only_the_weights_of_a_version_are_kept_under_its_hash(real: ModelStorageClient, tmp_path: Path) -> None:
-    """A repeated put returns the version that exists, whatever the file holds."""
+    """A repeated put returns the version that exists, and its weights are not those of the file."""
     kept, small = KeptModels(10_000_000), KeptModels(1000)
     version = real.put(header(), model_file(tmp_path / "a"), small)
     assert real.put(header(), model_file(tmp_path / "b", seed=1), kept) == version

@@ -133,16 +133,18 @@ def test_an_embedding_that_the_model_offers_is_taken() -> None:
 
 
 def test_without_a_last_layer_there_is_no_embedding() -> None:
-    with pytest.raises(ConfigError, match=r"model\.id: ReLU has no embedding: .*offers no `embedding\(data\)`; add that"):
+    with pytest.raises(ConfigError, match=r"model\.id: ReLU has no embedding: .*no method `embedding\(data\)`; add one"):
         embedding(nn.ReLU(), drawn(2, 3))
     with pytest.raises(
         ConfigError,
-        match=r"last layer of Linear was given \[2, 3, 3\]; .*of shape \(n, d\) a batch: let the model offer `embedding",
+        match=r"last layer of Linear was given \[2, 3, 3\]; .*of shape \(n, d\) for each batch: add a method `embedding",
     ):
         embedding(nn.Linear(3, 2), drawn(2, 3, 3))
-    with pytest.raises(ConfigError, match=r"model\.id: ReLU has no last layer, since it has no nn.Linear: let it end in one"):
+    with pytest.raises(ConfigError, match=r"model\.id: ReLU has no last layer, because it has no nn.Linear: add one at its end"):
         score(nn.ReLU(), drawn(2, 3), torch.zeros(2), lambda output, labels: output.sum(1))
-    with pytest.raises(ConfigError, match=r"Linear was given \[2, 3, 3\]; gradients by it need one call, .* such a `last_layer`"):
+    with pytest.raises(
+        ConfigError, match=r"Linear was given \[2, 3, 3\]; its gradients need one call, .* such a property `last_layer`"
+    ):
         score(nn.Linear(3, 2), drawn(2, 3, 3), torch.zeros(2), lambda output, labels: output.flatten(1).sum(1))
 
 

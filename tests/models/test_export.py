@@ -19,16 +19,16 @@ from tests.support.column_samples import DENSE, SPARSE, columns_of
 
 @pytest.mark.parametrize("text", ["", "a", "1,", "-1", "1x2", "=3", "3:float"])
 def test_what_is_no_input_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="is no input of a model; .* 1,28,28"):
+    with pytest.raises(InvalidArgumentError, match="is not an input of a model; .* 1,28,28"):
         parse_input(text)
 
 
 @pytest.mark.parametrize(
     ("inputs", "reason"),
     [
-        ([], "by position, or each with a name"),
-        ([ModelInput((2,)), ModelInput((2,), name="x")], "by position, or each with a name"),
-        ([ModelInput((2,), name="x"), ModelInput((2,), name="x")], "by position, or each with a name"),
+        ([], "by position, or give each a name"),
+        ([ModelInput((2,)), ModelInput((2,), name="x")], "by position, or give each a name"),
+        ([ModelInput((2,), name="x"), ModelInput((2,), name="x")], "by position, or give each a name"),
         ([ModelInput((2,), "float33")], "torch has no dtype 'float33'"),
     ],
 )

@@ -83,7 +83,7 @@ def test_a_sparse_regression_takes_what_preprocessing_makes() -> None:
     torch.testing.assert_close(network(**inputs), linear(torch.from_numpy(features.to_dense())))
     assert not has_last_layer(network)
     inputs.pop("dense")
-    with pytest.raises(ConfigError, match="samples have 0 dense features, and the model takes 1"):
+    with pytest.raises(ConfigError, match="samples have 0 dense features, but the model takes 1"):
         network(**inputs)
 
 
@@ -217,8 +217,7 @@ print([str(problem) for problem in check_model("Neither", {})])
 try:
     build_model("Built", {"width": 1})
 except ConfigError as error:
-    print(error)
-"""
+    print(error)"""
 
 
 def test_classes_of_another_package_are_models(tmp_path: Path) -> None:

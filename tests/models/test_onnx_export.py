@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from modyn.errors import InvalidArgumentError
 from modyn.models.calls import forward
 from modyn.models.export import ModelInput, feature_inputs, parse_input
-from modyn.models.onnx_bags import SummedBags, summed_bags
+from modyn.models.onnx_bags import SummedBags, replace_bags
 from modyn.models.onnx_export import export_onnx, exporter
 from modyn.models.weights import build_model
 from tests.models.test_export import TwoInputs, behind_preprocessing
@@ -37,7 +37,7 @@ class TwoOutputs(nn.Module):
 
 @pytest.mark.slow  # Nothing else in the gate imports torch's compiler, which takes seconds.
 def test_a_file_returns_what_the_model_returns_for_batches_of_any_size(tmp_path: Path) -> None:
-    pytest.importorskip("onnxscript", reason="`pip install modyn[onnx]` brings it")
+    pytest.importorskip("onnxscript", reason="`pip install modyn[onnx]` installs it")
     onnxruntime = pytest.importorskip("onnxruntime", reason="it runs ONNX files: `pip install onnxruntime`")
     path = tmp_path / "model.onnx"
 
@@ -89,7 +89,7 @@ def test_sums_are_those_of_embedding_bags(padding: int | None, lengths: list[int
     offsets = torch.tensor(lengths).cumsum(0) - torch.tensor(lengths)
     weights = torch.randn(len(indices)) if weighted else None
     rows = torch.randint(5, (len(lengths), size))
-    with summed_bags(model):
+    with replace_bags(model):
         assert isinstance(model[0], SummedBags)
         torch.testing.assert_close(model[0](indices, offsets, weights), bags(indices, offsets, weights))
         torch.testing.assert_close(model[0](rows), bags(rows))
@@ -100,7 +100,7 @@ def test_inputs_and_formats_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="there is no format 'onx' of programs, did you mean 'onnx'"):
         exporter("onx")
     if importlib.util.find_spec("onnxscript") is not None:
-        with pytest.raises(InvalidArgumentError, match="by position, or each with a name"):
+        with pytest.raises(InvalidArgumentError, match="by position, or give each a name"):
             export_onnx(nn.Linear(2, 2), [], tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
 
@@ -118,4 +118,6 @@ def test_a_missing_library_is_named(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "ConfigError: exporting to ONNX needs onnx, which is not installed; `pip install modyn[onnx]` brings it" in done.stderr
+    assert (
+        "ConfigError: exporting to ONNX needs onnx, which is not installed; `pip install modyn[onnx]` installs it" in done.stderr
+    )

@@ -86,17 +86,17 @@ def test_other_separators_and_quoted_line_breaks() -> None:
     [
         (
             b"0,two,c,t",
-            "row 1, column 'n': 'two' is no number; correct it, add it to na_values, or declare the column as category",
+            "row 1, column 'n': 'two' is not a number; correct it, add it to na_values, or declare the column as category",
         ),
-        (b"0,1,c", "row 1, '0,1,c', is no CSV row as declared"),
-        (b"0,1,c,t,5", "row 1, '0,1,c,t,5', is no CSV row as declared"),
+        (b"0,1,c", "row 1, '0,1,c', is not one CSV line"),
+        (b"0,1,c,t,5", "row 1, '0,1,c,t,5', is not one CSV line"),
         (
             b"0,1,c,t\n0,2,c,t",
-            "row 1, '0,1,c,t\\n0,2,c,t', is no CSV row as declared, one line of 4 fields with each quote closed",
+            "row 1, '0,1,c,t\\n0,2,c,t', is not one CSV line of 4 fields with all quotes closed",
         ),
-        (b'0,1,c,"t', "row 1, '0,1,c,\"t', is no CSV row as declared"),
+        (b'0,1,c,"t', "row 1, '0,1,c,\"t', is not one CSV line"),
         (b"", "row 1, '', is empty; a sample is one row with the fields label, n, c, t"),
-        (b"0,1,\xff,t", "row 1, column 'c': '\\xff' is no UTF-8; correct it"),
+        (b"0,1,\xff,t", "row 1, column 'c': '\\xff' is not UTF-8; correct it"),
     ],
 )
 def test_a_bad_csv_row_is_named(payload: bytes, message: str) -> None:
@@ -110,19 +110,19 @@ def test_a_bad_csv_row_is_named(payload: bytes, message: str) -> None:
     [
         (
             b'{"n": "two"}',
-            "row 1, column 'n': \"two\" is no number; correct it, add it to na_values, or declare the column as category",
+            "row 1, column 'n': \"two\" is not a number; correct it, add it to na_values, or declare the column as category",
         ),
-        (b'{"c": 1.5}', "row 1, column 'c': 1.5 is no text or whole number"),
-        (b'{"t": ["x"]}', "row 1, column 't': a list is no text or whole number"),
-        (b'{"n": {}}', "row 1, column 'n': an object is no number"),
-        (b'{"t": "hi \\ud83d"}', "row 1, column 't': \"hi \\ud83d\" is no text, it has half of a surrogate pair; correct it"),
+        (b'{"c": 1.5}', "row 1, column 'c': 1.5 is neither a text nor a whole number"),
+        (b'{"t": ["x"]}', "row 1, column 't': a list is neither a text nor a whole number"),
+        (b'{"n": {}}', "row 1, column 'n': an object is not a number"),
+        (b'{"t": "hi \\ud83d"}', "row 1, column 't': \"hi \\ud83d\" is not a text, it has half of a surrogate pair; correct it"),
         (b'{"c": 1, "x": ' + DEEP + b"}", 'row 1, \'{"c": 1, "x": [[['),
-        (b"null", "row 1, 'null', is no JSON object"),
-        (b"[1]", "row 1, '[1]', is no JSON object"),
-        (b'{"n": 1', "row 1, '{\"n\": 1', is no JSON"),
-        (b"", "row 1, '', is no JSON"),
-        (b'{"n": 1} {"n": 2}', "is no JSON"),
-        (b'{"c": "\xff"}', "is no JSON"),
+        (b"null", "row 1, 'null', is not a JSON object"),
+        (b"[1]", "row 1, '[1]', is not a JSON object"),
+        (b'{"n": 1', "row 1, '{\"n\": 1', is not JSON"),
+        (b"", "row 1, '', is not JSON"),
+        (b'{"n": 1} {"n": 2}', "is not JSON"),
+        (b'{"c": "\xff"}', "is not JSON"),
     ],
 )
 def test_a_bad_json_row_is_named(payload: bytes, message: str) -> None:
@@ -225,7 +225,7 @@ def test_the_first_bad_row_of_many_is_found() -> None:
     [
         ({}, "preprocessing.format: is required to read payloads"),
         ({"format": "csv"}, "preprocessing.names: is required to read rows of CSV"),
-        ({"format": "json", "names": ["n"]}, "preprocessing.names: only `format: csv` has names"),
+        ({"format": "json", "names": ["n"]}, "preprocessing.names: needs `format: csv`"),
         (
             {"format": "csv", "names": ["n", "c", "t"], "separator": "é"},
             "preprocessing.separator: is 'é'; write one ASCII character",
@@ -234,7 +234,7 @@ def test_the_first_bad_row_of_many_is_found() -> None:
             {"format": "csv", "names": ["n", "c", "t"], "separator": "\n"},
             "preprocessing.separator: is '\\n'; write one ASCII character",
         ),
-        ({"format": "csv", "names": ["n", "n", "c", "t"]}, "preprocessing.names: 'n' stands twice"),
+        ({"format": "csv", "names": ["n", "n", "c", "t"]}, "preprocessing.names: 'n' occurs twice"),
         ({"format": "csv", "names": ["n", "c", "text"]}, "preprocessing.columns.t: no field has this name"),
         ({"format": "xml"}, "preprocessing.format: 'xml' is wrong"),
         ({"columns": {"n": "float"}}, "preprocessing.columns.n: 'float' is wrong"),
@@ -265,7 +265,7 @@ def test_a_missing_number_has_many_names(text: str) -> None:
 def test_other_names_of_a_missing_number() -> None:
     found = parser(format="csv", names=["t", "n", "c"], na_values=["missing"])
     assert parsed(found, [b"a,missing,missing"]) == [(None, "missing", "a")]
-    with pytest.raises(DataError, match="column 'n': 'NA' is no number; correct it, add it to na_values"):
+    with pytest.raises(DataError, match="column 'n': 'NA' is not a number; correct it, add it to na_values"):
         found.parse([b"a,NA,b"])
-    with pytest.raises(ConfigError, match="'-999' is a number, which is not missing"):
+    with pytest.raises(ConfigError, match="'-999' is a number, so it cannot mean a missing one"):
         parser(format="json", na_values=["-999"])

@@ -1,4 +1,4 @@
-"""Columns are the same, whatever brings them, and wrong ones are named."""
+"""Columns are the same from any source, and wrong ones are named."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_rows_of_arrow_and_texts() -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({}, "column 'a' is missing; given are no columns"),
+        ({}, "column 'a' is missing; the batch has no columns"),
         ({"a": [1], "b": ["x", "y"]}, "column 'b' has 2 rows, 'a' has 1"),
         ({"a": ["x"], "b": ["x"]}, "column 'a' is string, but declared as number"),
         ({"a": [1], "b": [1.5]}, "column 'b' is double, but declared as category"),

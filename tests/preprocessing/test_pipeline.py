@@ -14,10 +14,10 @@ import yaml
 
 from modyn.errors import ConfigError, ConflictError, CorruptStateError, DataError
 from modyn.preprocessing import COMPONENTS, Features, Preprocessing, check_preprocessing_section
-from modyn.preprocessing.state_bytes import encode_state
+from modyn.preprocessing.statistics.state_bytes import encode_state
 from tests.preprocessing.streams import batch, pipeline
 
-DOCUMENT = Path(__file__).parents[2] / "docs/preprocessing.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/how-to/preprocessing.md"
 CRITEO: list[dict[str, Any]] = [
     {"id": "Imputer", "strategy": "median"},
     {"id": "StandardScaler"},
@@ -59,7 +59,7 @@ def test_the_bytes_are_the_same_in_another_process() -> None:
         "sys.stdout.buffer.write(p.to_bytes())"
     )
     runs = [
-        subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, cwd=DOCUMENT.parents[1], env=environment)
+        subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, cwd=DOCUMENT.parents[2], env=environment)
         for environment in ({"PYTHONHASHSEED": "1"}, {"PYTHONHASHSEED": "2"})
     ]
     assert runs[0].stdout == runs[1].stdout
@@ -87,6 +87,24 @@ def test_a_missing_number_is_refused_where_nothing_fills_it() -> None:
     preprocessing = pipeline(columns="n0 n1")
     with pytest.raises(DataError, match="row 1 has no value in column 'n1'; add an Imputer"):
         preprocessing.transform(batch(n0=[1, 2], n1=[1, None]))
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (
+            1e200,
+            r"row 1 has 1e\+200 in column 'n1', which is too large: numbers beyond ±1e\+140 count as missing; correct it, or add",
+        ),
+        (-1e200, r"row 1 has -1e\+200 in column 'n1', which is too large"),
+        (float("inf"), "row 1 has no value in column 'n1'; add an Imputer"),
+    ],
+)
+def test_a_number_whose_square_overflows_is_not_called_missing(value: float, said: str) -> None:
+    preprocessing = pipeline({"id": "StandardScaler"}, columns="n0 n1")
+    for step in (preprocessing.update_and_transform, preprocessing.transform):
+        with pytest.raises(DataError, match=said):
+            step(batch(n0=[1, 2], n1=[1, value]))
 
 
 def test_a_wrong_batch_changes_no_statistics() -> None:

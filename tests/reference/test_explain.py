@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from modyn.errors import NotFoundError
-from modyn.reference.explain import explain, find_fields, tables, type_text
+from modyn.reference.explain import explain, find_fields, type_text
 from modyn.reference.schema import JsonSchema, pipeline_json_schema
 
 
@@ -120,48 +120,3 @@ def test_fields_can_be_had_as_data() -> None:
     assert field.schema["minimum"] == 1
     with pytest.raises(NotFoundError, match=r"training\.batch_size"):
         find_fields("training.batch_sise")
-
-
-def _policy(name: str, **options: JsonSchema) -> JsonSchema:
-    chooser: JsonSchema = {"const": name}
-    return {"title": name, "description": f"What {name} does.", "properties": {"id": chooser, **options}, "required": ["id"]}
-
-
-def _lines(schema: JsonSchema) -> list[str]:
-    return "\n".join(tables(schema, "##", "trigger")).splitlines()
-
-
-def test_a_choice_that_occurs_twice_is_told_once() -> None:
-    bound = {"oneOf": [_policy("Above", limit={"type": "number"})]}
-    lines = _lines(
-        {"oneOf": [_policy("Drift", criterion=bound), _policy("Performance", criterion={**bound, "description": "what"})]}
-    )
-    assert lines.count("#### `Above`") == 1
-    assert "| `criterion` |  | mapping, one of Above |  |" in lines
-    assert "| `criterion` | What. | mapping, one of Above, as `trigger.criterion` of `Drift` |  |" in lines
-    assert "### `trigger.criterion` of `Performance`" not in lines
-
-
-def test_a_choice_among_what_holds_it_refers_to_the_whole() -> None:
-    """A policy is told where it is chosen, not below the first one that may hold it."""
-    amount = _policy("Amount", num_samples={"type": "integer"})
-    ensemble = _policy("Ensemble", subtriggers={"type": "array", "items": {"oneOf": [amount]}, "description": "who votes"})
-    lines = _lines({"oneOf": [ensemble, amount]})
-    assert "| `subtriggers` | Who votes. | list of mappings, one of Amount, as `trigger` |  |" in lines
-    assert [line for line in lines if line.startswith("#")] == ["## `Ensemble`", "## `Amount`"]
-
-
-def test_a_choice_that_is_new_in_part_refers_for_the_rest() -> None:
-    new = _policy("Inner", num_samples={"type": "integer"})
-    amount = _policy("Amount", num_samples={"type": "integer"})
-    lines = _lines({"oneOf": [amount, _policy("Ensemble", subtrigger={"anyOf": [{"oneOf": [amount, new]}, {"type": "null"}]})]})
-    at = lines.index("#### `Amount`")
-    assert lines[at : at + 3] == ["#### `Amount`", "", "As in `trigger`."]
-    assert "#### `Inner`" in lines
-
-
-def test_the_page_of_the_pipeline_tells_each_criterion_once() -> None:
-    told: dict[str, str] = {}
-    lines = "\n".join(tables(pipeline_json_schema(plugins=False)["properties"]["trigger"], "###", "trigger", told)).splitlines()
-    headings = [line.lstrip("# ") for line in lines if line.startswith("#")]
-    assert headings.count("`ThresholdDecisionCriterion`") == headings.count("`MMDDriftMetric`") == 1

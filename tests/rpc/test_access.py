@@ -1,4 +1,4 @@
-"""Each call needs a role, and tokens stand for roles, also while they are replaced."""
+"""Each call needs a role, and tokens have roles, also while they are replaced."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from modyn.config.security import SecurityConfig
 from modyn.config.system import SystemConfig
+from modyn.config.system_sections.security import SecurityConfig
 from modyn.errors import ConfigError, SecurityError
 from modyn.rpc.access import NEEDED, AccessTokens, Role, derived_token, digest, for_workers
 
@@ -50,7 +50,7 @@ def test_without_a_token_everything_is_allowed() -> None:
 
 
 def test_a_token_is_replaced_while_the_server_runs(tmp_path: Path) -> None:
-    """Accepted beside the old one first, then sent, then the only one."""
+    """It is first accepted in addition to the old one, then sent, then the only one."""
     path = tmp_path / "token"
     security = SecurityConfig(token_file=path)
     path.write_text(OLD)
@@ -74,7 +74,7 @@ def test_a_file_that_becomes_wrong_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_server_may_hold_digests_only(tmp_path: Path) -> None:
-    """What runs user code then has no token of an admin."""
+    """A process that runs user code has no admin's token then."""
     path = tmp_path / "accepted"
     path.write_text(f"admin {digest(OLD)}\nreader {digest(derived_token(OLD, Role.READER))}\n")
     reader = derived_token(OLD, Role.READER)
@@ -87,7 +87,7 @@ def test_a_server_may_hold_digests_only(tmp_path: Path) -> None:
 
 
 def test_a_server_with_digests_never_opens_while_their_file_is_empty(tmp_path: Path) -> None:
-    """As for the moment in which a file is written anew in place."""
+    """This happens for a moment when a file is rewritten in place."""
     path = tmp_path / "accepted"
     security = SecurityConfig(accepted_file=path)
     path.write_text(f"admin {digest(OLD)}\n")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +14,22 @@ import trustme
 from pyarrow import flight
 from pydantic import ValidationError
 
-from modyn.config.endpoint import Endpoint
-from modyn.config.security import SecurityConfig
 from modyn.config.system import SystemConfig
+from modyn.config.system_sections.endpoint import Endpoint
+from modyn.config.system_sections.security import SecurityConfig
 from modyn.errors import UnavailableError
 from modyn.proto import selector_pb2 as pb
 from modyn.proto import selector_pb2_grpc as pb_grpc
 from modyn.rpc.access import Role, for_workers
 from modyn.rpc.channel import DEFAULT_DEADLINE_S, Channel
 from modyn.rpc.security import server_credentials
-from modyn.rpc.server import Registration, start_server
+from modyn.rpc.server import RunningServer
 from modyn.storage.flight.endpoints import EndpointPool
 from modyn.storage.flight.protocol import PayloadRequest
 from modyn.storage.flight.server import PayloadServer
 from modyn.storage.read.snapshot import DatasetSnapshot
 from modyn.testing.waiting import eventually
+from tests.support import certificates
 
 TOKEN = "correct horse battery"
 
@@ -49,16 +49,8 @@ class NoDatasets:
 
 
 def issue(folder: Path, authority: trustme.CA) -> SecurityConfig:
-    """Write the files of one service, with a certificate of its own, each renamed into its place."""
-    folder.mkdir(exist_ok=True)
-    issued = authority.issue_cert("localhost", "127.0.0.1")
-    files = {"key": issued.private_key_pem, "cert": issued.cert_chain_pems[0], "ca": authority.cert_pem}
-    for name, content in files.items():
-        content.write_to_path(str(folder / f"{name}.new"))
-        (folder / f"{name}.new").rename(folder / name)
-    return SecurityConfig(
-        tls_cert=folder / "cert", tls_key=folder / "key", tls_ca=folder / "ca", client_ca=folder / "ca", token=TOKEN
-    )
+    """Write the files of a service that asks clients for certificates."""
+    return certificates.issue(folder, authority, client_ca=folder / "ca", token=TOKEN)
 
 
 @pytest.fixture
@@ -70,17 +62,9 @@ Serve = Callable[[SecurityConfig], str]
 
 
 @pytest.fixture
-def serve() -> Iterator[Serve]:
+def serve(serve_selector: Callable[..., RunningServer]) -> Serve:
     """Starts a server; returns its address."""
-    with ExitStack() as running:
-
-        def start(security: SecurityConfig) -> str:
-            registration = Registration(pb_grpc.add_SelectorServicer_to_server, Servicer(), "modyn.Selector")
-            server = start_server("selector", Endpoint(address="127.0.0.1:0", security=security), [registration], max_threads=4)
-            running.callback(server.stop, 0.1)
-            return server.address
-
-        yield start
+    return lambda security: serve_selector(Servicer(), Endpoint(address="127.0.0.1:0", security=security)).address
 
 
 def ask(channel: Channel) -> str:
@@ -104,7 +88,7 @@ def test_a_client_needs_a_certificate_of_the_authority(tmp_path: Path, authority
         asks(address, stranger.model_copy(update={"tls_ca": client.tls_ca}))
 
 
-def test_a_client_shows_its_certificate_whatever_it_would_ask_of_others(
+def test_a_client_shows_its_certificate_independent_of_its_own_client_ca(
     tmp_path: Path, authority: trustme.CA, serve: Serve
 ) -> None:
     address = serve(issue(tmp_path / "server", authority))

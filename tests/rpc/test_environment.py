@@ -1,4 +1,4 @@
-"""Which environment variables user code may see."""
+"""Environment variables that user code may see."""
 
 from __future__ import annotations
 

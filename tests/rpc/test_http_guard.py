@@ -1,4 +1,4 @@
-"""Which requests over HTTP a server looks at."""
+"""HTTP requests that a server accepts."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from grpc import _cython
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import modyn
-from modyn.config.endpoint import Endpoint
+from modyn.config.system_sections.endpoint import Endpoint
 from modyn.rpc.server import start_server
 
 

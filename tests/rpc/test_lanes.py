@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from modyn.config.endpoint import Endpoint
+from modyn.config.system_sections.endpoint import Endpoint
 from modyn.errors import DeadlineError, StreamExpiredError, UnavailableError
 from modyn.proto import common_pb2
 from modyn.proto import supervisor_pb2 as pb
@@ -137,7 +137,7 @@ def test_a_stream_whose_deadline_passes_is_opened_again_where_it_was(serve: Serv
         def opened(after: int) -> Iterator[pb.RunEvent]:
             return iter(stub.Watch(pb.WatchRequest(after_seq=after)))
 
-        retrier = Retrier(RetryPolicy(0.0))  # No error is waited out: the end of an accepted stream is none.
+        retrier = Retrier(RetryPolicy(0.0))  # Errors are not retried: the end of an accepted stream is not an error.
         events: ResumingStream[pb.RunEvent, int] = ResumingStream(opened, 0, lambda event: int(event.seq), retrier)
         assert [next(events).seq for _ in range(3)] == [1, 2, 3]
         with pytest.raises(StreamExpiredError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from modyn.config.endpoint import Endpoint
-from modyn.config.security import SecurityConfig
+from modyn.config.system_sections.endpoint import Endpoint
+from modyn.config.system_sections.security import SecurityConfig
 from modyn.errors import InvalidArgumentError, NotFoundError, SecurityError
 from modyn.proto import selector_pb2 as pb
 from modyn.proto import selector_pb2_grpc as pb_grpc
 from modyn.records import SampleBatch
 from modyn.rpc.channel import Channel, is_serving
 from modyn.rpc.columns import batch_to_proto, items_per_message
-from modyn.rpc.server import Registration, start_server
+from modyn.rpc.server import RunningServer
 from modyn.rpc.status import bounded
 from modyn.storage.flight.protocol import error_from_flight, error_to_flight
 from modyn.testing.waiting import PATIENCE_S, eventually
@@ -38,19 +38,15 @@ Serve = Callable[..., Endpoint]
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
+def serve(serve_selector: Callable[..., RunningServer], tmp_path: Path) -> Serve:
     """Starts a server with these fields of its endpoint."""
-    servers = []
 
     def start(**fields: Any) -> Endpoint:
         where = Endpoint(address=f"unix:{tmp_path}/s.sock", **fields)
-        registration = Registration(pb_grpc.add_SelectorServicer_to_server, Servicer(), "modyn.Selector")
-        servers.append(start_server("selector", where, [registration], max_threads=4))
+        serve_selector(Servicer(), where)
         return where
 
-    yield start
-    for server in servers:
-        server.stop(0.1)
+    return start
 
 
 def test_only_checks_of_health_need_no_token(serve: Serve) -> None:
@@ -97,7 +93,7 @@ def test_a_message_that_is_too_large_says_what_to_raise(serve: Serve) -> None:
         pb_grpc.SelectorStub(channel).Trigger(pb.TriggerRequest(run_id="x" * 2**17))
 
 
-def test_so_many_samples_fit_into_a_message() -> None:
+def test_the_number_of_samples_that_fit_into_a_message() -> None:
     endpoint = Endpoint(address="unix:/nowhere", max_message_bytes=2**16)
     count = items_per_message(endpoint, 24)
     anything = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, count)

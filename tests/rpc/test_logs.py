@@ -1,4 +1,4 @@
-"""Every line of a service's log says which service it is, whatever thread wrote it."""
+"""Each line of a service's log names the service, for each thread that writes it."""
 
 from __future__ import annotations
 

@@ -12,12 +12,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-import trustme
 
-from modyn.config.endpoint import Endpoint
-from modyn.config.security import SecurityConfig
+from modyn.config.system_sections.endpoint import Endpoint
+from modyn.config.system_sections.security import SecurityConfig
 from modyn.errors import ConfigError, SecurityError, UnavailableError
 from modyn.rpc.metrics import MetricsServer
+from tests.support.certificates import issue
 from tests.support.ipv6 import needs_ipv6
 
 TOKEN = "correct horse battery"
@@ -39,13 +39,8 @@ def local() -> Iterator[str]:
 
 @pytest.fixture
 def security(tmp_path: Path) -> SecurityConfig:
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    issued = authority.issue_cert("localhost", "127.0.0.1")
-    issued.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
-    issued.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
     (tmp_path / "token").write_text(TOKEN)
-    return SecurityConfig(tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "key.pem", token_file=tmp_path / "token")
+    return issue(tmp_path, token_file=tmp_path / "token", tls_ca=None)
 
 
 def get(url: str, token: str | None, authority: Path | None = None) -> bytes:
@@ -75,9 +70,9 @@ def test_off_loopback_they_need_the_token(wrong: str | None, security: SecurityC
     with serving(Endpoint(address="0.0.0.0:0", security=security)) as url:
         assert url.startswith("https://0.0.0.0:")
         here = url.replace("0.0.0.0", "localhost")
-        assert b"python_info" in get(here, TOKEN, tmp_path / "ca.pem")
+        assert b"python_info" in get(here, TOKEN, tmp_path / "ca")
         with pytest.raises(urllib.error.HTTPError, match="401"):
-            get(here, wrong, tmp_path / "ca.pem")
+            get(here, wrong, tmp_path / "ca")
 
 
 def test_off_loopback_they_are_not_served_without_tls_and_token() -> None:
@@ -93,13 +88,13 @@ def test_a_taken_port_is_named() -> None:
 
 
 def test_a_certificate_that_cannot_be_read_is_named(security: SecurityConfig, tmp_path: Path) -> None:
-    (tmp_path / "cert.pem").write_text("nothing of the kind")
+    (tmp_path / "cert").write_text("nothing of the kind")
     with pytest.raises(ConfigError, match=r"security\.tls_cert: cannot read"):
         MetricsServer("selector", Endpoint(address="0.0.0.0:0", security=security))
 
 
 def sent(url: str, request: bytes) -> bytes:
-    """What the server of a URL answers to these bytes, until it closes the connection."""
+    """Return the server's answer to these bytes, until it closes the connection."""
     host, port = url.split("/")[2].split(":")
     with socket.create_connection((host, int(port)), timeout=30) as client:
         client.sendall(request)

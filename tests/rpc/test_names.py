@@ -5,17 +5,17 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
 
-from modyn.config.endpoint import Endpoint
+from modyn.config.system_sections.endpoint import Endpoint
 from modyn.errors import UnavailableError
 from modyn.proto import selector_pb2 as pb
 from modyn.proto import selector_pb2_grpc as pb_grpc
 from modyn.rpc.channel import RENEW_AFTER_S, Channel
-from modyn.rpc.server import Registration, start_server
+from modyn.rpc.server import RunningServer
 
 _ADDRESSES, _NO_SUCH_NAME = 1, 3
 
@@ -64,30 +64,22 @@ class Servicer(pb_grpc.SelectorServicer):
 
 
 def test_a_name_is_asked_for_again_without_the_pauses_of_grpc(
-    names: NameServer, tmp_path_factory: pytest.TempPathFactory
+    names: NameServer, serve_selector: Callable[..., RunningServer]
 ) -> None:
     """They have grown to minutes when a long outage ends."""
     now = 100.0
-    server = start_server(
-        "selector",
-        Endpoint(address="127.0.0.1:0"),
-        [Registration(pb_grpc.add_SelectorServicer_to_server, Servicer(), "modyn.Selector")],
-    )
-    try:
-        port = server.address.rsplit(":", 1)[1]
-        where = Endpoint(address=f"dns://127.0.0.1:{names.port}/selector:{port}")
-        with Channel(where, wait_s=0, clock=lambda: now) as channel:
-            stub = pb_grpc.SelectorStub(channel)
-            for num_questions in range(1, 7):
-                for _ in range(2):
-                    with pytest.raises(UnavailableError):
-                        stub.Trigger(pb.TriggerRequest())
-                    assert names.num_questions == num_questions
-                    now += RENEW_AFTER_S
-            names.knows = True
-            assert stub.Trigger(pb.TriggerRequest(run_id="ok")).run_id == "ok"
-            now += RENEW_AFTER_S
-            assert stub.Trigger(pb.TriggerRequest(run_id="ok")).run_id == "ok"
-            assert names.num_questions == 7, "a connection that works is kept"
-    finally:
-        server.stop(0.1)
+    port = serve_selector(Servicer(), Endpoint(address="127.0.0.1:0")).address.rsplit(":", 1)[1]
+    where = Endpoint(address=f"dns://127.0.0.1:{names.port}/selector:{port}")
+    with Channel(where, wait_s=0, clock=lambda: now) as channel:
+        stub = pb_grpc.SelectorStub(channel)
+        for num_questions in range(1, 7):
+            for _ in range(2):
+                with pytest.raises(UnavailableError):
+                    stub.Trigger(pb.TriggerRequest())
+                assert names.num_questions == num_questions
+                now += RENEW_AFTER_S
+        names.knows = True
+        assert stub.Trigger(pb.TriggerRequest(run_id="ok")).run_id == "ok"
+        now += RENEW_AFTER_S
+        assert stub.Trigger(pb.TriggerRequest(run_id="ok")).run_id == "ok"
+        assert names.num_questions == 7, "a connection that works is kept"

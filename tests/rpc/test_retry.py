@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -65,21 +66,6 @@ def test_deadlines_are_repeated_only_where_the_policy_says_so() -> None:
         Retrier(RetryPolicy(PATIENCE_S, first_pause_s=0.001, on_deadline=False)).call(call)
 
 
-def test_a_wrapped_client_repeats_its_calls() -> None:
-    class Client:
-        attempts = 0
-
-        def double(self, number: int, *, plus: int) -> int:
-            self.attempts += 1
-            if self.attempts < 3:
-                raise GONE
-            return 2 * number + plus
-
-    client = Client()
-    assert Retrier(QUICK).wrap(client).double(3, plus=1) == 7
-    assert client.attempts == 3
-
-
 def test_the_first_cause_of_a_cancellation_ends_calls_and_waits() -> None:
     token, seen = CancellationToken(), list[ModynError]()
     token.on_cancel(seen.append)
@@ -93,7 +79,7 @@ def test_the_first_cause_of_a_cancellation_ends_calls_and_waits() -> None:
         token.wait(PATIENCE_S)
 
 
-def test_a_stream_resumes_behind_the_last_item() -> None:
+def test_a_stream_resumes_after_the_last_item() -> None:
     opened: list[int] = []
 
     def open_at(position: int) -> Iterator[int]:
@@ -108,6 +94,25 @@ def test_a_stream_resumes_behind_the_last_item() -> None:
     assert opened == [0, 2, 4, 6]
     stream.cancel()
     assert list(stream) == []
+
+
+def test_an_outage_of_a_quiet_stream_ends_where_the_stream_lives() -> None:
+    """Two restarts of a service with days between them and no item are two outages: the second has the whole limit."""
+    limit_s, now, endings = 0.2, [0.0], [(0.0, GONE), (1e5, GONE), (0.0, GONE)]
+
+    def open_at(position: int) -> Iterator[int]:
+        if endings:
+            open_s, error = endings.pop(0)
+            now[0] += open_s
+            time.sleep(limit_s * (open_s > 0))
+            raise error
+        yield position
+
+    policy = RetryPolicy(limit_s, first_pause_s=0.001)
+    assert next(ResumingStream(open_at, 7, lambda item: item + 1, Retrier(policy), clock=lambda: now[0])) == 7
+    endings[:] = [(0.0, GONE), (1.0, GONE), (0.0, GONE)]
+    with pytest.raises(UnavailableError):
+        next(ResumingStream(open_at, 7, lambda item: item + 1, Retrier(policy), clock=lambda: now[0]))
 
 
 def test_a_job_is_started_again_after_outages_restarts_and_stops_of_others() -> None:
@@ -146,7 +151,7 @@ def test_a_job_that_fails_or_never_gets_further_is_given_up() -> None:
 
 @pytest.mark.parametrize("deaths", [0, 2, 3])
 def test_a_job_whose_worker_was_killed_is_started_again_a_bounded_number_of_times(deaths: int) -> None:
-    """Also if each attempt got further than the one before, since some work kills every worker."""
+    """This holds even if each attempt got further than the one before, since some work kills every worker."""
 
     class Killed(Status):
         def to_error(self) -> ModynError:

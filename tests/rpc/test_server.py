@@ -10,27 +10,26 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-import trustme
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
-from modyn.config.endpoint import Endpoint
-from modyn.config.security import SecurityConfig
 from modyn.config.system import SystemConfig
+from modyn.config.system_sections.endpoint import Endpoint
+from modyn.config.system_sections.security import SecurityConfig
 from modyn.errors import BY_REASON, CancelledError, DataError, ModynError, SecurityError, UnavailableError
 from modyn.proto import selector_pb2 as pb
 from modyn.proto import selector_pb2_grpc as pb_grpc
 from modyn.rpc.access import Role, derived_token
 from modyn.rpc.channel import Channel, ResponseStream, is_serving
 from modyn.rpc.logs import get_logger
-from modyn.rpc.server import Registration, RunningServer, ServiceContext, ShutdownLimits, start_server
+from modyn.rpc.server import RunningServer, ServiceContext, ShutdownLimits
 from modyn.testing.waiting import PATIENCE_S, eventually
+from tests.support.certificates import issue
 
 TOKEN = "correct horse battery"
 
@@ -62,17 +61,8 @@ Serve = Callable[[Endpoint], RunningServer]
 
 
 @pytest.fixture
-def serve() -> Iterator[Serve]:
-    """Starts a server, which is stopped when the test ends."""
-    with ExitStack() as running:
-
-        def start(endpoint: Endpoint) -> RunningServer:
-            registration = Registration(pb_grpc.add_SelectorServicer_to_server, Servicer(), "modyn.Selector")
-            server = start_server("selector", endpoint, [registration], max_threads=8)
-            running.callback(server.stop, 0.1)
-            return server
-
-        yield start
+def serve(serve_selector: Callable[..., RunningServer]) -> Serve:
+    return lambda endpoint: serve_selector(Servicer(), endpoint)
 
 
 @pytest.fixture
@@ -138,14 +128,6 @@ def test_a_stream_can_be_cancelled_from_another_thread(endpoint: Endpoint) -> No
             next(stream)
 
 
-def test_a_message_over_the_limit_is_refused(tmp_path: Path, serve: Serve) -> None:
-    where = Endpoint(address=f"unix:{tmp_path}/small.sock", max_message_bytes=2**16)
-    serve(where)
-    generous = where.model_copy(update={"max_message_bytes": 2**24})
-    with Channel(generous, wait_s=0) as channel, pytest.raises(ModynError, match="larger than max"):
-        pb_grpc.SelectorStub(channel).Trigger(pb.TriggerRequest(run_id="x" * 2**17))
-
-
 def test_a_taken_port_is_named(serve: Serve) -> None:
     first = serve(Endpoint(address="127.0.0.1:0"))
     with pytest.raises(UnavailableError, match=rf"cannot listen on {first.address}.*selector\.address"):
@@ -162,15 +144,8 @@ def test_off_loopback_it_refuses_without_tls_and_token(address: str, serve: Serv
 
 @pytest.fixture
 def security(tmp_path: Path) -> SecurityConfig:
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    issued = authority.issue_cert("localhost", "127.0.0.1")
-    issued.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
-    issued.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
     (tmp_path / "token").write_text(TOKEN + "\n")
-    return SecurityConfig(
-        tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "key.pem", tls_ca=tmp_path / "ca.pem", token_file=tmp_path / "token"
-    )
+    return issue(tmp_path, token_file=tmp_path / "token")
 
 
 def test_a_token_of_a_lower_role_reads_and_changes_nothing(tmp_path: Path, serve: Serve) -> None:
@@ -185,7 +160,7 @@ def test_a_token_of_a_lower_role_reads_and_changes_nothing(tmp_path: Path, serve
             stub.Trigger(pb.TriggerRequest(run_id="ok"))
 
 
-def test_tls_and_token_let_in_who_has_them_and_nobody_else(security: SecurityConfig, serve: Serve) -> None:
+def test_tls_and_token_let_in_who_has_them_and_no_one_else(security: SecurityConfig, serve: Serve) -> None:
     server = serve(Endpoint(address="0.0.0.0:0", security=security))
     address = f"127.0.0.1:{server.address.rsplit(':', 1)[1]}"
     with Channel(Endpoint(address=address, security=security)) as channel:
@@ -237,14 +212,18 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate()
 
 
+def wait_healthy(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline() == "healthy\n"
+
+
 def test_a_service_serves_metrics_at_its_port_and_ends_cleanly_on_sigterm(
     tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     process = start(metrics_port=port)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "healthy\n"
+    wait_healthy(process)
     config = SystemConfig(state_dir=tmp_path)
     eventually(lambda: is_serving(config.endpoint("selector")))
     assert oct(config.run_dir.stat().st_mode)[-3:] == "700"
@@ -272,11 +251,10 @@ STUCK = pytest.mark.parametrize("stuck", ["on_shutdown(lambda", "when_healthy.ap
 
 @STUCK
 def test_a_service_that_is_stuck_says_where(start: Callable[..., subprocess.Popen[str]], stuck: str) -> None:
-    """Again and again: it may be elsewhere, and only slow, when it first tells."""
+    """It says so repeatedly: it may be elsewhere, and only slow, at the first report."""
     process = start(f"context.{stuck}: threading.Event().wait())", ShutdownLimits(report_s=0.2, exit_s=PATIENCE_S))
-    assert process.stdout is not None
     assert process.stderr is not None
-    assert process.stdout.readline() == "healthy\n"
+    wait_healthy(process)
     process.send_signal(signal.SIGTERM)
     told = iter(process.stderr)
     assert any(line == "Timeout (0:00:00.200000)!\n" for line in told)
@@ -286,8 +264,7 @@ def test_a_service_that_is_stuck_says_where(start: Callable[..., subprocess.Pope
 @STUCK
 def test_a_service_that_is_stuck_ends_by_itself(start: Callable[..., subprocess.Popen[str]], stuck: str) -> None:
     process = start(f"context.{stuck}: threading.Event().wait())", ShutdownLimits(exit_s=1.0))
-    assert process.stdout is not None
-    assert process.stdout.readline() == "healthy\n"
+    wait_healthy(process)
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
@@ -297,9 +274,8 @@ def test_a_service_that_is_stuck_ends_by_itself(start: Callable[..., subprocess.
 def test_another_signal_that_somebody_handles_ends_nothing(start: Callable[..., subprocess.Popen[str]]) -> None:
     hear = "lambda number, _: print(signal.Signals(number).name, file=sys.stderr, flush=True)"
     process = start(f"for number in (signal.SIGUSR1, signal.SIGTERM): signal.signal(number, {hear})")
-    assert process.stdout is not None
     assert process.stderr is not None
-    assert process.stdout.readline() == "healthy\n"
+    wait_healthy(process)
     process.send_signal(signal.SIGUSR1)
     told = iter(process.stderr)
     assert any(line == "SIGUSR1\n" for line in told)
@@ -315,8 +291,7 @@ def test_a_second_service_on_the_same_folder_is_refused_until_the_first_is_kille
     start: Callable[[], subprocess.Popen[str]],
 ) -> None:
     first = start()
-    assert first.stdout is not None
-    first.stdout.readline()
+    wait_healthy(first)
     second = start()
     assert second.wait(PATIENCE_S) == 1
     assert second.stderr is not None
@@ -326,8 +301,7 @@ def test_a_second_service_on_the_same_folder_is_refused_until_the_first_is_kille
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
     third = start()
-    assert third.stdout is not None
-    assert third.stdout.readline() == "healthy\n"
+    wait_healthy(third)
 
 
 def test_what_a_service_keeps_is_for_its_user_alone(make_config: Callable[..., SystemConfig], tmp_path: Path) -> None:

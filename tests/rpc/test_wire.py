@@ -1,4 +1,4 @@
-"""What is sent is what arrives."""
+"""Converters of records and protos lose nothing."""
 
 from __future__ import annotations
 
@@ -42,6 +42,15 @@ from modyn.rpc.columns import (
 from modyn.rpc.wire import from_message, from_struct, to_message, to_struct
 from modyn.supervisor.client import Run, RunEvent, RunMode, RunState, TriggerRecord, TriggerState
 from modyn.trainer_server.client import TrainingRequest, TrainingStatus
+from modyn.trainer_server.request.result import (
+    BadSampleNote,
+    DownsamplingResult,
+    GuardResult,
+    Rollback,
+    TrainingCounts,
+    TrainingLosses,
+    TrainingResult,
+)
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 JSON = st.recursive(
@@ -59,14 +68,14 @@ def test_a_section_survives_the_wire(section: dict[str, object]) -> None:
 
 
 def test_a_number_too_large_for_exact_integers_keeps_its_type() -> None:
-    """A learning rate of 1e38 is no integer of 39 digits; PyTorch would not take that."""
+    """A learning rate of 1e38 stays a float: PyTorch would refuse an integer of 39 digits."""
     back = from_struct(to_struct({"lr": 1e38, "negative": -1e300, "seed": 2**63 - 1, "whole": 3.0}))
     assert back == {"lr": 1e38, "negative": -1e300, "seed": 2**63 - 1, "whole": 3}
     assert {name: type(value) for name, value in back.items()} == {"lr": float, "negative": float, "seed": int, "whole": int}
 
 
 def test_scores_arrive_in_order_of_their_names_in_every_process() -> None:
-    """A map of protobuf has an order of its own in each process: columns of two runs would not stand in the same places."""
+    """The order of a protobuf map differs between processes, and so would the order of columns of two runs."""
     names = sorted(f"gradient_{number}" for number in range(1, 30))
     header = FeedbackHeader(RunId("r"), 0, "", 1, 1, dict.fromkeys(reversed(names), 1))
     assert list(from_message(to_message(header, selector_pb2.FeedbackHeader), FeedbackHeader).widths) == names
@@ -160,6 +169,18 @@ def test_a_record_and_its_message_have_the_same_fields(record: type[Any], messag
 OPTIONAL_INT = st.none() | INT64
 INTERVALS = st.builds(EvalInterval, INT64, INT64, INT64)
 
+FLOATS = st.floats(allow_nan=False)
+TRAINING_RESULTS = st.builds(
+    TrainingResult,
+    counts=st.builds(TrainingCounts, INT64, ignored_labels=OPTIONAL_INT),
+    losses=st.builds(TrainingLosses, st.none() | FLOATS, batch_losses=st.lists(st.tuples(INT64, FLOATS), max_size=2).map(tuple)),
+    seconds=st.dictionaries(st.text(max_size=6), FLOATS, max_size=3),
+    warnings=st.lists(st.text(min_size=1), max_size=2).map(tuple),
+    bad_samples=st.lists(st.builds(BadSampleNote, INT64, st.text()), max_size=2).map(tuple),
+    downsampling=st.none() | st.builds(DownsamplingResult, num_candidates=INT64),
+    step_guard=st.none() | st.builds(GuardResult, rollbacks=st.tuples(st.builds(Rollback, INT64, INT64, FLOATS, FLOATS))),
+)
+
 
 @given(
     st.builds(
@@ -178,7 +199,7 @@ INTERVALS = st.builds(EvalInterval, INT64, INT64, INT64)
         started_at=st.floats(allow_nan=False),
         finished_at=st.none() | st.floats(allow_nan=False),
         weights_sha256=st.none() | st.text(),
-        training_result=st.dictionaries(st.text(max_size=6), JSON, max_size=3),
+        training_result=TRAINING_RESULTS,
         seconds=st.dictionaries(st.text(max_size=6), st.floats(allow_nan=False), max_size=3),
     ),
     st.builds(EvaluationRequest, *[st.just(RunId("r")), INT64, INT64, st.text(), st.just({}), st.tuples(INTERVALS, INTERVALS)]),

@@ -23,16 +23,10 @@ from modyn.selector.client import SelectorClient
 from modyn.selector.deletions import StorageDeletions
 from modyn.testing.fake_selector import FakeSelectorClient
 from modyn.testing.fake_storage import FakeStorage
-from tests.support.selecting import serving
+from tests.support.selecting import serving, stream
 
 RUN = RunId("run-1")
 SECTION: dict[str, Any] = {"name": "NewDataStrategy", "maximum_keys_in_memory": 10}
-
-
-def stream(start: int, end: int, dtype: type[np.generic] = np.int64) -> SampleBatch:
-    positions = np.arange(start, end)
-    labels: Any = (positions % 10).astype(dtype)
-    return SampleBatch(positions * 3 + 1, positions - 50, labels)
 
 
 @pytest.fixture
@@ -66,6 +60,7 @@ def test_the_fake_lacks_no_call() -> None:
 def test_the_dataset_of_a_run_is_known(client: SelectorClient) -> None:
     client.register_run(RUN, "d", SECTION, 1, dataset_identity="5eed")
     assert client.dataset(RUN) == ("d", "5eed")
+    assert client.data_section(RUN) is None
     with pytest.raises(NotFoundError):
         client.dataset(RunId("other-1"))
 
@@ -125,7 +120,7 @@ def test_samples_that_are_only_tested_come_alone_and_are_history_later(client: S
 
 
 def drawn_behind_tests(client: SelectorClient, seed: int, online: dict[str, Any]) -> list[int]:
-    """What the steps draw whose samples come behind samples that were only tested."""
+    """Steps draw from samples after those that were only tested."""
     run = RunId(f"run-{seed + 2}")
     client.register_run(run, "d", SECTION, seed, online=online)
     client.inform(run, 0, stream(0, 24))
@@ -244,7 +239,7 @@ def test_runs_are_registered_once_and_with_names_that_files_can_have(client: Sel
             client.register_run(RUN, dataset, section, seed)
     with pytest.raises(ConfigError, match="limt"):
         client.register_run(RunId("other"), "d", {**SECTION, "limt": 3}, 1)
-    for name in ("", "../up", ".hidden", "a/b"):
+    for name in ("", "../up", ".hidden", "a/b", "x" * 201, "a\nb"):
         with pytest.raises(InvalidArgumentError, match="cannot name a run"):
             client.register_run(RunId(name), "d", SECTION, 1)
 
@@ -268,7 +263,7 @@ def test_an_unknown_run_and_one_that_was_deleted_are_refused_by_every_call(clien
     client.register_run(RUN, "d", SECTION, 1)
     assert client.inform(RUN, 0, stream(100, 120)) == 20
     client.trigger(RUN, 0, 20)
-    with pytest.raises(ConflictError, match="was deleted and begun anew"):
+    with pytest.raises(ConflictError, match="was deleted and started again"):
         client.keys(RUN, 0, 0, before.keys_checksum)
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from modyn._core import KeySet
 from modyn.config.base import Severity
-from modyn.config.endpoint import Endpoint
 from modyn.config.system import SystemConfig
+from modyn.config.system_sections.endpoint import Endpoint
 from modyn.db.engine import Database, open_database
 from modyn.errors import ConfigError, NotFoundError, UnavailableError
 from modyn.records import Int64Array, RunId, SampleBatch
@@ -63,13 +63,6 @@ def shares(counts: Counter[int], budget: int) -> list[int]:
     for _ in range(min(budget, counts.total())):
         given[min((share, value) for value, share in given.items() if share < counts[value])[1]] += 1
     return sorted(given.values())
-
-
-@pytest.fixture
-def database(system_config: SystemConfig) -> Iterator[Database]:
-    opened = open_database(system_config, "selector", "modyn.selector.migrations")
-    yield opened
-    opened.close()
 
 
 @given(data=st.data(), tail=st.sampled_from([None, 0, 1, 2]), warmup=st.integers(0, 2))
@@ -151,7 +144,7 @@ def test_a_file_that_has_all_is_kept_and_one_that_reaches_back_too_far_is_cut(tm
     assert column.asked == list(range(90))
 
 
-def test_a_stretch_of_deleted_samples_is_no_burden() -> None:
+def test_a_range_of_deleted_samples_costs_nothing() -> None:
     """They lie in the window, longer than what is read at once, and are not asked for."""
     size = 700_000
     column = Sites(np.arange(size) % 2)

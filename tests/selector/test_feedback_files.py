@@ -1,4 +1,4 @@
-"""Files of feedback: complete or absent, whatever cuts off what writes them."""
+"""Files of feedback are complete or absent, however their writer is cut off."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ def test_nothing_is_known_of_a_run_that_was_deleted_even_while_it_was_looked_up(
 
     assert sets.get(RUN, 1, deleted_meanwhile)[1].trigger_id == 1
     assert sets.newest(RUN) is None
-    anew = run(RUN, 3), record(7).info(run(RUN, 3))
-    assert [sets.get(RUN, trigger_id, lambda: anew) for trigger_id in (0, 1)] == [anew, anew]
+    again = run(RUN, 3), record(7).info(run(RUN, 3))
+    assert [sets.get(RUN, trigger_id, lambda: again) for trigger_id in (0, 1)] == [again, again]
     assert sets.get(OTHER, 0, never)[0].number == 2
 
 

@@ -14,7 +14,7 @@ from sqlalchemy import text
 
 from modyn._core import KeySet
 from modyn.config.system import SystemConfig
-from modyn.db.engine import Database, open_database
+from modyn.db.engine import Database
 from modyn.errors import CancelledError, NotFoundError
 from modyn.records import RunId, SampleBatch
 from modyn.rpc.retry import CancellationToken
@@ -50,13 +50,6 @@ class Gate:
 
 
 @pytest.fixture
-def database(system_config: SystemConfig) -> Iterator[Database]:
-    opened = open_database(system_config, "selector", "modyn.selector.migrations")
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
 def gate() -> Gate:
     return Gate()
 
@@ -68,7 +61,7 @@ def selector(database: Database, tmp_path: Path, gate: Gate) -> Iterator[Selecto
     made.close()
 
 
-def test_everything_else_goes_on_while_a_trigger_set_is_selected(selector: Selector, database: Database, gate: Gate) -> None:
+def test_everything_else_continues_while_a_trigger_set_is_selected(selector: Selector, database: Database, gate: Gate) -> None:
     """Informing of the run itself, and triggers and copied rows of others; a second call for the trigger gets the same set."""
 
     def num_rows(number: int) -> int:
@@ -100,10 +93,10 @@ def test_a_cancelled_selection_leaves_nothing_and_can_be_made_again(selector: Se
     with ThreadPoolExecutor(2) as pool:
         call = pool.submit(selector.trigger, RUN, 0, 20, selecting)
         assert gate.asked.wait(PATIENCE_S)
-        behind = pool.submit(selector.trigger, RUN, 0, 20, waiting)
+        waiter = pool.submit(selector.trigger, RUN, 0, 20, waiting)
         waiting.cancel(CancelledError("waits no more"))
         with pytest.raises(CancelledError, match="waits no more"):
-            behind.result(PATIENCE_S)
+            waiter.result(PATIENCE_S)
         selecting.cancel(CancelledError("wanted no more"))
         gate.opened.set()
         with pytest.raises(CancelledError, match="wanted no more"):

@@ -53,7 +53,7 @@ def script(*numbers: float) -> np.random.Generator:
 
 
 def held(decider: Decider, labels: Sequence[int], cuts: Sequence[int] = ()) -> dict[int, int]:
-    """Which sample each slot holds at the end, offered in chunks that end at `cuts`."""
+    """Return the sample that each slot holds at the end, offered in chunks that end at `cuts`."""
     slots: dict[int, int] = {}
     for start, stop in pairwise([0, *cuts, len(labels)]):
         changed, rows = decider.offer(np.array(labels[start:stop], np.int64))
@@ -179,7 +179,7 @@ RUNS = 10_000
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [AlgorithmR, ClassBalancedReservoir])
 def test_a_reservoir_holds_each_sample_equally_often(kind: Callable[..., Decider]) -> None:
-    """Of one class, the class-balanced one is a plain reservoir."""
+    """The class-balanced one is a plain reservoir for a single class."""
     counts = np.zeros(30, np.int64)
     for run in range(RUNS):
         counts[list(held(kind(7, np.random.default_rng([1, run])), [A] * 30, [5, 11]).values())] += 1
@@ -221,7 +221,7 @@ def test_a_reservoir_stays_uniform_when_samples_are_deleted() -> None:
 
 @pytest.mark.slow
 def test_the_class_balanced_reservoir_draws_the_largest_class_uniformly() -> None:
-    """Two of B take the places of two of A, whatever these are: each of the 20 of A is held equally often."""
+    """Two of B take the places of any two of A: each of the 20 of A is held equally often."""
     counts = np.zeros(20, np.int64)
     for run in range(RUNS):
         chosen = held(ClassBalancedReservoir(6, np.random.default_rng([4, run])), [A] * 20 + [B] * 2).values()
@@ -426,7 +426,7 @@ def test_trigger_sets_are_bounded_distinct_in_order_and_change(name: str) -> Non
 
 @pytest.mark.parametrize("name", ["CLiB", "GSS"])
 def test_feedback_decides(name: str) -> None:
-    """Without it, other samples are held."""
+    """The buffer holds other samples without feedback."""
     client, without = FakeSelectorClient(), FakeSelectorClient()
     found = run_of(client, RUN, section(name))
     without.put_feedback = lambda header, rows: header  # type: ignore[method-assign]

@@ -20,7 +20,7 @@ from modyn.selector.window import Selection, SelectionContext, SelectionWindow, 
 from modyn.testing.checks import check_presampling, check_selection
 from modyn.testing.fake_selector import FakeSelectorClient
 from modyn.testing.memory_reader import MemoryReader
-from modyn.trainer_server.downsampling import DOWNSAMPLING
+from modyn.trainer_server.downsampling.policies import DOWNSAMPLING
 
 ROOT = Path(__file__).parents[2]
 
@@ -107,7 +107,7 @@ def test_selection_strategies_keep_the_rules(name: str) -> None:
 
 @pytest.mark.parametrize("name", PRESAMPLING_OPTIONS)
 def test_presampling_policies_keep_the_rules(name: str) -> None:
-    """With the first of the options."""
+    """The advice names the first of the options."""
     check_presampling(PRESAMPLING.get(name), PRESAMPLING_OPTIONS[name][0], refused=REFUSED.get(name, ()))
 
 
@@ -337,7 +337,7 @@ def test_names_of_the_format_that_are_still_to_come_say_so() -> None:
 
 
 def test_each_strategy_that_messages_advise_is_registered() -> None:
-    """So that no advice leads to an error: names with a capital in lists behind "choose"."""
+    """No advice leads to an error: names with a capital in lists after "choose"."""
     known = {*SELECTION, *PRESAMPLING, *DOWNSAMPLING, "Simple"}  # the last is no strategy
     texts = [
         (file, node.value)
@@ -352,7 +352,7 @@ def test_each_strategy_that_messages_advise_is_registered() -> None:
 
 
 def advised(text: str) -> list[str]:
-    """What a text lists behind "choose": of `choose Loss, RS2 or GradNorm, or remove Balance` the first three."""
+    """What a text lists after "choose": of `choose Loss, RS2 or GradNorm, or remove Balance` the first three."""
     lists = re.findall(r"\bchoose ([A-Z]\w*(?:(?:, or|,| or) [A-Z]\w*)*)", text)
     return [name for one in lists for name in re.findall(r"[A-Z]\w*", one)]
 

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modyn._core import KeySet
 from modyn.config.system import SystemConfig
 from modyn.db.engine import Database, open_database
 from modyn.errors import CorruptStateError, NotFoundError
@@ -21,17 +20,13 @@ from modyn.records import KeysAndWeights, RunId, SampleBatch
 from modyn.selector.sample_log import GROUP, SampleLog
 from modyn.selector.selector import Selector
 from modyn.selector.trigger_set import TriggerSet, write_trigger_set
-from modyn.selector.window import NO_KEYS, Selection
-from modyn.testing.disk_recorder import recorded_disk
-from modyn.testing.disk_recording import DiskRecording
+from modyn.selector.window import Selection
 from tests.support.committed_rows import RecordedDatabase, losses_with_rows, restore_rows
+from tests.support.disk_recorder import recorded_disk
+from tests.support.disk_recording import DiskRecording
+from tests.support.selecting import nothing_deleted, stream
 
 RUN = RunId("run-1")
-
-
-def stream(start: int, end: int) -> SampleBatch:
-    positions = np.arange(start, end)
-    return SampleBatch(positions * 3 + 1, positions - 50, positions % 10)
 
 
 def assert_held(log: SampleLog, count: int) -> None:
@@ -148,10 +143,6 @@ def test_a_trigger_set_is_whole_or_not_there(tmp_path: Path, by_ranges: bool) ->
             assert np.array_equal(np.concatenate([part.weights for part in read]), np.ones(len(KEYS)) if by_ranges else WEIGHTS)
 
 
-def nothing_deleted(dataset: str, identity: str) -> KeySet:
-    return NO_KEYS
-
-
 def work(selector: Selector, disk: DiskRecording) -> None:
     """Two triggers of a run, with samples before each; then the run is deleted. What has ended is noted."""
     selector.register_run(RUN, "numbers", {"name": "NewDataStrategy", "maximum_keys_in_memory": 10}, 7)
@@ -166,7 +157,7 @@ def work(selector: Selector, disk: DiskRecording) -> None:
 
 
 def check_run(selector: Selector, folder: Path, steps: int) -> None:
-    """Check what a selector holds after so many steps of `work` and perhaps a part of the next, and that work goes on from there."""
+    """Check what a selector holds after a number of steps of `work` and perhaps a part of the next, and that work continues from there."""
     try:
         selector.run(RUN)
     except NotFoundError:

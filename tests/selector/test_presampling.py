@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn._core import KeySet
-from modyn.config.system import SystemConfig
-from modyn.db.engine import Database, open_database
+from modyn.db.engine import Database
 from modyn.errors import ConfigError
 from modyn.records import Int64Array, RunId, SampleBatch
 from modyn.selector.selection import build_selection
@@ -74,7 +73,7 @@ def run_of(
 
 
 def assert_equally_likely(counts: Sequence[int]) -> None:
-    """By chi-squared, p > 0.0001 in the normal approximation, of numbers that are as independent as draws without replacement are, or more."""
+    """A chi-squared test with p > 0.0001 in the normal approximation; the numbers are at least as independent as draws without replacement."""
     expected = sum(counts) / len(counts)
     chi_squared = sum((count - expected) ** 2 / expected for count in counts)
     freedom = len(counts) - 1
@@ -139,7 +138,7 @@ def test_each_trigger_gets_the_same_share() -> None:
     assert Counter(np.searchsorted(ends, found, "right").tolist()) == {0: 10, 2: 35, 3: 35}
 
 
-def test_triggers_are_told_apart_by_positions_whatever_was_deleted() -> None:
+def test_triggers_are_told_apart_by_positions_after_any_deletion() -> None:
     section = {"name": "CoresetStrategy", "tail_triggers": 2, "presampling_config": {"strategy": "TriggerBalanced", "ratio": 25}}
     ends = [50, 100, 150, 200]
     found = run_of(section, batch(np.zeros(200)), ends, lambda trigger_id: range(40, 120) if trigger_id == 3 else ())
@@ -261,7 +260,7 @@ def test_freshness_is_the_largest_set_with_its_share(
 
 
 def largest_mixtures(fresh: int, again: int, percent: int, most: int) -> set[tuple[int, int]]:
-    """By trying all sizes: the largest of at most `most` whose shares, before rounding, are there; rounded by the larger remainder."""
+    """Try all sizes: the largest of at most `most` whose shares, before rounding, are there; rounded by the larger remainder."""
     size = max(size for size in range(1, most + 1) if size * percent <= 100 * fresh and size * (100 - percent) <= 100 * again)
     whole, rest = divmod(size * percent, 100)
     return {(up, size - up) for up in (whole, whole + 1) if (up == whole and rest <= 50) or (up > whole and rest >= 50)}
@@ -287,6 +286,7 @@ def test_an_unused_sample_and_a_used_one_are_drawn_uniformly() -> None:
 POLICIES: dict[str, dict[str, Any]] = {
     strategy: {"name": "CoresetStrategy", "presampling_config": {"strategy": strategy, "ratio": 40, **options}}
     for strategy, options in {
+        "Random": {},
         "LabelBalanced": {},
         "Stratified": {},
         "TriggerBalanced": {},
@@ -305,7 +305,7 @@ POLICIES["Freshness"] = {"name": "FreshnessSamplingStrategy", "unused_data_ratio
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_window_of_which_all_is_deleted_selects_nothing_and_the_next_goes_on(policy: str) -> None:
+def test_a_window_of_which_all_is_deleted_selects_nothing_and_the_next_continues(policy: str) -> None:
     deleted = {1: range(200), 2: range(150)}
     found = run_of(POLICIES[policy], batch(np.arange(400) % 5), [200, 200, 400], lambda trigger_id: deleted.get(trigger_id, ()))
     assert [len(keys) for keys in found[:2]] == [80 if policy != "Freshness" else 200, 0]
@@ -324,13 +324,6 @@ def test_a_label_whose_samples_are_all_deleted_has_no_share() -> None:
 
 
 @pytest.fixture
-def database(system_config: SystemConfig) -> Iterator[Database]:
-    opened = open_database(system_config, "selector", "modyn.selector.migrations")
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
 def selector(database: Database, tmp_path: Path) -> Iterator[Selector]:
     made = Selector(database, tmp_path, lambda dataset, identity: NO_KEYS, sites)
     yield made
@@ -339,7 +332,7 @@ def selector(database: Database, tmp_path: Path) -> Iterator[Selector]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_both_backends_and_the_fake_select_the_same(selector: Selector, policy: str) -> None:
-    """However the stream was cut on its way in."""
+    """Cuts and repetitions of the stream on its way in do not matter."""
     found, ends = {}, (0, 400, 400, 1000, 1500)
     fake, labels = FakeSelectorClient(read_column=sites), np.random.default_rng(3).geometric(0.4, 1500)
     for backend, one, step in (("local", selector, 50), ("database", selector, 333), ("fake", fake, 1500)):
@@ -348,14 +341,16 @@ def test_both_backends_and_the_fake_select_the_same(selector: Selector, policy: 
         section |= {"storage_backend": "database"} if backend == "database" else {}
         one.register_run(run_id, "d", section, 5)
         for first in range(0, 1500, step):
-            one.inform(run_id, first, batch(labels[first : first + step], first=first))
+            again = max(first - 7, 0)
+            held = one.inform(run_id, again, batch(labels[again : first + step], first=again))
+            assert held == min(first + step, 1500)
         found[backend] = [one.trigger(run_id, trigger_id, end) for trigger_id, end in enumerate(ends)]
     checksums = [[info.keys_checksum for info in found[backend]] for backend in found]
     assert checksums[0] == checksums[1] == checksums[2]
     assert all(0 < info.num_keys < 1500 for info in found["local"][1:])
 
 
-@pytest.mark.parametrize("policy", ["LabelBalanced", "RandomNoReplacement", "Freshness", "ColumnBalanced by a column"])
+@pytest.mark.parametrize("policy", ["LabelBalanced", "Random", "RandomNoReplacement", "Freshness", "ColumnBalanced by a column"])
 def test_memory_is_bounded_by_the_keys_configured_not_by_the_data(selector: Selector, policy: str) -> None:
     """Two million samples, 16 MB a column, of which 65,536 keys are held at once."""
     selector.register_run(RUN, "d", {"maximum_keys_in_memory": 65_536, **POLICIES[policy]}, 1)
@@ -365,6 +360,7 @@ def test_memory_is_bounded_by_the_keys_configured_not_by_the_data(selector: Sele
     tracemalloc.start()
     try:
         info = selector.trigger(RUN, 1, 2_000_000)
+        assert max(len(chunk) for chunk in selector.keys(RUN, 1, 0)) <= 65_536
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -44,7 +44,7 @@ def test_a_reader_of_the_run_before_is_refused(client: SelectorClient) -> None:
     assert keys_of_partition(client, first, None, reads[0]).keys.tolist()[0] == 0
     second = begin(client, 100)
     assert (second.num_keys, second.partition_size) == (first.num_keys, first.partition_size)
-    with pytest.raises(ConflictError, match="trigger 0 of run 'run-1' has other keys .* start its reader anew"):
+    with pytest.raises(ConflictError, match="trigger 0 of run 'run-1' has other keys .* start its reader again"):
         keys_of_partition(client, first, None, reads[-1])
     assert keys_of_partition(client, second, None, reads[-1]).keys.tolist()[0] >= 100
     assert len(client.keys(RUN, 0, 0)) == 10

@@ -7,7 +7,6 @@ import resource
 import shutil
 import threading
 import time
-import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,15 +20,10 @@ from hypothesis import strategies as st
 from sqlalchemy import event, text
 from sqlalchemy.engine import Connection
 
-from modyn._core import KeySet
-from modyn.config.system import SystemConfig
-from modyn.db.engine import Database, open_database
+from modyn.db.engine import Database
 from modyn.errors import (
-    AlreadyExistsError,
-    ConfigError,
     ConflictError,
     CorruptStateError,
-    InvalidArgumentError,
     NotFoundError,
     UnavailableError,
 )
@@ -37,9 +31,10 @@ from modyn.records import RunId, SampleBatch
 from modyn.selector.sample_log import unseen
 from modyn.selector.selector import Selector
 from modyn.selector.trigger_set import TriggerSetHeader, write_trigger_set
-from modyn.selector.window import NO_KEYS, Selection
+from modyn.selector.window import Selection
 from modyn.testing.fake_selector import FakeSelectorClient
 from modyn.testing.waiting import PATIENCE_S
+from tests.support.selecting import nothing_deleted
 
 BACKENDS = ("local", "database")
 RUN = RunId("run-1")
@@ -51,12 +46,14 @@ def stream(start: int, end: int, dtype: type[np.generic] = np.int64) -> SampleBa
     return SampleBatch(positions * 3 + 1, positions - 50, (positions * 7 % 1000).astype(dtype) + np.array(0.5).astype(dtype))
 
 
-def nothing_deleted(dataset: str, identity: str) -> KeySet:
-    return NO_KEYS
-
-
 def strategy(backend: str = "local", **options: Any) -> dict[str, Any]:
     return {"name": "NewDataStrategy", "maximum_keys_in_memory": 10, "storage_backend": backend, **options}
+
+
+def register(selector: Selector, num_samples: int, *arguments: Any, **options: Any) -> None:
+    """Register RUN with the options of `strategy`, and inform it of the first samples of the stream."""
+    selector.register_run(RUN, "d", strategy(*arguments, **options), 1)
+    selector.inform(RUN, 0, stream(0, num_samples))
 
 
 def trigger_keys(selector: Selector | FakeSelectorClient, run_id: RunId, trigger_id: int) -> list[int]:
@@ -68,13 +65,6 @@ def trigger_keys(selector: Selector | FakeSelectorClient, run_id: RunId, trigger
         else:
             found += [key for part in selector.keys(run_id, trigger_id, partition) for key in part.keys.tolist()]
     return found
-
-
-@pytest.fixture
-def database(system_config: SystemConfig) -> Iterator[Database]:
-    opened = open_database(system_config, "selector", "modyn.selector.migrations")
-    yield opened
-    opened.close()
 
 
 @pytest.fixture
@@ -91,7 +81,7 @@ def selector(database: Database, directory: Path) -> Iterator[Selector]:
 
 
 @given(cuts=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), max_size=30))
-def test_whatever_is_repeated_the_stream_stays_the_same(cuts: list[tuple[int, int]]) -> None:
+def test_repetitions_do_not_change_the_stream(cuts: list[tuple[int, int]]) -> None:
     held: list[int] = []
     for position, length in cuts:
         batch = stream(position, position + length)
@@ -101,30 +91,6 @@ def test_whatever_is_repeated_the_stream_stays_the_same(cuts: list[tuple[int, in
         else:
             held += unseen(RUN, len(held), position, batch).keys.tolist()
     assert held == stream(0, len(held)).keys.tolist()
-
-
-@pytest.mark.parametrize("dtype", [np.int64, np.float64])
-def test_both_backends_and_the_fake_select_the_same(selector: Selector, dtype: type[np.generic]) -> None:
-    """However the stream was cut and repeated on its way in."""
-    options = {
-        "name": "CoresetStrategy",
-        "maximum_keys_in_memory": 37,
-        "tail_triggers": 1,
-        "presampling_config": {"strategy": "Random", "ratio": 40},
-    }
-    fake, found = FakeSelectorClient(), {}
-    for backend, one, step in (("local", selector, 50), ("database", selector, 333), ("fake", fake, 1000)):
-        run_id = RunId(f"run-{backend}")
-        section = {**options, "storage_backend": backend if backend != "fake" else "local"}
-        one.register_run(run_id, "d", section, 5)
-        for first in range(0, 1000, step):
-            assert one.inform(run_id, max(first - 7, 0), stream(max(first - 7, 0), min(first + step, 1000), dtype)) == min(
-                first + step, 1000
-            )
-        infos = [one.trigger(run_id, trigger_id, end) for trigger_id, end in enumerate((0, 400, 400, 1000))]
-        assert [info.num_keys for info in infos] == [0, 160, 160, 240]
-        found[backend] = [(info.keys_checksum, trigger_keys(one, run_id, info.trigger_id)) for info in infos]
-    assert found["local"] == found["database"] == found["fake"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -144,63 +110,6 @@ def test_every_column_comes_back_as_it_was(selector: Selector, backend: str, dty
     assert first.labels.dtype == dtype
     assert rest.labels.tolist() == stream(90, 100, dtype).labels.tolist()
     assert keys.tolist() == [2**62, 5, 10]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_inform_refuses_what_does_not_fit_and_changes_nothing(selector: Selector, backend: str) -> None:
-    selector.register_run(RUN, "d", strategy(backend), 1)
-    assert selector.inform(RUN, 0, SampleBatch.empty()) == 0
-    assert selector.inform(RUN, 0, stream(0, 20, np.float64)) == 20
-    with pytest.raises(ConflictError, match="gap"):
-        selector.inform(RUN, 21, stream(21, 30, np.float64))
-    with pytest.raises(InvalidArgumentError, match="float64 labels"):
-        selector.inform(RUN, 20, stream(20, 30))
-    with pytest.raises(ConflictError, match="other samples at positions 10 to 20"):
-        selector.inform(RUN, 10, stream(11, 25, np.float64))
-    with pytest.raises(InvalidArgumentError, match="negative"):
-        selector.inform(RUN, -1, stream(0, 5))
-    with pytest.raises(NotFoundError, match="no run 'other'"):
-        selector.inform(RunId("other"), 0, stream(0, 5))
-    assert selector.inform(RUN, 20, SampleBatch.empty()) == 20
-    assert selector.inform(RUN, 20, stream(20, 22, np.float64)) == 22
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_trigger_is_fixed_once_and_comes_in_order(selector: Selector, backend: str) -> None:
-    selector.register_run(RUN, "d", strategy(backend), 1)
-    selector.inform(RUN, 0, stream(0, 30))
-    first = selector.trigger(RUN, 0, 20)
-    selector.inform(RUN, 30, stream(30, 40))
-    assert selector.trigger(RUN, 0, 20) == first == selector.trigger_set(RUN, 0)
-    for trigger_id, num_samples, says in (
-        (0, 21, "does not change"),
-        (2, 30, "next trigger"),
-        (1, 41, "40 are held"),
-        (1, 19, "fewer"),
-    ):
-        with pytest.raises(ConflictError, match=says):
-            selector.trigger(RUN, trigger_id, num_samples)
-    for trigger_id, num_samples in ((-1, 5), (1, -5)):
-        with pytest.raises(InvalidArgumentError):
-            selector.trigger(RUN, trigger_id, num_samples)
-    with pytest.raises(NotFoundError, match="no trigger 1"):
-        selector.trigger_set(RUN, 1)
-    assert trigger_keys(selector, RUN, 0) == stream(0, 20).keys.tolist()
-
-
-def test_registering_again_is_a_no_op_only_with_equal_arguments(selector: Selector) -> None:
-    selector.register_run(RUN, "d", strategy(), 1)
-    selector.inform(RUN, 0, stream(0, 3))
-    selector.register_run(RUN, "d", strategy(), 1)
-    assert selector.inform(RUN, 3, SampleBatch.empty()) == 3
-    for dataset, section, seed in (("e", strategy(), 1), ("d", strategy(limit=3), 1), ("d", strategy(), 2)):
-        with pytest.raises(AlreadyExistsError, match=RUN):
-            selector.register_run(RUN, dataset, section, seed)
-    with pytest.raises(ConfigError, match="selection_strategy.limt"):
-        selector.register_run(RunId("other"), "d", strategy(limt=3), 1)
-    for name in ("", "../up", ".hidden", "a/b", "x" * 201, "a\nb"):
-        with pytest.raises(InvalidArgumentError, match="cannot name a run"):
-            selector.register_run(RunId(name), "d", strategy(), 1)
 
 
 def test_runs_on_one_dataset_do_not_disturb_each_other(selector: Selector) -> None:
@@ -236,8 +145,7 @@ def test_one_run_informed_by_several_callers_at_once_holds_each_sample_once(sele
 
 
 def test_what_a_crash_leaves_is_repaired(selector: Selector, database: Database, directory: Path) -> None:
-    selector.register_run(RUN, "d", strategy(), 1)
-    selector.inform(RUN, 0, stream(0, 20))
+    register(selector, 20)
     done = selector.trigger(RUN, 0, 20)
     (folder,) = (directory / "runs").iterdir()
     size = (folder / "samples").stat().st_size
@@ -261,8 +169,7 @@ def test_what_a_crash_leaves_is_repaired(selector: Selector, database: Database,
 def test_with_another_database_no_samples_are_deleted_and_none_mistaken_for_others(
     selector: Selector, database: Database, directory: Path
 ) -> None:
-    selector.register_run(RUN, "d", strategy(), 1)
-    selector.inform(RUN, 0, stream(0, 20))
+    register(selector, 20)
     (path,) = (directory / "runs").glob("*/samples")
     samples = path.read_bytes()
     with database.session() as session:
@@ -326,8 +233,7 @@ def test_a_deletion_that_fails_is_told_and_keeps_no_other_run_from_being_used(
 
 def test_without_a_restart_a_torn_tail_is_overwritten(selector: Selector, directory: Path) -> None:
     """The samples were written and not counted when the machine stopped: the call is repeated with other cuts."""
-    selector.register_run(RUN, "d", strategy(), 1)
-    selector.inform(RUN, 0, stream(0, 5))
+    register(selector, 5)
     (path,) = (directory / "runs").glob("*/samples")
     counted = path.read_bytes()[:12288]
     selector.inform(RUN, 5, stream(1000, 1100))
@@ -356,8 +262,7 @@ def test_a_count_that_was_torn_while_it_was_written_leaves_the_one_before(select
 
 
 def test_a_damaged_count_of_the_only_samples_is_corrupt_and_they_are_not_overwritten(selector: Selector, directory: Path) -> None:
-    selector.register_run(RUN, "d", strategy(), 1)
-    selector.inform(RUN, 0, stream(0, 3))
+    register(selector, 3)
     (path,) = (directory / "runs").glob("*/samples")
     with open(path, "r+b") as file:
         file.seek(8192 + 3)
@@ -366,10 +271,10 @@ def test_a_damaged_count_of_the_only_samples_is_corrupt_and_they_are_not_overwri
         selector.inform(RUN, 0, stream(7, 9))
 
 
-def test_a_count_that_could_not_be_synced_counts_for_nobody(
+def test_a_count_that_could_not_be_synced_does_not_count(
     selector: Selector, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or the call that is repeated would be told that its samples are held, and nothing be synced."""
+    """Otherwise the repeated call would learn that its samples are held, and nothing would be synced."""
     selector.register_run(RUN, "d", strategy(), 1)
     for held in (0, 4):
         synced: list[int] = []
@@ -392,8 +297,7 @@ def test_a_count_that_could_not_be_synced_counts_for_nobody(
 def test_what_was_counted_when_the_process_was_killed_is_synced_by_the_next(
     selector: Selector, database: Database, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    selector.register_run(RUN, "d", strategy(), 1)
-    selector.inform(RUN, 0, stream(0, 5))
+    register(selector, 5)
     (path,) = (directory / "runs").glob("*/samples")
     synced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
@@ -402,8 +306,7 @@ def test_what_was_counted_when_the_process_was_killed_is_synced_by_the_next(
 
 
 def test_a_log_that_lost_its_tail_is_corrupt_and_not_filled_with_zeros(selector: Selector, directory: Path) -> None:
-    selector.register_run(RUN, "d", strategy(), 1)
-    selector.inform(RUN, 0, stream(0, 20))
+    register(selector, 20)
     (path,) = (directory / "runs").glob("*/samples")
     with open(path, "r+b") as file:
         file.truncate(12288 + 100)
@@ -413,7 +316,7 @@ def test_a_log_that_lost_its_tail_is_corrupt_and_not_filled_with_zeros(selector:
         selector.trigger(RUN, 0, 20)
     for other, says in (
         (b"something else", "not a log of samples"),
-        (b"MODYNLOG\x02".ljust(12288, b"\0"), "version 2, this Modyn reads version 4"),
+        (b"MODYNLOG\x02".ljust(12288, b"\0"), "version 2, this Modyn reads version 5"),
     ):
         path.write_bytes(other)
         with pytest.raises(CorruptStateError, match=says):
@@ -437,8 +340,7 @@ def test_columns_are_right_across_blocks(selector: Selector) -> None:
 
 
 def test_a_trigger_set_that_is_not_what_was_written_is_corrupt(selector: Selector, directory: Path) -> None:
-    selector.register_run(RUN, "d", strategy(), 1)
-    selector.inform(RUN, 0, stream(0, 20))
+    register(selector, 20)
     selector.trigger(RUN, 0, 10)
     selector.trigger(RUN, 1, 20)
     first, second = sorted((directory / "runs").glob("*/triggers/*"))
@@ -468,7 +370,7 @@ def rows(database: Database, run_number: int = 1) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("dtype", [np.int64, np.float64])
 def test_rows_are_complete_when_a_trigger_selects(selector: Selector, database: Database, dtype: type[np.generic]) -> None:
-    """However much of them was copied while samples came in."""
+    """The number of rows that were copied while samples came in does not matter."""
     selector.register_run(RUN, "d", strategy("database"), 1)
     for first in range(0, 300, 30):
         selector.inform(RUN, first, stream(first, first + 30, dtype))
@@ -480,8 +382,7 @@ def test_rows_are_complete_when_a_trigger_selects(selector: Selector, database: 
 
 
 def test_a_failed_insert_fails_the_trigger_and_is_made_good(selector: Selector, database: Database) -> None:
-    selector.register_run(RUN, "d", strategy("database"), 1)
-    selector.inform(RUN, 0, stream(0, 5))
+    register(selector, 5, "database")
     selector.trigger(RUN, 0, 5)
     with database.session() as session:
         session.execute(text("ALTER TABLE selector.samples_1 ADD CONSTRAINT full_disk CHECK (position < 7)"))
@@ -496,7 +397,7 @@ def test_a_failed_insert_fails_the_trigger_and_is_made_good(selector: Selector, 
     assert [row[0] for row in rows(database)] == list(range(15))
 
 
-def test_copies_that_a_crash_cut_off_go_on_where_they_stopped(database: Database, directory: Path) -> None:
+def test_copies_that_a_crash_cut_off_continue_where_they_stopped(database: Database, directory: Path) -> None:
     first = Selector(database, directory, nothing_deleted)
     first.register_run(RUN, "d", strategy("database"), 1)
     first.inform(RUN, 0, stream(0, 10))
@@ -511,8 +412,7 @@ def test_copies_that_a_crash_cut_off_go_on_where_they_stopped(database: Database
 
 
 def test_a_log_restored_from_a_backup_has_no_row_copied_twice(selector: Selector, database: Database, directory: Path) -> None:
-    selector.register_run(RUN, "d", strategy("database"), 1)
-    selector.inform(RUN, 0, stream(0, 3))
+    register(selector, 3, "database")
     selector.trigger(RUN, 0, 3)
     (path,) = (directory / "runs").glob("*/samples")
     backup = path.read_bytes()
@@ -537,8 +437,7 @@ def test_a_trigger_with_nothing_to_copy_leaves_the_row_of_the_run(selector: Sele
 
 
 def test_a_disk_that_is_full_fails_the_call_and_counts_nothing(selector: Selector) -> None:
-    selector.register_run(RUN, "d", strategy(), 1)
-    selector.inform(RUN, 0, stream(0, 5))
+    register(selector, 5)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (12288 + 4096 + 5 * 8 + 60, before[1]))
     try:
@@ -596,8 +495,7 @@ def test_deleting_a_run_deletes_it_and_nothing_else(
 
 
 def test_a_run_that_is_deleted_by_two_at_once_is_deleted(selector: Selector, monkeypatch: pytest.MonkeyPatch) -> None:
-    selector.register_run(RUN, "d", strategy("database"), 1)
-    selector.inform(RUN, 0, stream(0, 20))
+    register(selector, 20, "database")
     selector.trigger(RUN, 0, 20)
     both, remove = threading.Barrier(2, timeout=PATIENCE_S), shutil.rmtree
 
@@ -619,8 +517,7 @@ def test_a_run_that_is_deleted_by_two_at_once_is_deleted(selector: Selector, mon
 def test_a_selection_may_take_longer_than_transactions_may_idle(
     selector: Selector, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    selector.register_run(RUN, "d", strategy(), 1)
-    selector.inform(RUN, 0, stream(0, 20))
+    register(selector, 20)
 
     @event.listens_for(database.engine, "begin")
     def idle_at_most(connection: Connection) -> None:
@@ -638,9 +535,8 @@ def test_a_selection_may_take_longer_than_transactions_may_idle(
 def test_a_trigger_reads_at_most_one_row_of_triggers_however_many_there_are(
     selector: Selector, database: Database, tail_triggers: int | None
 ) -> None:
-    """The one behind whose samples its window begins; the newest is in memory."""
-    selector.register_run(RUN, "d", strategy(tail_triggers=tail_triggers), 1)
-    selector.inform(RUN, 0, stream(0, 15))
+    """The one after whose samples its window begins; the newest is in memory."""
+    register(selector, 15, tail_triggers=tail_triggers)
     rows = 0
 
     @event.listens_for(database.engine, "after_cursor_execute")
@@ -658,25 +554,9 @@ def test_a_trigger_reads_at_most_one_row_of_triggers_however_many_there_are(
     assert rows == most
 
 
-def test_keys_of_another_trigger_set_of_the_same_name_are_refused(selector: Selector) -> None:
-    """The run was deleted, registered and triggered again, while a training read its keys."""
-    fake = FakeSelectorClient()
-    for one in (selector, fake):
-        checksums = []
-        for first in (0, 100):
-            one.delete_run(RUN)
-            one.register_run(RUN, "d", strategy(), 1)
-            one.inform(RUN, 0, stream(first, first + 20))
-            checksums.append(one.trigger(RUN, 0, 20).keys_checksum)
-        with pytest.raises(ConflictError, match="was deleted and begun anew"):
-            one.keys(RUN, 0, 0, checksums[0])
-        one.keys(RUN, 0, 0, checksums[1])
-
-
 @pytest.mark.parametrize("by", ["recover", "register"])
 def test_a_deletion_that_was_cut_off_is_finished(selector: Selector, database: Database, directory: Path, by: str) -> None:
-    selector.register_run(RUN, "d", strategy("database"), 1)
-    selector.inform(RUN, 0, stream(0, 20))
+    register(selector, 20, "database")
     selector.trigger(RUN, 0, 20)
     with database.session() as session:
         session.execute(text("UPDATE selector.runs SET deleting = true"))
@@ -688,25 +568,3 @@ def test_a_deletion_that_was_cut_off_is_finished(selector: Selector, database: D
         assert not list((directory / "runs").iterdir())
     selector.register_run(RUN, "other", strategy(), 1)
     assert selector.inform(RUN, 0, SampleBatch.empty()) == 0
-
-
-def test_memory_is_bounded_by_the_keys_configured_not_by_the_data(selector: Selector) -> None:
-    """Three million samples, 24 MB a column, of which 65,536 keys are held at once."""
-    section = {
-        "name": "CoresetStrategy",
-        "maximum_keys_in_memory": 65_536,
-        "presampling_config": {"strategy": "Random", "ratio": 60},
-    }
-    selector.register_run(RUN, "d", section, 1)
-    for first in range(0, 3_000_000, 500_000):
-        selector.inform(RUN, first, stream(first, first + 500_000))
-    tracemalloc.start()
-    try:
-        info = selector.trigger(RUN, 0, 3_000_000)
-        chunks = [len(chunk) for chunk in selector.keys(RUN, 0, 3)]
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert info.num_keys == 1_800_000
-    assert chunks == [65_536]
-    assert peak < 8 * 2**20

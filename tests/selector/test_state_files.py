@@ -1,4 +1,4 @@
-"""Files that a policy keeps from trigger to trigger: what is opened is what the trigger before has written, whatever happens in between."""
+"""Files that a policy keeps from trigger to trigger: what is opened is what the trigger before has written, for any event in between."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modyn._core import KeySet
 from modyn.config.system import SystemConfig
-from modyn.db.engine import Database, open_database
+from modyn.db.engine import Database
 from modyn.errors import CorruptStateError, UnavailableError
 from modyn.records import Int64Array, KeysAndWeights, RunId, SampleBatch
 from modyn.selector.selection import SELECTION, SelectionConfig, SelectionPolicy
 from modyn.selector.selector import Selector
-from modyn.selector.window import NO_KEYS, Selection, SelectionContext, SelectionWindow, StateFiles
-from modyn.testing.disk_recorder import recorded_disk
+from modyn.selector.window import Selection, SelectionContext, SelectionWindow, StateFiles
 from modyn.testing.fake_selector import FakeSelectorClient
 from tests.support.committed_rows import RecordedDatabase, losses_with_rows, restore_rows
+from tests.support.disk_recorder import recorded_disk
 from tests.support.plugins import installed
+from tests.support.selecting import nothing_deleted
 
 RUN = RunId("run-1")
 NAME = "EveryOther"
@@ -58,10 +58,6 @@ def sites(dataset: str, identity: str, column: str, keys: Int64Array) -> Int64Ar
     return np.minimum(keys % 5, 2)
 
 
-def nothing_deleted(dataset: str, identity: str) -> KeySet:
-    return NO_KEYS
-
-
 def keys_of(selector: Selector, trigger_id: int) -> list[int]:
     info = selector.trigger_set(RUN, trigger_id)
     chunks = [chunk for part in range(info.num_partitions) for chunk in selector.keys(RUN, trigger_id, part)]
@@ -87,13 +83,6 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     source = f"from {__name__} import {NAME}\n"
     with installed(tmp_path_factory.mktemp("plugin"), SELECTION, NAME, source, NAME):
         yield
-
-
-@pytest.fixture
-def database(system_config: SystemConfig) -> Iterator[Database]:
-    opened = open_database(system_config, "selector", "modyn.selector.migrations")
-    yield opened
-    opened.close()
 
 
 def undisturbed(section: dict[str, Any], num_triggers: int) -> list[list[int]]:
@@ -205,7 +194,7 @@ def test_a_lost_state_fails_the_trigger_and_no_other_run(database: Database, tmp
 
 
 def triggers(database: Database, folder: Path, section: dict[str, Any], count: int) -> list[list[int]]:
-    """Start a selector that makes the triggers of a run up to `count`, as a supervisor that goes on does; return all their keys."""
+    """Start a selector that makes the triggers of a run up to `count`, as a supervisor that continues does; return all their keys."""
     selector = Selector(database, folder, nothing_deleted, sites)
     try:
         selector.recover()

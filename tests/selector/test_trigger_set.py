@@ -161,8 +161,8 @@ def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
 def test_a_set_of_ranges_holds_the_keys_that_the_log_has_there(
     tmp_path_factory: pytest.TempPathFactory, size: int, deleted: float, partition_size: int, seed: int, num_files: int | None
 ) -> None:
-    """Of a whole window, from which samples may be deleted: the same keys as if they were stored, and less space. Keys come in any order, or
-    file by file."""
+    """A set of a whole window, from which samples may be deleted, has the same keys as if they were stored, and less space. Keys come in any order,
+    or file by file."""
     rng = np.random.default_rng(seed)
     keys = rng.permutation(size)
     if num_files is not None:

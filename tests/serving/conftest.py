@@ -1,28 +1,30 @@
-"""A model server with fake predictors behind real HTTP and gRPC servers on free ports of loopback."""
+"""Model server with fake predictors, served by real HTTP and gRPC servers on free ports of loopback."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
 
-from modyn.config.endpoint import Endpoint
-from modyn.config.security import SecurityConfig
+from modyn.config.system_sections.endpoint import Endpoint
+from modyn.config.system_sections.security import SecurityConfig
 from modyn.rpc.access import AccessTokens
 from modyn.rpc.http_guard import HttpGuard
 from modyn.rpc.server import RunningServer, start_server
 from modyn.serving.batch_queue import BatchLimits
-from modyn.serving.grpc_service import registration
-from modyn.serving.http_app import HttpApp
-from modyn.serving.http_limits import HttpLimits
-from modyn.serving.http_server import HttpServer
 from modyn.serving.model_server import ModelServer, ModelServerLimits
-from modyn.serving.observation_router import ObservationRouter
-from modyn.serving.observations import ObservationIntake
-from modyn.serving.predictor import VersionName
+from modyn.serving.observations.intake import ObservationIntake
+from modyn.serving.observations.router import ObservationRouter
+from modyn.serving.protocol.grpc_service import registration
+from modyn.serving.protocol.http_app import HttpApp
+from modyn.serving.protocol.http_limits import HttpLimits
+from modyn.serving.protocol.http_server import HttpServer
+from modyn.serving.versions.predictor import VersionName
 from modyn.testing.fake_observation_log import FakeObservationLog
 from modyn.testing.fake_predictor import FakeVersions
+from modyn.testing.waiting import PATIENCE_S
 
 
 @dataclass
@@ -36,7 +38,7 @@ class Served:
     max_body_bytes: int = 100_000
     arrival_s: float = 75.0
     timeout_s: float = 20.0
-    """Of labels."""
+    """Timeout of requests with labels."""
     max_unfinished_bytes: int = 1_000_000
     max_connections: int = 256
     allowed_hosts: tuple[str, ...] = ()
@@ -44,7 +46,7 @@ class Served:
     def __post_init__(self) -> None:
         self.versions, self.log = FakeVersions(), FakeObservationLog()
         self.observations = ObservationIntake("m", self.log)
-        self.server = ModelServer(self.versions, self.limits, self.observations.answered)
+        self.server = ModelServer(self.versions, self.limits, self.observations.add_prediction)
         self.server.swap(VersionName("m", "1"))
         tokens = AccessTokens(self.security)
         endpoint = Endpoint(address="127.0.0.1:0", security=self.security)
@@ -53,6 +55,11 @@ class Served:
         app = HttpApp(self.server, guard, tokens, ObservationRouter({"m": self.observations}), limits)
         self.http = HttpServer(app, endpoint, grace_s=5, arrival_s=self.arrival_s)
         self.grpc: RunningServer = start_server("serving", endpoint, [registration(self.server, 20.0)])
+
+    def connect(self) -> socket.socket:
+        """Open a connection to the HTTP server."""
+        host, port = self.http.address.rsplit(":", 1)
+        return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
 
     def close(self) -> None:
         self.http.stop()

@@ -1,4 +1,4 @@
-"""Where a serving process listens, by its configuration."""
+"""Addresses of a serving process, by its configuration."""
 
 from __future__ import annotations
 

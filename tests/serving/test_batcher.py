@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -21,11 +22,11 @@ from modyn.errors import (
     OverloadedError,
     UserCodeError,
 )
-from modyn.serving.batch_queue import BatchLimits
-from modyn.serving.batcher import Batcher, BatchReport, Outcome
-from modyn.serving.infer import settle
-from modyn.serving.predictor import VersionName
-from modyn.serving.signature import ModelSignature, Tensors, TensorSignature
+from modyn.serving.batch_queue import BatchLimits, Outcome
+from modyn.serving.batcher import Batcher, BatchReport
+from modyn.serving.messages.infer import settle
+from modyn.serving.messages.signature import ModelSignature, Tensors, TensorSignature
+from modyn.serving.versions.predictor import VersionName
 from modyn.testing.fake_predictor import FakePredictor, PredictorGate
 from modyn.testing.waiting import PATIENCE_S, eventually
 
@@ -49,6 +50,23 @@ class Answers:
         return request, future
 
 
+Make = Callable[..., Batcher]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Makes batchers, which are closed at the end of the test."""
+    batchers: list[Batcher] = []
+
+    def make_batcher(predictor: FakePredictor, limits: BatchLimits | None = None, **options: Any) -> Batcher:
+        batchers.append(Batcher(NAME, predictor, limits or BatchLimits(), **options))
+        return batchers[-1]
+
+    yield make_batcher
+    for batcher in batchers:
+        batcher.close()
+
+
 @given(
     requests=st.lists(st.lists(st.integers(-1000, 1000), min_size=1, max_size=5), min_size=1, max_size=60),
     clients=st.integers(1, 6),
@@ -58,7 +76,7 @@ class Answers:
     max_batch_size=st.integers(5, 16),
     max_delay_s=st.sampled_from((0.0, 0.0005)),
 )
-def test_each_request_gets_its_own_rows_whatever_the_interleaving(
+def test_each_request_gets_its_own_rows_in_any_interleaving(
     requests: list[list[int]],
     clients: int,
     threads: int,
@@ -89,10 +107,10 @@ def test_each_request_gets_its_own_rows_whatever_the_interleaving(
     assert predictor.closed.is_set()
 
 
-def test_requests_that_come_while_the_model_works_become_one_batch() -> None:
+def test_requests_that_come_while_the_model_works_become_one_batch(make: Make) -> None:
     gate, reports = PredictorGate(), list[BatchReport]()
     predictor = FakePredictor(before=gate)
-    batcher = Batcher(NAME, predictor, BatchLimits(), report=reports.append)
+    batcher = make(predictor, report=reports.append)
     answers = Answers(batcher)
     futures = [answers.submit(1.0)[1]]
     assert gate.reached.wait(PATIENCE_S)
@@ -105,7 +123,7 @@ def test_requests_that_come_while_the_model_works_become_one_batch() -> None:
     assert [(report.requests, report.rows) for report in reports] == [(1, 1), (4, 4)]
 
 
-def test_a_bad_request_ends_no_other_of_its_batch() -> None:
+def test_a_bad_request_ends_no_other_of_its_batch(make: Make) -> None:
     gate = PredictorGate()
 
     def refuse_seven(inputs: Tensors) -> None:
@@ -113,7 +131,7 @@ def test_a_bad_request_ends_no_other_of_its_batch() -> None:
         if (inputs["input"] == 7).any():
             raise ValueError("seven")
 
-    batcher = Batcher(NAME, FakePredictor(before=refuse_seven), BatchLimits())
+    batcher = make(FakePredictor(before=refuse_seven))
     answers = Answers(batcher)
     futures = [answers.submit(1.0)[1]]
     assert gate.reached.wait(PATIENCE_S)
@@ -122,12 +140,11 @@ def test_a_bad_request_ends_no_other_of_its_batch() -> None:
     with pytest.raises(UserCodeError, match="version 1 of model 'm' failed: ValueError: seven"):
         futures[2].result(PATIENCE_S)
     assert [futures[i].result(PATIENCE_S)["sum"].tolist() for i in (0, 1, 3)] == [[1], [6], [8]]
-    batcher.close()
 
 
-def test_a_full_queue_refuses_and_what_waits_is_answered() -> None:
+def test_a_full_queue_refuses_and_what_waits_is_answered(make: Make) -> None:
     gate = PredictorGate()
-    batcher = Batcher(NAME, FakePredictor(before=gate), BatchLimits(max_queue=2))
+    batcher = make(FakePredictor(before=gate), BatchLimits(max_queue=2))
     answers = Answers(batcher)
     futures = [answers.submit(0.0)[1]]
     assert gate.reached.wait(PATIENCE_S)
@@ -136,13 +153,12 @@ def test_a_full_queue_refuses_and_what_waits_is_answered() -> None:
         answers.submit(3.0)
     gate.open.set()
     assert [future.result(PATIENCE_S)["sum"].tolist() for future in futures] == [[0], [1], [2]]
-    batcher.close()
 
 
-def test_requests_end_at_their_deadline_in_the_queue_and_in_the_model() -> None:
+def test_requests_end_at_their_deadline_in_the_queue_and_in_the_model(make: Make) -> None:
     now, gate = [0.0], PredictorGate()
     predictor = FakePredictor(before=gate)
-    batcher = Batcher(NAME, predictor, BatchLimits(timeout_s=10.0), clock=lambda: now[0])
+    batcher = make(predictor, BatchLimits(timeout_s=10.0), clock=lambda: now[0])
     answers = Answers(batcher)
     _, working = answers.submit(0.0)
     assert gate.reached.wait(PATIENCE_S)
@@ -166,10 +182,10 @@ def test_requests_end_at_their_deadline_in_the_queue_and_in_the_model() -> None:
     assert predictor.batches == [1], "what ended in the queue was predicted"
 
 
-def test_a_cancelled_request_is_not_predicted() -> None:
+def test_a_cancelled_request_is_not_predicted(make: Make) -> None:
     gate = PredictorGate()
     predictor = FakePredictor(before=gate)
-    batcher = Batcher(NAME, predictor, BatchLimits())
+    batcher = make(predictor)
     answers = Answers(batcher)
     _, first = answers.submit(0.0)
     assert gate.reached.wait(PATIENCE_S)
@@ -185,10 +201,10 @@ def test_a_cancelled_request_is_not_predicted() -> None:
     assert predictor.batches == [1]
 
 
-def test_what_is_closed_answers_what_it_has_and_takes_no_more() -> None:
+def test_what_is_closed_answers_what_it_has_and_takes_no_more(make: Make) -> None:
     gate = PredictorGate()
     predictor = FakePredictor(before=gate)
-    batcher = Batcher(NAME, predictor, BatchLimits())
+    batcher = make(predictor)
     answers = Answers(batcher)
     futures = [answers.submit(0.0)[1]]
     assert gate.reached.wait(PATIENCE_S)
@@ -202,10 +218,10 @@ def test_what_is_closed_answers_what_it_has_and_takes_no_more() -> None:
     eventually(predictor.closed.is_set)
 
 
-def test_a_caller_predicts_what_is_quick_and_what_waits_for_a_fuller_batch_is_left_to_a_thread() -> None:
+def test_a_caller_predicts_what_is_quick_and_what_waits_for_a_fuller_batch_is_left_to_a_thread(make: Make) -> None:
     where = list[int]()
     predictor = FakePredictor(before=lambda _: where.append(threading.get_ident()))
-    batcher = Batcher(NAME, predictor, BatchLimits(max_delay_s=0.01))
+    batcher = make(predictor, BatchLimits(max_delay_s=0.01))
     answers = Answers(batcher)
     quick = [batcher.is_quick]  # not measured yet
     assert answers.submit(1.0, inline=True)[1].done()
@@ -224,20 +240,17 @@ def test_a_caller_predicts_what_is_quick_and_what_waits_for_a_fuller_batch_is_le
     assert predictor.batches == [1, 2]
 
 
-def test_an_idle_model_answers_at_once_whatever_the_delay() -> None:
+def test_an_idle_model_answers_at_once_with_any_delay(make: Make) -> None:
     where = list[int]()
-    batcher = Batcher(
-        NAME, FakePredictor(before=lambda _: where.append(threading.get_ident())), BatchLimits(max_delay_s=PATIENCE_S)
-    )
+    batcher = make(FakePredictor(before=lambda _: where.append(threading.get_ident())), BatchLimits(max_delay_s=PATIENCE_S))
     assert Answers(batcher).submit(1.0, at_once=True)[1].done()
     assert where == [threading.get_ident()]
-    batcher.close()
 
 
-def test_what_comes_while_a_caller_predicts_at_once_is_answered_without_another_request() -> None:
+def test_what_comes_while_a_caller_predicts_at_once_is_answered_without_another_request(make: Make) -> None:
     gate = PredictorGate()
     predictor = FakePredictor(before=gate)
-    batcher = Batcher(NAME, predictor, BatchLimits())
+    batcher = make(predictor)
     answers = Answers(batcher)
     caller = threading.Thread(target=answers.submit, args=(1.0,), kwargs={"at_once": True})
     caller.start()
@@ -251,7 +264,7 @@ def test_what_comes_while_a_caller_predicts_at_once_is_answered_without_another_
     assert predictor.batches == [1, 3]
 
 
-def test_a_model_that_waits_is_quick_and_one_that_computes_is_not() -> None:
+def test_a_model_that_waits_is_quick_and_one_that_computes_is_not(make: Make) -> None:
     now = [0.0]
 
     def wait(_: Tensors) -> None:
@@ -264,19 +277,18 @@ def test_a_model_that_waits_is_quick_and_one_that_computes_is_not() -> None:
             pass
 
     predictor = FakePredictor(before=wait)
-    batcher = Batcher(NAME, predictor, BatchLimits(), clock=lambda: now[0])
+    batcher = make(predictor, clock=lambda: now[0])
     for before, is_quick in ((wait, True), (lambda _: None, True), (compute, False)):
         predictor.before = before
         for _ in range(3):
             Answers(batcher).submit(1.0, at_once=True)
         assert batcher.is_quick == is_quick
-    batcher.close()
 
 
-def test_the_predictor_is_closed_after_the_last_caller() -> None:
+def test_the_predictor_is_closed_after_the_last_caller(make: Make) -> None:
     gate = PredictorGate()
     predictor = FakePredictor(before=gate)
-    batcher = Batcher(NAME, predictor, BatchLimits(), threads=2)
+    batcher = make(predictor, threads=2)
     caller = threading.Thread(target=Answers(batcher).submit, args=(1.0,), kwargs={"inline": True})
     caller.start()
     assert gate.reached.wait(PATIENCE_S)
@@ -289,18 +301,16 @@ def test_the_predictor_is_closed_after_the_last_caller() -> None:
     caller.join()
 
 
-def test_a_request_with_more_rows_than_a_batch_is_refused() -> None:
-    batcher = Batcher(NAME, FakePredictor(), BatchLimits(max_batch_size=2))
+def test_a_request_with_more_rows_than_a_batch_is_refused(make: Make) -> None:
+    batcher = make(FakePredictor(), BatchLimits(max_batch_size=2))
     with pytest.raises(
         InvalidArgumentError, match=r"the request has 3 rows; version 1 of model 'm' takes at most 2 \(serving.max_batch_size\)"
     ):
         Answers(batcher).submit(1.0, 2.0, 3.0)
-    batcher.close()
 
 
-def test_a_model_that_returns_what_it_does_not_promise_is_an_error_of_the_model() -> None:
+def test_a_model_that_returns_what_it_does_not_promise_is_an_error_of_the_model(make: Make) -> None:
     more = ModelSignature(FakePredictor().signature.inputs, (TensorSignature("scores", "FP32", (-1,)),))
-    batcher = Batcher(NAME, FakePredictor(signature=more), BatchLimits())
+    batcher = make(FakePredictor(signature=more))
     with pytest.raises(UserCodeError, match="returned no output 'scores', which its signature promises"):
         Answers(batcher).submit(1.0)[1].result(PATIENCE_S)
-    batcher.close()

@@ -14,7 +14,7 @@ from modyn.errors import UnavailableError
 from modyn.latencies import histogram, merged
 from modyn.records import ServingLoad, VersionRole, VersionUse
 from modyn.serving.load_meter import MOST, WINDOW_S, LoadMeter, load_reports
-from modyn.serving.predictor import VersionName
+from modyn.serving.versions.predictor import VersionName
 from modyn.testing.waiting import eventually
 
 NAME = VersionName("m", "1")
@@ -35,7 +35,7 @@ def test_it_measures_the_last_seconds(requests: list[tuple[float, float]]) -> No
     meter, ended = LoadMeter(clock), list[tuple[float, float]]()
     for gap, seconds in requests:
         clock.now += gap
-        meter.answered(NAME, VersionRole.SERVING, seconds)
+        meter.add(NAME, VersionRole.SERVING, seconds)
         ended.append((clock.now, seconds))
     clock.now += 0.5
     start = max(clock.now - WINDOW_S, 0.0)
@@ -54,7 +54,7 @@ def test_of_very_many_requests_the_newest_are_measured() -> None:
     meter = LoadMeter(clock)
     for number in range(2 * MOST):
         clock.now += 0.0001
-        meter.answered(NAME, VersionRole.SERVING, 0.001 if number < MOST else 0.002)
+        meter.add(NAME, VersionRole.SERVING, 0.001 if number < MOST else 0.002)
     load = meter.load()
     assert load.rate == pytest.approx(10_000, rel=0.01)
     assert load.mean_s == pytest.approx(0.002)
@@ -70,7 +70,7 @@ def test_requests_are_counted_by_version_and_role_until_they_are_reported() -> N
         ("2", VersionRole.CANARY),
         ("2", VersionRole.CANARY),
     ):
-        meter.answered(VersionName("m", version), role, 0.25)
+        meter.add(VersionName("m", version), role, 0.25)
     clock.now += 10
     one, two = histogram(np.array([0.25])), histogram(np.array([0.25, 0.25]))
     roles = {VersionRole.SERVING: "2", VersionRole.SHADOW: "3"}
@@ -83,24 +83,24 @@ def test_requests_are_counted_by_version_and_role_until_they_are_reported() -> N
     ]
     assert meter.uses(roles) == expected
     clock.now += 1
-    meter.answered(VersionName("m", "2"), VersionRole.SERVING, 0.25)
+    meter.add(VersionName("m", "2"), VersionRole.SERVING, 0.25)
     assert meter.uses(roles)[0] == VersionUse(2, VersionRole.SERVING, 1.0, one)  # what did not arrive is reported again
     assert meter.uses(roles)[-1] == VersionUse(2, VersionRole.CANARY, None, two)
-    meter.reported()
+    meter.clear_reported()
     assert meter.uses(roles) == [VersionUse(2, VersionRole.SERVING, 1.0, {}), VersionUse(3, VersionRole.SHADOW, 1.0, {})]
 
 
 def test_a_pinned_version_is_reported_while_no_request_names_it() -> None:
     meter = LoadMeter(Clock(), pinned=(7,))
     assert meter.uses({}) == [VersionUse(7, VersionRole.PINNED, None, {})]
-    meter.answered(VersionName("m", "7"), VersionRole.PINNED, 0.25)
+    meter.add(VersionName("m", "7"), VersionRole.PINNED, 0.25)
     assert meter.uses({}) == [VersionUse(7, VersionRole.PINNED, None, histogram(np.array([0.25])))]
 
 
 def test_reports_go_on_after_one_that_failed_and_the_last_one_has_the_last_answers() -> None:
     reported, failed = list[tuple[ServingLoad, Sequence[VersionUse]]](), threading.Event()
     meter = LoadMeter()
-    meter.answered(NAME, VersionRole.SERVING, 0.25)
+    meter.add(NAME, VersionRole.SERVING, 0.25)
 
     def report(load: ServingLoad, versions: Sequence[VersionUse]) -> None:
         if not failed.is_set():
@@ -111,7 +111,7 @@ def test_reports_go_on_after_one_that_failed_and_the_last_one_has_the_last_answe
     roles = {VersionRole.SERVING: "1"}
     with load_reports(meter, roles.copy, report, every_s=0.01):
         eventually(lambda: len(reported) >= 2)
-        meter.answered(NAME, VersionRole.SERVING, 1.0)
+        meter.add(NAME, VersionRole.SERVING, 1.0)
         roles.clear()  # the server is closed
     assert reported[0][0].mean_s == 0.25
     assert reported[-1][1][0].seconds is not None, "it is in use until the last report"

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes of a server of predictions."""
+"""Metrics of a prediction server that Prometheus scrapes."""
 
 from __future__ import annotations
 

@@ -6,8 +6,9 @@ import functools
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,20 +18,18 @@ from structlog.testing import capture_logs
 
 from modyn.errors import (
     ConflictError,
-    DeadlineError,
     InvalidArgumentError,
     ModynError,
     NotFoundError,
-    OverloadedError,
     UnavailableError,
 )
 from modyn.serving.batch_queue import BatchLimits
-from modyn.serving.infer import InferAnswer, InferRequest, settle
+from modyn.serving.messages.infer import InferAnswer, InferRequest, settle
 from modyn.serving.model_server import InferTicket, ModelServer, ModelServerLimits
-from modyn.serving.predictor import VersionName
-from modyn.serving.routing import Canary, share_of
-from modyn.serving.shadow import compare
-from modyn.serving.versions import TRANSITIONS, VersionState, check_transition
+from modyn.serving.versions.loaded_version import TRANSITIONS, VersionState, check_transition
+from modyn.serving.versions.predictor import VersionName
+from modyn.serving.versions.routing import Canary, share_of
+from modyn.serving.versions.shadow import compare
 from modyn.testing.fake_predictor import FakeVersions, PredictorGate
 from modyn.testing.waiting import PATIENCE_S, eventually
 
@@ -45,22 +44,34 @@ def ask(server: ModelServer, *rows: float, **fields: object) -> InferAnswer:
     return begin(server, *rows, **fields)[1].result(PATIENCE_S)
 
 
-def served(versions: FakeVersions, **limits: int) -> ModelServer:
-    server = ModelServer(versions, ModelServerLimits(**limits))  # type: ignore[arg-type]
-    server.swap(VersionName("m", "1"))
-    return server
+Make = Callable[..., ModelServer]
 
 
-def test_versions_that_are_loaded_are_listed_by_number() -> None:
-    server = served(FakeVersions())
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Makes servers, which are closed at the end of the test. Args: serve: whether version 1 of model `m` serves."""
+    servers: list[ModelServer] = []
+
+    def make_server(versions: FakeVersions | None = None, *args: Any, serve: bool = True, **options: Any) -> ModelServer:
+        servers.append(ModelServer(versions or FakeVersions(), *args, **options))
+        if serve:
+            servers[-1].swap(VersionName("m", "1"))
+        return servers[-1]
+
+    yield make_server
+    for server in servers:
+        server.close()
+
+
+def test_versions_that_are_loaded_are_listed_by_number(make: Make) -> None:
+    server = make()
     for number in ("10", "9"):
         server.load(VersionName("m", number))
     assert server.metadata("m")[1] == ["1", "9", "10"]
-    server.close()
 
 
-def test_a_model_that_is_known_is_waited_for_and_holds_back_that_all_are_ready() -> None:
-    server = ModelServer(FakeVersions(), models=["m", "n"])
+def test_a_model_that_is_known_is_waited_for_and_holds_back_that_all_are_ready(make: Make) -> None:
+    server = make(serve=False, models=["m", "n"])
     with pytest.raises(UnavailableError, match="no version of model 'm' serves yet"):
         ask(server, 1.0)
     server.swap(VersionName("m", "1"))
@@ -68,17 +79,15 @@ def test_a_model_that_is_known_is_waited_for_and_holds_back_that_all_are_ready()
     assert (server.is_ready("m"), server.is_ready("n"), server.is_ready()) == (True, False, False)
     server.swap(VersionName("n", "1"))
     assert server.is_ready()
-    server.close()
 
 
-def test_seconds_of_requests_are_reported_with_their_model() -> None:
+def test_seconds_of_requests_are_reported_with_their_model(make: Make) -> None:
     took: list[str] = []
-    server = ModelServer(FakeVersions(), took=lambda version, _, __: took.append(version.model))
+    server = make(serve=False, on_end=lambda version, _, __: took.append(version.model))
     for name in ("n", "m"):
         server.swap(VersionName(name, "1"))
     ask(server, 1.0)
     assert took == ["m"]
-    server.close()
 
 
 def test_every_pair_of_states() -> None:
@@ -95,20 +104,19 @@ def test_every_pair_of_states() -> None:
                 check_transition(VersionName("m", "1"), before, after)
 
 
-def test_a_swap_is_logged_with_its_seconds(all_logs: None) -> None:
-    server = served(FakeVersions())
+def test_a_swap_is_logged_with_its_seconds(make: Make, all_logs: None) -> None:
+    server = make()
     with capture_logs() as logs:
         swap = server.swap(VersionName("m", "2"))
-    server.close()
     (event,) = (line for line in logs if line["event"] == "version_serves")
     assert (event["version"], event["before"]) == ("2", "1")
     assert (event["load_s"], event["exchange_s"]) == (round(swap.load_s, 4), round(swap.exchange_s, 6))
 
 
-def test_swaps_under_load_fail_no_request_and_mix_no_answer() -> None:
+def test_swaps_under_load_fail_no_request_and_mix_no_answer(make: Make) -> None:
     """Each client sees whole answers of one version, the one that the answer names, and no older one after a newer one."""
     versions = FakeVersions()
-    server = served(versions)
+    server = make(versions)
     stop, problems, counts = threading.Event(), list[str](), [0] * 4
 
     def client(number: int) -> None:
@@ -145,10 +153,10 @@ def test_swaps_under_load_fail_no_request_and_mix_no_answer() -> None:
     assert all(predictor.closed.is_set() for predictor in versions.made.values())
 
 
-def test_a_request_in_flight_ends_on_the_version_it_began_with() -> None:
+def test_a_request_in_flight_ends_on_the_version_it_began_with(make: Make) -> None:
     gate = PredictorGate()
     versions = FakeVersions(before=lambda inputs: gate(inputs) if (inputs["input"] == 7).any() else None)
-    server = served(versions, standby=0)
+    server = make(versions, ModelServerLimits(standby=0))
     _, held = begin(server, 7.0)
     assert gate.reached.wait(PATIENCE_S)
     server.swap(VersionName("m", "2"))
@@ -159,12 +167,11 @@ def test_a_request_in_flight_ends_on_the_version_it_began_with() -> None:
     gate.open.set()
     assert held.result(PATIENCE_S).version == "1"
     eventually(versions.made["1"].closed.is_set)
-    server.close()
 
 
-def test_a_rollback_to_the_standby_loads_nothing_also_while_another_version_loads() -> None:
+def test_a_rollback_to_the_standby_loads_nothing_also_while_another_version_loads(make: Make) -> None:
     versions = FakeVersions()
-    server = served(versions)
+    server = make(versions)
     server.swap(VersionName("m", "2"))
     loading, go = threading.Event(), threading.Event()
 
@@ -184,25 +191,21 @@ def test_a_rollback_to_the_standby_loads_nothing_also_while_another_version_load
     go.set()
     thread.join()
     assert ask(server, 1.0, version="3").version == "3"
-    server.close()
 
 
-def test_a_version_that_cannot_be_loaded_leaves_all_as_it_was() -> None:
-    server = served(FakeVersions(newest=1))
+def test_a_version_that_cannot_be_loaded_leaves_all_as_it_was(make: Make) -> None:
+    server = make(FakeVersions(newest=1))
     with pytest.raises(NotFoundError, match="there is no version 2 of model 'm'"):
         server.swap(VersionName("m", "2"))
     assert ask(server, 1.0).version == "1"
     assert server.states("m") == {"1": VersionState.SERVING}
-    server.close()
 
 
-def test_readiness() -> None:
-    server = ModelServer(FakeVersions())
+def test_readiness(make: Make) -> None:
+    server = make(serve=False)
     assert not server.is_ready()
     server.load(VersionName("m", "1"))
     assert (server.is_ready(), server.is_ready("m"), server.is_ready("m", "1")) == (False, False, True)
-    with pytest.raises(UnavailableError, match="no version of model 'm' serves yet"):
-        ask(server, 1.0)
     server.swap(VersionName("m", "1"))
     assert (server.is_ready(), server.is_ready("m"), server.is_ready("x"), server.is_ready("m", "2")) == (
         True,
@@ -215,8 +218,8 @@ def test_readiness() -> None:
     assert not server.is_ready()
 
 
-def test_a_canary_answers_its_share_by_request_id() -> None:
-    server = served(FakeVersions())
+def test_a_canary_answers_its_share_by_request_id(make: Make) -> None:
+    server = make()
     server.set_canary("m", Canary("2", 0.5))
     for number in range(40):
         id_ = f"id-{number}"
@@ -225,7 +228,6 @@ def test_a_canary_answers_its_share_by_request_id() -> None:
     server.set_canary("m", None)
     assert {ask(server, 1.0, request_id=f"id-{number}").version for number in range(40)} == {"1"}
     assert "2" in server.states("m"), "as standby"
-    server.close()
 
 
 def shadowed(result: str) -> float:
@@ -233,18 +235,17 @@ def shadowed(result: str) -> float:
     return REGISTRY.get_sample_value("modyn_serving_shadow_answers_total", labels) or 0.0
 
 
-def test_a_shadow_gets_copies_and_neither_answers_nor_delays() -> None:
+def test_a_shadow_gets_copies_and_neither_answers_nor_delays(make: Make) -> None:
     gate, versions = PredictorGate(), FakeVersions()
-    server = served(versions)
+    server = make(versions)
     server.set_shadow("m", "2")
     versions.made["2"].before = gate
     before = shadowed("different")
-    answers = [ask(server, float(number)) for number in range(5)]  # all while the shadow stands still
+    answers = [ask(server, float(number)) for number in range(5)]  # while the shadow is blocked
     assert {answer.version for answer in answers} == {"1"}
     assert shadowed("different") == before
     gate.open.set()
     eventually(lambda: shadowed("different") == before + 5)  # the output `version` differs
-    server.close()
 
 
 @pytest.fixture
@@ -256,9 +257,9 @@ def all_logs() -> Iterator[None]:
     structlog.configure(**before)
 
 
-def test_answers_of_a_shadow_that_differ_are_logged_by_request_at_a_bounded_rate(all_logs: None) -> None:
+def test_answers_of_a_shadow_that_differ_are_logged_by_request_at_a_bounded_rate(make: Make, all_logs: None) -> None:
     with capture_logs() as lines:
-        server = served(FakeVersions())
+        server = make()
         server.set_shadow("m", "2")
         before = shadowed("different")
         for number in range(20):
@@ -270,8 +271,8 @@ def test_answers_of_a_shadow_that_differ_are_logged_by_request_at_a_bounded_rate
     assert len(found) < 20
 
 
-def test_what_is_counted_of_versions_goes_with_them() -> None:
-    server = ModelServer(FakeVersions(), ModelServerLimits(standby=0))
+def test_what_is_counted_of_versions_goes_with_them(make: Make) -> None:
+    server = make(None, ModelServerLimits(standby=0), serve=False)
     name = f"forgotten-{time.monotonic_ns()}"
 
     def series() -> set[str]:
@@ -285,21 +286,18 @@ def test_what_is_counted_of_versions_goes_with_them() -> None:
         server.infer(InferRequest(name, {"input": np.ones((1, 3), np.float32)}), future.set_result)
         assert isinstance(future.result(PATIENCE_S), InferAnswer)
     eventually(lambda: series() == {"5", "6"})
-    server.close()
 
 
-def test_a_shadow_that_is_overloaded_is_left_out() -> None:
+def test_a_shadow_that_is_overloaded_is_left_out(make: Make) -> None:
     go, before = threading.Event(), shadowed("dropped")
     versions = FakeVersions()
-    server = ModelServer(versions, ModelServerLimits(BatchLimits(max_queue=1)))
-    server.swap(VersionName("m", "1"))
+    server = make(versions, ModelServerLimits(BatchLimits(max_queue=1)))
     server.set_shadow("m", "2")
     versions.made["2"].before = lambda _: go.wait(PATIENCE_S)
     for number in range(6):
         assert ask(server, float(number)).outputs["sum"].tolist() == [number]
     assert shadowed("dropped") >= before + 4
     go.set()
-    server.close()
 
 
 def test_answers_are_compared_by_number() -> None:
@@ -310,22 +308,8 @@ def test_answers_are_compared_by_number() -> None:
     assert not compare(one, {"y": one["x"]}).equal
 
 
-def test_requests_that_cannot_be_answered() -> None:
-    gate, versions = PredictorGate(), FakeVersions()
-    server = ModelServer(versions, ModelServerLimits(BatchLimits(max_queue=1, timeout_s=0.1)))
-    server.swap(VersionName("m", "1"))
+def test_outputs_are_chosen_by_name(make: Make) -> None:
+    server = make()
     with pytest.raises(InvalidArgumentError, match="the model has no output 'sums', did you mean 'sum'"):
         ask(server, 1.0, outputs=("sums",))
     assert list(ask(server, 1.0, outputs=("version",)).outputs) == ["version"]
-    versions.made["1"].before = gate
-    _, first = begin(server, 1.0)
-    assert gate.reached.wait(PATIENCE_S)
-    _, second = begin(server, 2.0)
-    with pytest.raises(OverloadedError):
-        for _ in range(2):  # the second one may have ended by its deadline meanwhile
-            begin(server, 3.0)
-    for overdue in (first, second):
-        with pytest.raises(DeadlineError):
-            overdue.result(PATIENCE_S)
-    gate.open.set()
-    server.close()

@@ -1,4 +1,4 @@
-"""What a run brings to the server that serves it: which labels it takes."""
+"""Labels that a served run takes."""
 
 from __future__ import annotations
 

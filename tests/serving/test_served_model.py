@@ -1,4 +1,4 @@
-"""What is served of which run, and under which name."""
+"""Settings of served runs, and the names of their models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_options_go_before_the_section_and_the_run_is_the_name_of_last_resort() 
 
 @pytest.mark.parametrize("name", ["team/clicks", "..", "a b", "a?b", "a#b", "a%2Fb", "clicks\n", ""])
 def test_a_name_that_cannot_stand_in_a_path_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"serving.name: .* is wrong: it stands in paths of requests"):
+    with pytest.raises(ConfigError, match=r"serving.name: .* is wrong: it is part of URLs"):
         model("clicks-0001", name=name)
     with pytest.raises(ConfigError, match=r"serving.name"):
         served_model("clicks-0001", {"serving": {"name": name}}, {})

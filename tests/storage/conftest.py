@@ -51,6 +51,5 @@ def numbers(storage: RunningStorage, tmp_path: Path) -> RunningStorage:
     """1,000 records in 10 files; the data of a record is 1,000,000 + its key."""
     for i in range(10):
         write_records(tmp_path / "data" / f"{i}.bin", range(1_000_000 + 100 * i, 1_000_000 + 100 * (i + 1)), 1000 + i)
-    storage.client.register_dataset(binary_dataset(tmp_path / "data"))
-    storage.ingest()
+    storage.index(binary_dataset(tmp_path / "data"))
     return storage

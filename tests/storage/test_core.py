@@ -1,10 +1,9 @@
-"""Gathering by location and taking from memory, against slicing in Python."""
+"""The core by its bindings: gathering by location, taking from memory, orders and picks, against Python and NumPy; types, ownership, threads."""
 
 from __future__ import annotations
 
 import os
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -139,18 +138,6 @@ def test_a_file_without_permission(tmp_path: Path) -> None:
         os.seteuid(user)
 
 
-def test_a_file_that_is_replaced_or_cut_between_two_calls_is_not_half_read(tmp_path: Path) -> None:
-    (path,) = write_files(tmp_path, [b"old content"])
-    gatherer = _core.Gatherer()
-    assert gather(gatherer, [path], [(0, 0, 3)]) == [b"old"]
-    (tmp_path / "new").write_bytes(b"new content")
-    os.replace(tmp_path / "new", path)
-    assert gather(gatherer, [path], [(0, 0, 3)]) == [b"new"]
-    os.truncate(path, 2)
-    with pytest.raises(_core.FileTruncatedError):
-        gather(gatherer, [path], [(0, 0, 3)])
-
-
 @pytest.mark.parametrize("record", [(0, -1, 1), (0, 0, -1), (1, 0, 1), (0, 2**63 - 1, 1)])
 def test_records_that_cannot_exist_are_refused(tmp_path: Path, record: Record) -> None:
     paths = write_files(tmp_path, [b"0123456789"])
@@ -190,34 +177,6 @@ def test_a_path_table_is_a_list_of_paths_below_its_base(names: list[list[bytes]]
             table[outside]
 
 
-def test_a_table_grows_while_others_gather(tmp_path: Path) -> None:
-    contents = [bytes([i]) * 2000 for i in range(50)]
-    table = _core.PathTable(tmp_path)
-    gatherer = _core.Gatherer(num_threads=2)
-    wrong: list[int] = []
-    appended = threading.Event()
-
-    def work() -> None:
-        rng = np.random.default_rng(0)
-        while not appended.is_set() or len(table) < len(contents):
-            if len(table) == 0:
-                continue
-            records = [(int(file), int(rng.integers(1900)), 100) for file in rng.integers(0, len(table), 200)]
-            found = gather(gatherer, table, records)
-            wrong.extend(file for (file, _, _), got in zip(records, found, strict=True) if got != contents[file][:100])
-
-    readers = [threading.Thread(target=work) for _ in range(2)]
-    for reader in readers:
-        reader.start()
-    for i, content in enumerate(contents):
-        (tmp_path / str(i)).write_bytes(content)
-        table.append([str(i)])
-    appended.set()
-    for reader in readers:
-        reader.join()
-    assert not wrong
-
-
 def test_packed_paths_hold_their_arrays_until_the_table_goes() -> None:
     text = np.frombuffer(b"abc", np.uint8)
     ends = np.array([1, 3], np.int64)
@@ -235,24 +194,6 @@ def mapped_rows(path: Path, count: int) -> npt.NDArray[np.uint8]:
     rows = np.random.default_rng(count).integers(0, 256, (count, 160), np.uint8)
     path.write_bytes(rows.tobytes())
     return rows
-
-
-def test_a_file_cut_under_its_map_is_an_error_and_the_process_lives_on(tmp_path: Path) -> None:
-    path = tmp_path / "rows"
-    rows = mapped_rows(path, 2000)
-    where = np.random.default_rng(1).permutation(2000).astype(np.int64)
-    gatherer = _core.Gatherer(num_threads=2)
-    files = np.zeros(2000, np.uint32)
-    data, _ = gatherer.gather(table_of(path), files, where * 160, 160)
-    assert np.array_equal(data.reshape(-1, 160), rows[where])
-    os.truncate(path, 1000 * 160 + 3)
-    with pytest.raises(_core.FileTruncatedError) as caught:
-        gatherer.gather(table_of(path), files, where * 160, 160)
-    assert caught.value.offset in range(160_000, 320_000, 160)
-    assert caught.value.available == max(0, 160_003 - caught.value.offset)
-    there = where[where < 1000]
-    data, _ = gatherer.gather(table_of(path), files[: len(there)], there * 160, 160)
-    assert np.array_equal(data.reshape(-1, 160), rows[there])
 
 
 def test_results_are_writable_and_are_never_shared(tmp_path: Path) -> None:
@@ -294,10 +235,6 @@ def test_take_is_fancy_indexing_of_rows(seed: int, threads: int, size: int, aske
     ("bounds", "rows"),
     [
         (np.array([0, 2, 4]), [2]),
-        (np.array([0, 2, 4]), [-1]),
-        (np.array([0, 2, 5]), [1]),
-        (np.array([0, 3, 2]), [1]),
-        (np.array([-1, 3]), [0]),
         (np.array([], np.int64), []),
         (3, [0]),
         (0, [0]),
@@ -307,30 +244,6 @@ def test_take_is_fancy_indexing_of_rows(seed: int, threads: int, size: int, aske
 def test_rows_that_are_not_there_are_refused(bounds: npt.NDArray[np.int64] | int, rows: list[int]) -> None:
     with pytest.raises(InvalidArgumentError):
         _core.take(np.zeros(4, np.uint8), bounds, np.array(rows, np.int64))
-
-
-def test_threads_share_a_gatherer(tmp_path: Path) -> None:
-    contents = [bytes([i]) * 5000 for i in range(6)]
-    paths = write_files(tmp_path, contents)
-    gatherer = _core.Gatherer(max_open_files=2, num_threads=2)
-    wrong: list[int] = []
-
-    def work(seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        for _ in range(20):
-            records = [(int(rng.integers(6)), int(rng.integers(4000)), 100) for _ in range(300)]
-            wrong.extend(
-                1
-                for record, got in zip(records, gather(gatherer, paths, records), strict=True)
-                if got != bytes([record[0]]) * 100
-            )
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
 
 
 def test_a_map_is_read_only_and_outlives_the_name_of_its_file(tmp_path: Path) -> None:
@@ -343,3 +256,47 @@ def test_a_map_is_read_only_and_outlives_the_name_of_its_file(tmp_path: Path) ->
         mapped[0] = 1
     path.touch()
     assert len(_core.map_file(path)) == 0
+
+
+def test_no_file_has_a_negative_id() -> None:
+    table = _core.PathTable("")
+    table.append(["a"])
+    for outside in (-1, 1):
+        with pytest.raises(IndexError):
+            table.stamp(outside)
+        with pytest.raises(IndexError):
+            table.may_be(outside, 0, 0)
+
+
+def test_what_is_not_aligned_is_copied() -> None:
+    ends = np.frombuffer(b"?" + np.array([1, 3], np.int64).tobytes(), np.uint8)[1:].view(np.int64)
+    assert not ends.flags.aligned
+    before = sys.getrefcount(ends)
+    table = _core.PathTable("")
+    table.append_packed(np.frombuffer(b"abc", np.uint8), ends)
+    assert sys.getrefcount(ends) == before
+    assert [table[0], table[1]] == ["a", "bc"]
+
+
+def test_nothing_has_no_runs() -> None:
+    runs = _core.find_runs(np.empty(0, np.int64), 0)
+    assert runs is not None
+    assert [len(column) for column in runs] == [0, 0, 0]
+    assert _core.find_runs(np.zeros(1, np.int64), 0) is None
+
+
+def test_permutations_that_cannot_be_made() -> None:
+    with pytest.raises(InvalidArgumentError, match="zeros"):
+        _core.permutation((0, 0, 0, 0), 3, 1)
+    with pytest.raises(InvalidArgumentError, match="-1 numbers"):
+        _core.permutation((1, 0, 0, 0), -1, 1)
+
+
+@given(st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=50), st.data())
+def test_picking_is_indexing(values: list[int], data: st.DataObject) -> None:
+    rows = np.array(data.draw(st.lists(st.integers(0, len(values) - 1), max_size=80)), np.int64)
+    integers = np.array(values, np.int64)
+    floats = integers.astype(np.float32)
+    integers.setflags(write=False)
+    assert np.array_equal(_core.pick(integers, rows), integers[rows])
+    assert np.array_equal(_core.pick(floats, rows), floats[rows])

@@ -13,17 +13,10 @@ from modyn.storage.ingest.limits import IngestLimits
 from modyn.storage.periodic_scrub import PeriodicScrub, ScrubPace
 from modyn.storage.read.scrub import scrub
 from modyn.testing.waiting import PATIENCE_S, eventually
-from tests.support.running_storage import RunningStorage, binary_dataset, write_records
+from tests.support.running_storage import RunningStorage, binary_dataset, flip, write_records
 
 FAST = ScrubPace(factor=0.0)
 HOUR = 3600.0
-
-
-def flip(path: Path, position: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[position] ^= 0x10
-    with path.open("r+b") as file:  # the same file, which is mapped
-        file.write(content)
 
 
 def num_damaged() -> float | None:
@@ -100,7 +93,7 @@ def test_a_damaged_segment_is_not_merged_into_one_with_new_checksums(storage: Ru
     write_records(tmp_path / "data" / "2.bin", range(10), 1002)
     storage.ingest()
     sizes = [segment.info.num_samples for segment in dataset.snapshot().index.segments]
-    assert (sizes, path.exists()) == ([10, 20], True), "those behind it are merged"
+    assert (sizes, path.exists()) == ([10, 20], True), "those after it are merged"
     flip(path, 64)
     assert storage.client.scrub_dataset("numbers") == []
     write_records(tmp_path / "data" / "3.bin", range(20), 1003)

@@ -17,13 +17,12 @@ from modyn.errors import NotFoundError
 from modyn.storage.catalogue.catalogue import Catalogue
 from modyn.storage.datasets import DatasetStore
 from modyn.storage.ingest.limits import IngestLimits
-from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
-from modyn.storage.read.record_readers import RecordReaders
+from modyn.storage.read.publication import Publication
 from modyn.storage.read.snapshot import DatasetSnapshot
-from modyn.testing.disk_recorder import recorded_disk
-from modyn.testing.disk_recording import DiskRecording
 from tests.support.committed_rows import RecordedDatabase, losses_with_rows, restore_rows
-from tests.support.running_storage import binary_dataset, write_records
+from tests.support.disk_recorder import recorded_disk
+from tests.support.disk_recording import DiskRecording
+from tests.support.running_storage import binary_dataset, data_in, published_by, write_records
 
 
 @contextmanager
@@ -41,15 +40,12 @@ def live_data(snapshot: DatasetSnapshot) -> dict[int, int]:
     """Data by key of all samples that are not deleted."""
     keys = np.arange(snapshot.index.next_key)
     keys = keys[~snapshot.tombstones.keys.contains(keys)]
-    locations = snapshot.index.entries(keys)
-    assert locations is not None
-    data, bounds = snapshot.reader.gather(locations.file_ids, locations.offsets, locations.lengths)
-    return {int(key): int.from_bytes(data[bounds[i] : bounds[i + 1]].tobytes(), "little") for i, key in enumerate(keys)}
+    return dict(zip(keys.tolist(), data_in(snapshot, keys), strict=True))
 
 
-def ingest(store: DatasetStore) -> None:
+def ingest(store: DatasetStore, **limits: int) -> None:
     # Each file is a commit of its own, and segments are merged soon.
-    store.dataset("numbers").limits = IngestLimits(flush_s=0.0, merge_run=2)
+    store.dataset("numbers").limits = IngestLimits(flush_s=0.0, merge_run=2, **limits)
     list(store.ingest("numbers"))
 
 
@@ -85,7 +81,7 @@ def test_each_sample_is_there_once_under_its_key(quick_config: SystemConfig, tmp
             steps = restore_rows(Database(engine, "storage"), loss)
             # What was acknowledged, and what had been begun perhaps.
             allowed = states[max(0, len(steps) - 1) : len(steps) + 1]
-            replica = PublishedDatasets(PublishedNames.of(config), RecordReaders(1), "replica")
+            replica = published_by(config)
             if steps:
                 assert live_data(replica.snapshot("numbers")) in allowed
             with started(config, Database(engine, "storage")) as found:
@@ -117,7 +113,7 @@ def test_kills_and_power_losses_one_after_the_other_lose_nothing(quick_config: S
         expected |= {4 * number + i: 100 * number + i for i in (0, 2, 3)}
         with recorded_disk(folder) as disk:
             database = RecordedDatabase(Database(engine, "storage"), disk)
-            disk.kill_at(random.randrange(50), partial(ingest_and_delete, config, database, data, 4 * number + 1))
+            disk.kill_at(random.randrange(90), partial(ingest_and_delete, config, database, data, 4 * number + 1))
             ingest_and_delete(config, database, data, 4 * number + 1)
             disk.note("done")
         loss = next(loss for loss in iter(partial(disk.random_loss, random), None) if loss.notes)
@@ -131,13 +127,17 @@ def test_kills_and_power_losses_one_after_the_other_lose_nothing(quick_config: S
             with started(config, Database(engine, "storage")) as store:
                 assert live_data(store.snapshot("numbers")) == expected
                 assert not any(step.problems for step in store.scrub("numbers"))
+                index = store.dataset("numbers").folder
+            published = Publication.read(index)
+            named = {*published.segments, *(block.file for block in published.names), published.stamps}
+            assert {path.name for path in index.iterdir()} <= {"index.json", "deletions", "nonce", "quarantine", *named}
     engine.dispose()
 
 
 def ingest_and_delete(config: SystemConfig, database: Database, data: Path, key: int) -> None:
     with started(config, database) as store:
         store.register(binary_dataset(data))
-        ingest(store)
+        ingest(store, held_samples=1, segment_rows=3)  # as of a large file, whose segments are written as they fill
         store.dataset("numbers").delete_samples(np.array([key]))
 
 
@@ -158,7 +158,7 @@ def test_a_deleted_dataset_stays_deleted(quick_config: SystemConfig, tmp_path: P
             steps = restore_rows(Database(engine, "storage"), loss)
             if steps:
                 with pytest.raises(NotFoundError):
-                    PublishedDatasets(PublishedNames.of(config), RecordReaders(1), "replica").snapshot("numbers")
+                    published_by(config).snapshot("numbers")
             with started(config, Database(engine, "storage")) as found:
                 if steps:
                     assert not found.infos()

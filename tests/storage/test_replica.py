@@ -19,13 +19,12 @@ from modyn.errors import ConfigError, DataError, NotFoundError, UnavailableError
 from modyn.rpc.probe import main as probe
 from modyn.storage.flight.client import FetchLimits, PayloadClient
 from modyn.storage.flight.server import PayloadServer
-from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
-from modyn.storage.read.record_readers import RecordReaders
+from modyn.storage.read.published_datasets import PublishedDatasets
 from modyn.storage.read.snapshot import DatasetSnapshot
 from modyn.storage.replica import main as run_replica
 from modyn.testing.waiting import PATIENCE_S
 from tests.support.processes import ServiceProcess, write_config
-from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
+from tests.support.running_storage import RunningStorage, binary_dataset, published_by, running_storage, write_records
 
 
 def with_replicas(config: SystemConfig, number: int) -> SystemConfig:
@@ -36,7 +35,7 @@ def with_replicas(config: SystemConfig, number: int) -> SystemConfig:
 def replica(storage: RunningStorage, stack: ExitStack) -> PayloadClient:
     """A client of a replica in this process, and only of it."""
     endpoint = with_replicas(storage.config, 1).replicas["replica-1"]
-    server = PayloadServer(endpoint, PublishedDatasets(PublishedNames.of(storage.config), RecordReaders(1), "replica-1"))
+    server = PayloadServer(endpoint, published_by(storage.config))
     stack.callback(server.stop)
     return stack.enter_context(PayloadClient(endpoint))
 
@@ -66,8 +65,7 @@ def test_a_replica_sees_every_change_at_the_next_request(storage: RunningStorage
     with pytest.raises(NotFoundError, match="no dataset 'numbers'"):
         data_of(replica, [1])
     write_records(tmp_path / "e" / "0.bin", range(500, 510), 1000)
-    storage.client.register_dataset(binary_dataset(tmp_path / "e"))
-    storage.ingest()
+    storage.index(binary_dataset(tmp_path / "e"))
     assert data_of(replica, [3]) == [503]
 
 
@@ -87,7 +85,7 @@ def test_keys_that_a_replica_does_not_know_yet_are_asked_for_elsewhere(
     storage.client.register_dataset(binary_dataset(tmp_path / "d"))
     write_records(tmp_path / "d" / "0.bin", range(5), 1000)
     storage.ingest()
-    past = _FromThePast(PublishedDatasets(PublishedNames.of(storage.config), RecordReaders(1), "replica-1"))
+    past = _FromThePast(published_by(storage.config))
     write_records(tmp_path / "d" / "1.bin", range(5, 10), 1001)
     storage.ingest()
     endpoint = with_replicas(storage.config, 1).replicas["replica-1"]
@@ -106,11 +104,10 @@ def test_keys_that_a_replica_does_not_know_yet_are_asked_for_elsewhere(
 
 
 def test_a_replica_lets_go_of_datasets_that_are_deleted(storage: RunningStorage, tmp_path: Path) -> None:
-    datasets = PublishedDatasets(PublishedNames.of(storage.config), RecordReaders(1), "replica-1")
+    datasets = published_by(storage.config)
     write_records(tmp_path / "d" / "0.bin", range(50), 1000)
     for name in ("numbers", "others", "letters"):
-        storage.client.register_dataset(binary_dataset(tmp_path / "d").model_copy(update={"name": name}))
-        storage.ingest(name)
+        storage.index(binary_dataset(tmp_path / "d").model_copy(update={"name": name}))
     numbers, others = (weakref.ref(datasets.snapshot(name).index) for name in ("numbers", "others"))
     storage.client.delete_dataset("numbers")
     assert numbers() is not None
@@ -127,12 +124,10 @@ def test_a_replica_lets_go_of_datasets_that_are_deleted(storage: RunningStorage,
 def test_a_replica_serves_without_storage(quick_config: SystemConfig, stack: ExitStack, tmp_path: Path) -> None:
     """Storage ends before the replica starts."""
     write_records(tmp_path / "d" / "0.bin", range(50), 1000)
-    with ExitStack() as first:
-        storage = start_storage(quick_config, first)
-        storage.client.register_dataset(binary_dataset(tmp_path / "d"))
-        storage.ingest()
+    with running_storage(quick_config) as storage:
+        storage.index(binary_dataset(tmp_path / "d"))
     endpoint = with_replicas(quick_config, 1).replicas["replica-1"]
-    server = PayloadServer(endpoint, PublishedDatasets(PublishedNames.of(quick_config), RecordReaders(1), "replica-1"))
+    server = PayloadServer(endpoint, published_by(quick_config))
     stack.callback(server.stop)
     with PayloadClient(endpoint) as client:
         assert data_of(client, range(50)) == list(range(50))
@@ -146,8 +141,7 @@ def test_the_process_is_a_service_like_the_others(
 ) -> None:
     """No database is named to it. It is healthy, measured, and ends when it is asked to."""
     write_records(tmp_path / "d" / "0.bin", range(50), 1000)
-    storage.client.register_dataset(binary_dataset(tmp_path / "d"))
-    storage.ingest()
+    storage.index(binary_dataset(tmp_path / "d"))
     config = with_replicas(storage.config, 2).model_copy(update={"database_url": None})
     with ServiceProcess("replica-2", config, tmp_path) as process:
         file = tmp_path / "system.yaml"

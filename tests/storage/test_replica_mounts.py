@@ -9,19 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modyn.config.endpoint import Endpoint
 from modyn.config.system import SystemConfig
+from modyn.config.system_sections.endpoint import Endpoint
 from modyn.errors import NotFoundError, UnavailableError
 from modyn.storage.flight.client import FetchLimits, PayloadClient
 from modyn.storage.flight.server import PayloadServer
 from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
-from modyn.storage.read.record_readers import RecordReaders
-from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
+from tests.support.running_storage import RunningStorage, binary_dataset, published_by, start_storage, write_records
 
 
 @pytest.fixture
 def datasets(numbers: RunningStorage) -> PublishedDatasets:
-    return PublishedDatasets(PublishedNames.of(numbers.config), RecordReaders(1), "replica-7")
+    return published_by(numbers.config, "replica-7")
 
 
 @pytest.fixture

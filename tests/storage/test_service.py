@@ -25,7 +25,7 @@ from modyn.storage.read.snapshot import DatasetSnapshot
 from modyn.storage.wire import spec_from_proto, spec_to_proto
 from modyn.testing.fake_storage import FakeStorage, FakeStorageClient
 from modyn.testing.waiting import PATIENCE_S
-from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
+from tests.support.running_storage import RunningStorage, binary_dataset, running_storage, start_storage, write_records
 
 TIMES = [50, 10, 30, 30, 20, 10, 40, 30]
 """File times by key: files are named in this order and made one after the other, so keys do not follow time."""
@@ -48,7 +48,7 @@ class Real:
         self.count += 1
         self.storage.ingest()
 
-    def register_anew(self) -> None:
+    def register_again(self) -> None:
         self.client.delete_dataset("numbers")
         self.client.register_dataset(binary_dataset(self.folder))
         self.storage.ingest()
@@ -70,7 +70,7 @@ class Fake:
         self.fake.add_samples("numbers", [timestamp], [self.count % 10], [self.count.to_bytes(8, "little")])
         self.count += 1
 
-    def register_anew(self) -> None:
+    def register_again(self) -> None:
         self.fake.add_dataset("numbers")
         self.fake.add_samples("numbers", TIMES)
 
@@ -117,7 +117,7 @@ def test_a_sample_on_a_boundary_belongs_to_one_interval(service: Real | Fake) ->
     assert service.client.count_samples("numbers", Interval()) == len(TIMES)
 
 
-def test_a_replay_goes_on_after_any_sample(service: Real | Fake) -> None:
+def test_a_replay_continues_after_any_sample(service: Real | Fake) -> None:
     for i, key in enumerate(BY_TIME):
         rest = service.client.samples_in_interval("numbers", Interval(10, 51), 2, after=(TIMES[key], key))
         assert keys_of(list(rest)) == BY_TIME[i + 1 :]
@@ -168,7 +168,7 @@ def test_what_was_made_for_a_dataset_is_refused_by_another_of_its_name(service: 
     ]
     for request in requests:
         assert request(first) is not None
-    service.register_anew()
+    service.register_again()
     second = client.dataset("numbers").identity
     assert client.list_datasets()[0].identity == second != first
     for request in requests:
@@ -306,8 +306,7 @@ def test_batch_sizes_and_keys_are_checked(storage: RunningStorage, tmp_path: Pat
 
 def test_deleting_a_dataset_ends_its_streams_with_an_error(storage: RunningStorage, tmp_path: Path) -> None:
     write_records(tmp_path / "d" / "a.bin", [7], 1000)
-    storage.client.register_dataset(binary_dataset(tmp_path / "d"))
-    storage.ingest()
+    storage.index(binary_dataset(tmp_path / "d"))
     new = storage.client.new_samples("numbers", 0, 10)
     assert next(new).keys.tolist() == [0]
     deletion = threading.Timer(0.1, storage.client.delete_dataset, ["numbers"])
@@ -317,7 +316,7 @@ def test_deleting_a_dataset_ends_its_streams_with_an_error(storage: RunningStora
     deletion.join()
 
 
-def test_an_ingestion_that_fails_is_logged_also_when_nobody_waits(
+def test_an_ingestion_that_fails_is_logged_also_when_no_one_waits(
     storage: RunningStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     storage.client.register_dataset(binary_dataset(tmp_path / "d"))
@@ -341,12 +340,11 @@ def test_an_ingestion_that_fails_is_logged_also_when_nobody_waits(
     assert "the disk is full" in told
 
 
-def test_streams_go_on_after_a_restart(quick_config: SystemConfig, stack: ExitStack, tmp_path: Path) -> None:
+def test_streams_continue_after_a_restart(quick_config: SystemConfig, stack: ExitStack, tmp_path: Path) -> None:
     write_records(tmp_path / "d" / "a.bin", range(500), 1000)
     first = ExitStack()
     storage = start_storage(quick_config, first)
-    storage.client.register_dataset(binary_dataset(tmp_path / "d"))
-    storage.ingest()
+    storage.index(binary_dataset(tmp_path / "d"))
     client = stack.enter_context(StorageClient(quick_config.endpoint("storage"), retry_s=PATIENCE_S))
     new, replay = client.new_samples("numbers", 0, 100), client.samples_in_interval("numbers", Interval(), 100)
     arrived = [next(new) for _ in range(5)]
@@ -366,8 +364,7 @@ def test_an_error_in_the_middle_of_a_replay_is_an_error(
     storage: RunningStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_records(tmp_path / "d" / "a.bin", range(500), 1000)
-    storage.client.register_dataset(binary_dataset(tmp_path / "d"))
-    storage.ingest()
+    storage.index(binary_dataset(tmp_path / "d"))
     real: Callable[..., object] = DatasetSnapshot.samples_in_interval
 
     def broken(*arguments: object) -> object:
@@ -387,6 +384,10 @@ def test_a_service_that_stays_away_is_an_error_in_bounded_time(tmp_path: Path, q
             list(client.samples_in_interval("numbers", Interval(), 10))
         with pytest.raises(UnavailableError):
             next(client.new_samples("numbers", 0, 10))
+        with pytest.raises(UnavailableError, match="cannot be reached"):
+            client.check_column("numbers", "site")
+        with pytest.raises(UnavailableError, match="cannot be reached"):
+            list(client.column_values("numbers", np.arange(3), "site"))
 
 
 def test_datasets_of_the_system_file_are_registered_at_start(
@@ -397,8 +398,7 @@ def test_datasets_of_the_system_file_are_registered_at_start(
     folder.rmdir()
     config = make_config(state_dir=quick_config.state_dir, storage=section)
     for _ in range(2):
-        with ExitStack() as once:
-            storage = start_storage(config, once)
+        with running_storage(config) as storage:
             assert [info.name for info in storage.client.list_datasets()] == ["numbers"]
     bad = {**section, "datasets": [{**section["datasets"][0], "file_wrapper_config": {"record_size": -1}}]}
     with pytest.raises(ConfigError, match=r"storage\.datasets: numbers.*record_size"):
@@ -413,17 +413,14 @@ def test_a_dataset_whose_index_is_damaged_does_not_harm_the_others(
     if in_system_file:
         settings = quick_config.storage.model_copy(update={"datasets": datasets})
         quick_config = quick_config.model_copy(update={"storage": settings})
-    with ExitStack() as stack:
-        storage = start_storage(quick_config, stack)
+    with running_storage(quick_config) as storage:
         for config in datasets:
             write_records(tmp_path / config.name / "a.bin", range(10), 1000)
-            storage.client.register_dataset(config)
-            storage.ingest(config.name)
+            storage.index(config)
         folder = storage.store.dataset("bad").folder
     for path in folder.glob("*.segment"):
         path.write_bytes(path.read_bytes()[:-1])
-    with ExitStack() as stack:
-        storage = start_storage(quick_config, stack)
+    with running_storage(quick_config) as storage:
         assert storage.data_of(range(10), "good") == list(range(10))
         with pytest.raises(ModynError) as caught:
             storage.client.dataset("bad")

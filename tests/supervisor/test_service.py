@@ -17,8 +17,8 @@ from modyn.errors import ConfigError, NotFoundError, UnavailableError
 from modyn.proto import supervisor_pb2
 from modyn.records import JobState, ServingLoad, VersionRole, VersionUse
 from modyn.supervisor.client import EventKind, RunEvent, RunMode, RunOptions, ServedVersion, SupervisorClient
+from modyn.supervisor.journal.states import RunState, TriggerState
 from modyn.supervisor.service import SupervisorService
-from modyn.supervisor.states import RunState, TriggerState
 from modyn.testing.services import InMemoryServices, pipeline_yaml
 from modyn.testing.waiting import eventually
 from modyn.trainer_server.client import TrainingRequest
@@ -71,7 +71,7 @@ def test_a_run_over_the_wire(client: SupervisorClient) -> None:
         (1, 20, 2, 1, 10),
     ]
     assert triggers[0].state is TriggerState.TRAINED
-    assert triggers[0].training_result["num_samples"] == 10
+    assert triggers[0].training_result.counts.num_samples == 10
     assert triggers[0].seconds["total"] > 0
     request = client.evaluate(run.run_id, ["h"])
     told = [event.kind for event in client.watch(run.run_id, request.after_seq, request.number) if event.seq]
@@ -124,7 +124,7 @@ def test_no_answer_passes_the_message_limit(system_config: SystemConfig, tmp_pat
 
     def with_losses(request: TrainingRequest) -> tuple[int, str, Mapping[str, Any]]:
         model_id, digest, result = train(request)
-        return model_id, digest, {**result, "losses": [0.125] * 2000, "epoch_losses": [0.125] * 500}
+        return model_id, digest, {**result, "losses": [[1, 0.125]] * 2000, "epoch_losses": [0.125] * 500}
 
     services.trainer_server.train = with_losses
     small = system_config.supervisor.model_copy(update={"max_message_bytes": 2**16})
@@ -137,9 +137,10 @@ def test_no_answer_passes_the_message_limit(system_config: SystemConfig, tmp_pat
         assert [run.yaml for run in client.runs(with_pipelines=True)] == 4 * [long]
         assert {run.yaml for run in client.runs()} == {""}
         triggers = client.triggers(run.run_id)
-        assert [len(t.training_result["losses"]) for t in triggers] == 5 * [2000]
+        assert [len(t.training_result.losses.batch_losses) for t in triggers] == 5 * [2000]
         assert client.triggers(run.run_id, 3) == triggers[3:]
-        assert {"losses", "epoch_losses"}.isdisjoint(client.triggers(run.run_id, with_losses=False)[0].training_result)
+        losses = client.triggers(run.run_id, with_losses=False)[0].training_result.losses
+        assert (losses.batch_losses, losses.epoch_losses) == ((), ())
 
 
 def test_stop_and_resume_over_the_wire(client: SupervisorClient) -> None:

@@ -1,4 +1,4 @@
-"""A running stack whose processes are killed, with data sets of `keyed_samples` in it and trigger sets over them.
+"""A running stack whose processes are killed, with datasets of `keyed_samples` and trigger sets over them.
 
 stack = BreakableStack(running_stack)
 stack.samples("digits", num_keys=60_000, num_files=6)
@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 
 from modyn.config.system import SystemConfig
-from modyn.local.process import is_alive
+from modyn.local.service_process import is_alive
 from modyn.records import Int64Array, Interval, RunId, SampleBatch
 from modyn.rpc.channel import is_serving
 from modyn.selector.client import SelectorClient
@@ -47,7 +47,7 @@ class BreakableStack:
         return self.stack.folder / "data" / dataset
 
     def samples(self, dataset: str, num_keys: int, num_files: int, *, payload_bytes: int = 8 * WORDS) -> Path:
-        """Registers and indexes keys [0, num_keys) in equal files 0.bin, 1.bin, … Returns their folder."""
+        """Register and index keys [0, num_keys) in equal files 0.bin, 1.bin, … Returns their folder."""
         folder = self.folder(dataset)
         for number, keys in enumerate(np.array_split(np.arange(num_keys), num_files)):
             bounds = range(int(keys[0]), int(keys[-1]) + 1)
@@ -60,7 +60,7 @@ class BreakableStack:
     def trigger(
         self, run: str, dataset: str, *, trigger: int = 0, partition: int = 5_000, extra: Sequence[int] = ()
     ) -> Int64Array:
-        """Informs the selector of what the data set holds and it does not know, and of the keys `extra`, and triggers. Returns the keys
+        """Inform the selector of new samples of the dataset, and of the keys `extra`, and trigger. Returns the keys
         of the trigger set: all of the run."""
         strategy = {"name": NAME, "maximum_keys_in_memory": partition}
         parts = [np.empty(0, np.int64)]
@@ -84,13 +84,13 @@ class BreakableStack:
         return SelectorClient(self.stack.config.endpoint("selector"))
 
     def system(self, way: Way, *, replicas: bool = False) -> SystemConfig:
-        """The configuration of a reader that goes this way; over Flight, to storage itself or to its replicas as well."""
+        """Return the configuration of a reader that goes this way; over Flight, to storage alone or also to its replicas."""
         config = self.stack.config
         update = {"short_cut": way, "replicas": config.storage.replicas if replicas else 0}
         return config.model_copy(update={"storage": config.storage.model_copy(update=update)})
 
     def served_bytes(self, service: str, dataset: str) -> int:
-        """Payload bytes of a data set that a process has read since it started."""
+        """Return the payload bytes of a dataset that a process has read since its start."""
         url = (self.stack.config.service_dir(service) / "metrics_url").read_text().strip()
         with urllib.request.urlopen(url) as reply:
             found = re.search(rf'^modyn_storage_payload_bytes_total{{dataset="{dataset}"}} (\S+)$', reply.read().decode(), re.M)
@@ -103,7 +103,7 @@ class BreakableStack:
             return next((part.pid for part in client.status().parts if part.name == name), None)
 
     def kill(self, name: str) -> None:
-        """`kill -9`; returns when it is dead. Unless it is `unattended`, the stack starts it again."""
+        """`kill -9`, and wait until it is dead. Unless the stack is `unattended`, it restarts the part."""
         pid = self.pid(name)
         assert pid is not None, f"{name} does not run"
         self._killed[name] = pid
@@ -111,7 +111,7 @@ class BreakableStack:
         eventually(lambda: not is_alive(pid))
 
     def wait_for(self, *names: str) -> None:
-        """Until these, which were killed, are there again."""
+        """Wait until these killed parts are back."""
         for name in names:
             eventually(lambda name=name: self._is_back(name), f"{name} was not started again")  # type: ignore[misc]
 
@@ -120,7 +120,7 @@ class BreakableStack:
 
     @contextmanager
     def unattended(self) -> Iterator[None]:
-        """Keep the stack from starting again what dies inside the block."""
+        """Keep the stack from restarting what dies inside the block."""
         with self.stack.client() as client:
             pid = client.status().pid
         assert pid is not None

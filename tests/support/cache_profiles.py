@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from modyn.cache.measuring import StoreRates
-from modyn.cache.profile import CacheProfile
+from modyn.cache.plan.measuring import StoreRates
+from modyn.cache.plan.profile import CacheProfile
 
 PROFILE: Final = CacheProfile(
     dataset="photos",

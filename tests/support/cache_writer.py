@@ -1,6 +1,6 @@
 """A process that keeps samples in a tier for as long as it lives: python -m tests.support.cache_writer redis|memory PLACE BUDGET FIRST NUM
 
-It writes one line once it has kept something. With NUM it ends after so many samples.
+It writes one line once it has kept something. With NUM it ends after NUM samples.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from modyn.cache.memory_tier import MemoryTier
-from modyn.cache.redis_tier import RedisTier
-from modyn.cache.tier import CacheTier, TierPlace
+from modyn.cache.tiers.memory_tier import MemoryTier
+from modyn.cache.tiers.redis_tier import RedisTier
+from modyn.cache.tiers.tier import CacheTier, TierPlace
 
 NAMESPACE = b"twelve bytes"
 BATCH = 8

@@ -100,7 +100,7 @@ def preprocessing_of_keys(section: Mapping[str, Any], *batches: list[int]) -> Pr
 def column_pipeline(
     section: Mapping[str, Any], training: Mapping[str, Any] | None = None, **sections: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """As `small_pipeline`, as services are given it."""
+    """Return `small_pipeline` with columns, in the form that services get."""
     dense = {"id": "MLP", "config": {"input_size": 3, "hidden_sizes": [8], "num_classes": 10}}
     model = SPARSE_MODEL if "query" in section["columns"] else dense
     own = {"model": model, "data": {"dataset_id": "fake"}, "preprocessing": section, **sections}

@@ -1,4 +1,4 @@
-"""A service's database beside a recorded disk: what was committed before a power loss is there after it, what was not is not."""
+"""Database of a service with a recorded disk: a power loss keeps committed rows, and no others."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import psycopg2.extensions
 from sqlalchemy.orm import Session
 
 from modyn.db.engine import Database
-from modyn.testing.disk_recording import DiskRecording
-from modyn.testing.simulated_disk import PowerLoss
+from tests.support.disk_recording import DiskRecording
+from tests.support.simulated_disk import PowerLoss
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class RecordedDatabase(Database):
 
     @contextmanager
     def session(self) -> Iterator[Session]:
-        """As of `Database`."""
+        """See `Database`."""
         with super().session() as session:
             yield session
         self._note()
 
     @contextmanager
     def raw(self) -> Iterator[psycopg2.extensions.connection]:
-        """As of `Database`."""
+        """See `Database`."""
         with super().raw() as connection:
             yield connection
         self._note()
@@ -52,7 +52,7 @@ class RecordedDatabase(Database):
 
 
 def committed_rows(database: Database) -> CommittedRows:
-    """The rows that are committed now."""
+    """Return the rows that are committed now."""
     rows: dict[str, bytes] = {}
     with Database.raw(database) as connection, connection.cursor() as cursor:
         for table in _tables(cursor, database.schema):
@@ -63,7 +63,7 @@ def committed_rows(database: Database) -> CommittedRows:
 
 
 def losses_with_rows(disk: DiskRecording) -> Iterator[PowerLoss]:
-    """The power losses since a `RecordedDatabase` began."""
+    """Return the power losses since a `RecordedDatabase` began."""
     return (loss for loss in disk.losses() if loss.notes)
 
 

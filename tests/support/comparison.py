@@ -61,7 +61,7 @@ class RunOutcome:
     samples_trained: int
     triggers: tuple[TriggerOutcome, ...]
     evaluations: tuple[EvaluationOutcome, ...]
-    """Sorted; what was found twice stands there twice."""
+    """Sorted, with duplicates."""
 
     @property
     def decisions(self) -> tuple[tuple[Any, ...], ...]:
@@ -99,8 +99,8 @@ def outcome_of(run: Run, triggers: Sequence[TriggerRecord], results: Iterable[Ev
                 keys_checksum=t.keys_checksum,
                 parent=None if t.parent_model_id is None else made_by.get(t.parent_model_id, -1),
                 weights_sha256=t.weights_sha256,
-                num_batches=t.training_result.get("num_batches"),
-                loss=t.training_result.get("loss"),
+                num_batches=t.training_result.counts.num_batches if t.training_result.has_ended else None,
+                loss=t.training_result.losses.loss,
             )
             for t in triggers
         ),
@@ -125,7 +125,7 @@ def outcome_of(run: Run, triggers: Sequence[TriggerRecord], results: Iterable[Ev
 
 
 def differences(expected: RunOutcome, found: RunOutcome) -> list[str]:
-    """What differs, a line each, in words for the message of a failing test; empty when the outcomes are equal."""
+    """Return a line for each difference, for the message of a failing test; empty: the outcomes are equal."""
     different = [
         f"{name}: expected {getattr(expected, name)!r}, found {getattr(found, name)!r}"
         for name in ("state", "message", "num_samples", "samples_trained")
@@ -147,7 +147,7 @@ def differences(expected: RunOutcome, found: RunOutcome) -> list[str]:
 
 
 def broken_promises(events: Sequence[RunEvent], num_triggers: int) -> list[str]:
-    """What a journal must never hold, whatever happened to the services: gaps, a trigger that fired twice or never, a step that ended
+    """Return what a journal must never hold, even if services were killed: gaps, a trigger that fired twice or never, a step that ended
     twice. `events`: all that are kept of one run at rest."""
     broken = []
     if [event.seq for event in events] != list(range(1, len(events) + 1)):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -23,7 +21,7 @@ class CountingConfig(Section):
 
 
 class CountingModel(nn.Module):
-    """Takes the number of each sample, and what was drawn for it in [0, 1) beside it: (n, 1)."""
+    """Takes the number of each sample plus a random number in [0, 1): (n, 1)."""
 
     Config = CountingConfig
 
@@ -38,12 +36,3 @@ class CountingModel(nn.Module):
         if self.training:
             self.served += torch.bincount(numbers[:, 0].long(), minlength=num_samples)
         return self.last(numbers.float() / num_samples)  # type: ignore[no-any-return]
-
-
-def plug_in(folder: Path) -> None:
-    """Makes `folder` one that brings a copy: of the package that holds a plug-in, services read all files at every check."""
-    shutil.copy(__file__, folder / "counting_model.py")
-    info = folder / "counting_model-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: counting-model\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[modyn.models]\n{NAME} = counting_model:{NAME}\n")

@@ -13,15 +13,18 @@ from modyn.testing.stack import DAY, NUM_CLASSES, NUM_FEATURES, RECORD, RunningS
 NUM_DAYS: Final = 12
 SAMPLES_A_DAY: Final = 50
 SHIFTS: Final = {5: 2, 9: 5}
-"""Day → by how many features the meaning of a feature moves on from that day."""
+"""Day → number of features by which the meaning of a feature moves from that day."""
 EVERY: Final = {"evaluation_interval_data_points": 25}
 WINDOWS: Final = {"windowing_strategy": {"id": "AmountWindowingStrategy", "amount_ref": 50, "amount_cur": 25}}
 QUANTILE: Final = {"id": "DynamicQuantileThresholdCriterion", "window_size": 5, "quantile": 0.1}
 
 
 def write_drifting_files(folder: Path) -> None:
-    """Write a file a day: the features of a label move on at the days of `SHIFTS`, so that a model errs and embeddings move."""
-    folder.mkdir(parents=True)
+    """Write a file a day: the features of a label move on at the days of `SHIFTS`, so that a model errs and embeddings move.
+
+    A second call writes the same files: with `--dist worksteal` a worker comes back to a module, whose fixtures are then made again.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     moved = 0
     for day in range(NUM_DAYS):
         moved = SHIFTS.get(day, moved)

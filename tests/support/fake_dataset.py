@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from modyn.dataset.cache_source import CacheSource
+from modyn.dataset.cached.cache_source import CacheSource
 from modyn.dataset.connections import DatasetClients
 from modyn.errors import CancelledError
 from modyn.records import Int64Array, KeysAndWeights, RunId, TriggerSetInfo

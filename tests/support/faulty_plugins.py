@@ -1,10 +1,8 @@
-"""Models and drift metrics that fail, wait or die, as plug-ins: services find them in a folder on their PYTHONPATH."""
+"""Models and drift metrics that fail, wait or die, as plug-ins. `Waits` and `DiesOnce` leave files in their folder."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-_MODULE = """
+SOURCE = """
 import os
 import signal
 import time
@@ -72,23 +70,8 @@ class DiesOnce(Raises):
 class NoPolicy:
     pass
 """
-_ENTRY_POINTS = """[modyn.models]
-Diverged = faulty:Diverged
-NoLinear = faulty:NoLinear
-[modyn.drift_metrics]
-Raises = faulty:Raises
-Words = faulty:Words
-Waits = faulty:Waits
-DiesOnce = faulty:DiesOnce
-NoPolicy = faulty:NoPolicy
-Uninstalled = not_there:Distance
-"""
-
-
-def plug_in(folder: Path) -> None:
-    """Makes `folder` one that brings them. `Waits` and `DiesOnce` leave files there."""
-    (folder / "faulty.py").write_text(_MODULE)
-    info = folder / "faulty-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(_ENTRY_POINTS)
+_DISTANCES = ("Raises", "Words", "Waits", "DiesOnce", "NoPolicy")
+ENTRY_POINTS = {
+    "modyn.models": {name: f"faulty:{name}" for name in ("Diverged", "NoLinear")},
+    "modyn.drift_metrics": {**{name: f"faulty:{name}" for name in _DISTANCES}, "Uninstalled": "not_there:Distance"},
+}

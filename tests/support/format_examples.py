@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,15 +30,27 @@ def records(samples: Sequence[Sample]) -> bytes:
     return b"".join(struct.pack("<q9s", int(label), payload) for payload, label in samples)
 
 
-def tar(samples: Sequence[Sample]) -> bytes:
+def add_member(archive: tarfile.TarFile, name: str, content: bytes, **fields: Any) -> None:
+    """Add a file to an archive. fields: other attributes of its `TarInfo`."""
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    for field_name, value in fields.items():
+        setattr(member, field_name, value)
+    archive.addfile(member, io.BytesIO(content))
+
+
+def tar_of(members: Iterable[tuple[str, bytes]]) -> bytes:
+    """Make an archive of members by name."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as archive:
-        for i, (payload, label) in enumerate(samples):
-            for extension, content in (("bin", payload), ("cls", str(int(label)).encode())):
-                member = tarfile.TarInfo(f"{i:04}.{extension}")
-                member.size = len(content)
-                archive.addfile(member, io.BytesIO(content))
+        for name, content in members:
+            add_member(archive, name, content)
     return file.getvalue()
+
+
+def tar(samples: Sequence[Sample]) -> bytes:
+    parts = [((f"{i:04}.bin", payload), (f"{i:04}.cls", b"%d" % int(label))) for i, (payload, label) in enumerate(samples)]
+    return tar_of(member for pair in parts for member in pair)
 
 
 def parquet(samples: Sequence[Sample]) -> bytes:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import numpy as np
 
 from modyn.records import Float32Array, Int64Array, KeysAndWeights
@@ -26,12 +23,3 @@ class KeyedWeightsStrategy(SelectionPolicy):
 
     def select(self, window: SelectionWindow, context: SelectionContext) -> Selection:
         return Selection(len(window), (KeysAndWeights(keys, weights_of(keys)) for keys in window.all_keys()))
-
-
-def plug_in(folder: Path) -> None:
-    """Makes `folder` one that brings a copy: of the package that holds a plug-in, services read all files at every check."""
-    shutil.copy(__file__, folder / "keyed_weights.py")
-    info = folder / "keyed_weights-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: keyed-weights\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[modyn.selection]\n{NAME} = keyed_weights:{NAME}\n")

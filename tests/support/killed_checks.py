@@ -11,9 +11,8 @@ from modyn.client import Client
 from modyn.supervisor.client import CheckRecord, EventKind, RunState
 from modyn.testing.stack import RunningStack
 from tests.support.drifting_data import drifting_dataset, drifting_pipeline
-from tests.support.killed_stack import KilledStack
+from tests.support.killed_stack import WORKERS, KilledStack
 
-WORKERS: Final = "workers"
 STRIKES: Final = (
     (EventKind.TRIGGER_FIRED, 1, "supervisor"),
     (EventKind.CHECK, 3, WORKERS),
@@ -25,7 +24,7 @@ DIFFERING: Final = (
     *("embedded_samples", "forecast_training_s", "regret.threshold"),
     *("since_s", "since_s.threshold", "last_training_s", "prediction_latency_s"),
 )
-"""Evidence that may differ: what was embedded anew, and seconds of trainings."""
+"""Evidence that may differ: what was embedded again, and seconds of trainings."""
 DATASET: Final = "drifting"
 
 
@@ -64,7 +63,7 @@ def run_with_kills(killed: KilledStack, trigger: dict[str, object], **sections: 
 
 
 def _strike(killed: KilledStack, run_id: str) -> int:
-    """Watch the run to its end, and kill. Returns how many workers were killed by themselves."""
+    """Watch the run to its end, and kill. Returns the number of workers that were killed alone."""
     strikes, seen, num_workers = deque(STRIKES), Counter[EventKind](), 0
     for event in killed.client.watch(run_id):
         seen[event.kind] += 1
@@ -85,5 +84,5 @@ def _verdict(check: CheckRecord) -> tuple[int, bool, bool]:
 
 def _numbers(check: CheckRecord) -> dict[str, float]:
     """The evidence without seconds and what else may differ."""
-    names = {name: name.rpartition("/")[2] for name in check.evidence}
-    return {name: check.evidence[name] for name, own in names.items() if own not in DIFFERING and not own.endswith(".seconds")}
+    names = {name: name.rpartition("/")[2] for name in check.numbers}
+    return {name: check.numbers[name] for name, own in names.items() if own not in DIFFERING and not own.endswith(".seconds")}

@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Final
 import yaml
 
 from modyn.client import Client
-from modyn.local.process import is_alive
+from modyn.local.service_process import is_alive
 from modyn.records import RunId
 from modyn.selector.client import SelectorClient
 from modyn.supervisor.client import RunState
@@ -23,24 +24,24 @@ from modyn.testing.stack import RunningStack
 from modyn.testing.waiting import eventually
 
 WORKERS: Final = "workers"
-"""Name, beside those of services, of the processes that train at this moment."""
+"""Name of the processes that train at this moment, among the names of services."""
 
 
 @dataclass
 class KilledStack:
-    """A running stack, and a client that outlasts what is done to it."""
+    """A running stack, and a client that survives its kills."""
 
     stack: RunningStack
     client: Client
 
     def pids(self) -> dict[str, int]:
-        """Processes of the installation by part; `stack` is the one that looks after the others."""
+        """Return the processes of the installation by part; `stack` is the one that restarts the others."""
         status = self.client.status()
         assert status.pid is not None
         return {"stack": status.pid, **{part.name: part.pid for part in status.parts if part.pid is not None}}
 
     def kill(self, name: str) -> None:
-        """`kill -9`, and waits until the part is there again; `WORKERS`, of the trainer server, are not waited for."""
+        """`kill -9`, and wait until the part is back; `WORKERS`, those of the trainer server, are not waited for."""
         if name == WORKERS:
             self.kill_workers("trainer_server")
             return
@@ -50,6 +51,11 @@ class KilledStack:
             lambda: any(part.name == name and part.healthy and part.pid != old for part in self.client.status().parts),
             f"{name} was not started again",
         )
+
+    def kill_at_once(self, names: Sequence[str]) -> None:
+        """`kill` several parts at the same time."""
+        with ThreadPoolExecutor(len(names)) as pool:
+            list(pool.map(self.kill, names))
 
     def kill_workers(self, service: str) -> int:
         """`kill -9` all worker processes that the service has at this moment; returns how many there were."""
@@ -96,7 +102,7 @@ class KilledStack:
             yield run_id
 
     def kill_all(self) -> None:
-        """Everything at once, so that nothing of it can end cleanly; then `modyn up`."""
+        """Kill all parts at once, so that none can end cleanly; then `modyn up`."""
         pids = self.pids()
         for pid in pids.values():
             os.kill(pid, signal.SIGKILL)
@@ -104,7 +110,7 @@ class KilledStack:
         self.stack.up()
 
     def kill_stack(self) -> None:
-        """The process that looks after the others; then `modyn up`."""
+        """Kill the process that restarts the others; then `modyn up`."""
         pids = self.pids()
         os.kill(pids["stack"], signal.SIGKILL)
         eventually(lambda: not is_alive(pids["stack"]))
@@ -113,7 +119,7 @@ class KilledStack:
 
 
 def children(pid: int) -> list[int]:
-    """Child processes, whichever thread started them."""
+    """Return child processes, started by any thread."""
     found: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
@@ -124,7 +130,7 @@ def children(pid: int) -> list[int]:
 
 
 def trigger_set_keys(client: Client, run_id: str, trigger_id: int) -> list[int]:
-    """The keys of one trigger set, partition after partition."""
+    """Return the keys of one trigger set, partition by partition."""
     with SelectorClient(client.config.endpoint("selector")) as selector:
         info = selector.trigger_set(RunId(run_id), trigger_id)
         parts = [selector.keys(info.run_id, trigger_id, partition).keys.tolist() for partition in range(info.num_partitions)]
@@ -132,5 +138,5 @@ def trigger_set_keys(client: Client, run_id: str, trigger_id: int) -> list[int]:
 
 
 def gone(find: Callable[[], list[str]]) -> None:
-    """That what `find` looks for goes away."""
+    """Wait until `find` returns nothing."""
     eventually(lambda: not find(), find)

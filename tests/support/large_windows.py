@@ -2,8 +2,8 @@
 
 python -m tests.support.large_windows METRIC [SAMPLES]
 
-Prints the bytes beside those of a process that has compared a few samples, which are the libraries' own. Counted are what is kept of the samples
-between questions, what both windows are copied and centred to, and what the metric holds.
+Prints the bytes in addition to those of a process that has compared a few samples, which are the libraries' own. They include what is kept of the
+samples between questions, the copies of both windows, and the memory of the metric.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ RARE: Options = {"base_lrs": [[2, 2], [2]], "warmup_steps": 80, "warmup_factor":
 
 
 def by_hand(training: Options, **sections: Any) -> Options:
-    """A file without what is optional. Args: training: beside what all have."""
+    """Return a file without optional fields. Args: training: fields in addition to those of all files."""
     return {
         "pipeline": {"name": "by-hand", "description": "an experiment", "version": "0.1.0"},
         "model": MLP,

@@ -20,7 +20,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from modyn.local.databases import RedisServer
-from modyn.local.process import log_tail, packaged_program, spawn
+from modyn.local.service_process import log_tail, packaged_program, spawn
 from modyn.testing.waiting import eventually
 
 
@@ -95,7 +95,7 @@ class ClusterNode(BreakableRedis):
         self.ask("CLUSTER", "MEET", "127.0.0.1", port, bus_port)
 
     def knows(self, num_nodes: int) -> bool:
-        """Whether it sees all slots at so many nodes."""
+        """Whether the cluster sees all slots at this number of nodes."""
         wanted = ("cluster_state:ok", f"cluster_slots_ok:{NUM_SLOTS}", f"cluster_size:{num_nodes}")
         return all(part in self._info() for part in wanted)
 

@@ -11,10 +11,10 @@ from modyn.proto import supervisor_pb2_grpc
 from modyn.rpc.server import Registration, start_server
 from modyn.state_folders import prepare_run_dir
 from modyn.supervisor.client import SupervisorClient
-from modyn.supervisor.events import EventHub
-from modyn.supervisor.journal import Journal
-from modyn.supervisor.queue import RunQueue
-from modyn.supervisor.served_history import ServedHistory
+from modyn.supervisor.journal.events import EventHub
+from modyn.supervisor.journal.journal import Journal
+from modyn.supervisor.queue.queue import RunQueue
+from modyn.supervisor.served.history import ServedHistory
 from modyn.supervisor.service import SupervisorService
 from modyn.testing.services import InMemoryServices
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
 from modyn.dataset.batch import Batch
-from modyn.dataset.cache_source import CacheSource
+from modyn.dataset.cached.cache_source import CacheSource
+from modyn.dataset.cached.sample_cache import TierInUse
+from modyn.dataset.cached.sampler_loader import SamplerLoader, trigger_set_keys
 from modyn.dataset.config import DataConfig
 from modyn.dataset.order.plan import BatchPosition
-from modyn.dataset.sampler_loader import SamplerLoader, trigger_set_keys
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from tests.support.fake_dataset import FakeTriggerSet
 
@@ -29,6 +33,16 @@ DATA = DataConfig(
 )
 
 
+@dataclass(frozen=True)
+class GoneInWorkers(CacheSource):
+    """A cache whose tier only the process that makes this can open."""
+
+    main: int = field(default_factory=os.getpid)
+
+    def open_managed(self) -> TierInUse | None:
+        return super().open_managed() if os.getpid() == self.main else None
+
+
 class Job:
     """A training that reads some batches at a time, and can be killed."""
 
@@ -41,10 +55,11 @@ class Job:
         workers: int = 1,
         data: DataConfig = DATA,
         epochs: int = 3,
+        loader: type[SamplerLoader] = SamplerLoader,
         **options: Any,
     ) -> None:
         self.cache, self.seed, self.size, self.workers, self.data = cache, seed, size, workers, data
-        self.epochs = epochs
+        self.epochs, self._kind = epochs, loader
         self.keys = FakeTriggerSet(np.asarray(keys, np.int64), 25, answer_size=4, cache=cache, **options)
         self.served: dict[int, list[int]] = {}
         self.values: list[float] = []
@@ -55,12 +70,12 @@ class Job:
         self.begin()
 
     def begin(self, drop_last: bool = False) -> None:
-        """Go on behind what was read."""
+        """Resume after the batches that were read."""
         options = LoadOptions(self.size, drop_last=drop_last, shuffle=True, seed=self.seed, epochs=self.epochs)
         self.dataset = TriggerSetDataset(self.keys.info, self.data, self.keys, options, self.position)
         wanted = trigger_set_keys(self.dataset)
         assert wanted is not None
-        self.loader = SamplerLoader(self.dataset, self.cache, wanted, self.workers, resumed=self.state)
+        self.loader = self._kind(self.dataset, self.cache, wanted, self.workers, resumed=self.state)
         self.running = iter(self.loader)
 
     def read(self, num_batches: int = 10**9) -> Job:
@@ -72,7 +87,7 @@ class Job:
             self.batches.append(batch)
             self.served.setdefault(batch.epoch, []).extend(batch.keys.tolist())
             assert isinstance(batch.data, torch.Tensor)
-            # What was drawn of [0, 1) for the sample, beside what is always the same.
+            # The random part of the sample, from [0, 1).
             drawn = batch.data[:, 0] - 3 * batch.keys
             assert ((drawn >= 0) & (drawn < 1)).all()
             assert batch.labels.tolist() == (batch.keys % 10).tolist()
@@ -108,3 +123,10 @@ class Job:
     @property
     def num_augmented(self) -> int:
         return sum(batch.cached.augmented for batch in self.batches)
+
+
+def read_in_turn(jobs: Sequence[Job]) -> None:
+    """Let each read a batch in turn, until all are over."""
+    while not all(job.is_over for job in jobs):
+        for job in jobs:
+            job.read(1)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import grpc
+import numpy as np
 
+from modyn._core import KeySet
 from modyn.config.system import SystemConfig
 from modyn.proto import common_pb2, storage_pb2, storage_pb2_grpc
+from modyn.records import SampleBatch
 from modyn.rpc.columns import keys_from_bytes
 from modyn.rpc.logs import get_logger
 from modyn.rpc.server import Registration, ServiceContext, start_server
 from modyn.selector.client import SelectorClient
 from modyn.selector.service import build
+from modyn.selector.window import NO_KEYS
 from modyn.state_folders import prepare_run_dir
 from modyn.storage.wire import column_to_proto, info_to_proto
 from modyn.testing.fake_storage import FakeStorage
@@ -59,7 +64,7 @@ def serving_storage(config: SystemConfig, storage: FakeStorage | None = None) ->
 
 @contextmanager
 def serving(config: SystemConfig, storage: FakeStorage | None = None) -> Iterator[SelectorClient]:
-    """A client of a selector that serves as long as the block, beside a storage that answers from `storage`."""
+    """Yield a client of a selector that serves during the block, with a storage that answers from `storage`."""
     context = ServiceContext("selector", config, get_logger("selector"))
     with serving_storage(config, storage):
         server = start_server("selector", config.endpoint("selector"), build(context))
@@ -69,3 +74,15 @@ def serving(config: SystemConfig, storage: FakeStorage | None = None) -> Iterato
         finally:
             server.stop()
             context.shut_down()
+
+
+def nothing_deleted(dataset: str, identity: str) -> KeySet:
+    """Say that no sample of a dataset is deleted."""
+    return NO_KEYS
+
+
+def stream(start: int, end: int, dtype: type[np.generic] = np.int64) -> SampleBatch:
+    """Make positions [start, end) of a stream: key 3 n + 1, timestamp n - 50, label n % 10."""
+    positions = np.arange(start, end)
+    labels: Any = (positions % 10).astype(dtype)
+    return SampleBatch(positions * 3 + 1, positions - 50, labels)

@@ -15,7 +15,7 @@ Values = dict[int, int]
 
 
 class Training:
-    """One job, with so many batches in flight. It checks that it is served what it may be served.
+    """One job with this number of batches in flight. It checks that it gets only what it may get.
 
     Args: tier: shared with others. left: sample keys that the first epoch has still to serve; none: all.
     """
@@ -53,14 +53,14 @@ class Training:
     def make(self, batch: SharedBatch) -> None:
         """What workers do."""
         kept, lost = [], []
-        for key, is_hit, is_admitted in zip(batch.keys.tolist(), batch.hits.tolist(), batch.admitted.tolist(), strict=True):
-            if is_hit and key in self.tier:
+        assert batch.stamps is not None
+        columns = (batch.keys, batch.hits, batch.admitted, batch.stamps)
+        for key, is_hit, is_admitted, stamp in zip(*(column.tolist() for column in columns), strict=True):
+            if is_hit and key in self.tier and STAMPS[self.tier[key]] == stamp:
                 value = self.tier[key]
                 self.num_hits += 1
             else:
-                value = len(NUMBERS)
-                NUMBERS.append(value)
-                self.num_prepared += 1
+                value = self.prepare(stamp)
                 if is_hit:
                     lost.append(key)
                 if is_admitted:
@@ -68,7 +68,17 @@ class Training:
                     kept.append(key)
             assert not (self.augmented and value in self.served), "an augmented value was served twice"
             self.served.add(value)
+        if batch.refilled_stamps is not None:
+            for key, stamp in zip(batch.refilled.tolist(), batch.refilled_stamps.tolist(), strict=True):
+                self.tier[key] = self.prepare(stamp)
+                kept.append(key)
         self.job.made(batch.number, np.array(kept, np.int64), np.array(lost, np.int64))
+
+    def prepare(self, stamp: int) -> int:
+        """Return a new value."""
+        STAMPS.append(stamp)
+        self.num_prepared += 1
+        return len(STAMPS) - 1
 
     def make_all(self) -> None:
         """Make what is in flight."""
@@ -76,8 +86,8 @@ class Training:
             self.make(self.making.popleft())
 
 
-NUMBERS: list[int] = []
-"""Of all values that were ever prepared."""
+STAMPS: list[int] = []
+"""Stamps of all values that were ever prepared."""
 
 
 def hit_rates(trainings: list[Training], epochs: int) -> tuple[float, float]:

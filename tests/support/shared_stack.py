@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from tests.support import counting_model, example_plugin, faulty_plugins, keyed_weights, struck_services
+from tests.support import counting_model, faulty_plugins, keyed_weights, struck_services
+from tests.support.plugins import write_metadata
+
+EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "plugin"
 
 
 def options(plug_ins: Path) -> dict[str, Any]:
@@ -14,8 +19,17 @@ def options(plug_ins: Path) -> dict[str, Any]:
 
     Args: plug_ins: an empty folder for the packages.
     """
-    for package in (counting_model, example_plugin, faulty_plugins, keyed_weights, struck_services):
-        package.plug_in(plug_ins)
+    for module, group, name in (
+        (counting_model, "modyn.models", counting_model.NAME),
+        (keyed_weights, "modyn.selection", keyed_weights.NAME),
+    ):
+        # A copy: of the folder that holds a plug-in, services read all files at every check.
+        copy = Path(shutil.copy(str(module.__file__), plug_ins))
+        write_metadata(plug_ins, copy.stem, {group: {name: f"{copy.stem}:{name}"}})
+    (plug_ins / "faulty.py").write_text(faulty_plugins.SOURCE)
+    write_metadata(plug_ins, "faulty", faulty_plugins.ENTRY_POINTS)
+    struck_services.plug_in(plug_ins)
+    _add_example(plug_ins)
     idle = {"session_idle_s": 3.0}
     return {
         "plug_ins": plug_ins,
@@ -23,3 +37,11 @@ def options(plug_ins: Path) -> dict[str, Any]:
         "trainer_server": {**idle, "max_workers": 2},
         "evaluator": idle,
     }
+
+
+def _add_example(plug_ins: Path) -> None:
+    """Add the example plug-in without pip: `tests/examples/test_plugin.py` compares the two."""
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
+    module = project["name"].replace("-", "_")
+    shutil.copytree(EXAMPLE / module, plug_ins / module, ignore=shutil.ignore_patterns("__pycache__"))
+    write_metadata(plug_ins, project["name"], project["entry-points"], project["version"])

@@ -27,7 +27,7 @@ def watch(event, arguments):
     blow, *others = json.loads(BLOWS.read_text()) or [None]
     if not blow or event != blow["event"] or not re.search(blow["path"], path):
         return
-    if not blow["beside"] or os.path.exists(os.path.join(path, blow["beside"])):
+    if not blow["with_file"] or os.path.exists(os.path.join(path, blow["with_file"])):
         BLOWS.write_text(json.dumps(others))
         os.kill(blow["pid"] or os.getpid(), signal.SIGKILL)
 
@@ -38,12 +38,12 @@ sys.addaudithook(watch)
 
 @dataclass(frozen=True)
 class Blow:
-    """A `kill -9`. event, path: when a process opens this path (a regular expression), or renames a file to it. beside: a file that must be in the
+    """A `kill -9`. event, path: when a process opens this path (a regular expression), or renames a file to it. with_file: a file that must be in the
     folder `path` by then; empty: any. pid: of the process to kill; 0: that which does it."""
 
     event: str
     path: str
-    beside: str = ""
+    with_file: str = ""
     pid: int = 0
 
 
@@ -54,11 +54,11 @@ class Blows:
     file: Path
 
     def set(self, blows: Sequence[Blow]) -> None:
-        """In place of those that are left. No process may be at work."""
+        """Replace the kills that are left. No process may be at work."""
         self.file.write_text(json.dumps([asdict(blow) for blow in blows]))
 
     def left(self) -> list[Blow]:
-        """Those that have not fallen."""
+        """Return the kills that have not happened."""
         return [Blow(**blow) for blow in json.loads(self.file.read_text())]
 
 

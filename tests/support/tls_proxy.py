@@ -24,7 +24,7 @@ async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
 async def _serve(
     context: ssl.SSLContext, target: Path, ready: threading.Event, started: list[tuple[int, Callable[[], object]]]
 ) -> None:
-    """Until what is in `started` beside the port is called."""
+    """Serve until the function in `started`, after the port, is called."""
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answers, questions = await asyncio.open_unix_connection(target)

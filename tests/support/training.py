@@ -19,8 +19,8 @@ from modyn.model_storage.client import StoredModelInfo
 from modyn.models.weights import load_weights
 from modyn.records import FeedbackHeader, FeedbackRows, Int64Array, ModelVersion, RunId, TriggerSetInfo
 from modyn.testing.fakes import FakeModelStorage
-from modyn.trainer_server.client import NothingTrained, TrainingRequest
-from modyn.trainer_server.inputs import TrainingContext
+from modyn.trainer_server.client import TrainingRequest, TrainingResult
+from modyn.trainer_server.loop.inputs import TrainingContext
 from modyn.trainer_server.train import run_training
 from modyn.workers import JobConnection, KeptModels
 from tests.support.fake_dataset import FakeTriggerSet
@@ -79,7 +79,7 @@ class MemoryData:
 
 @dataclass
 class Outcome:
-    """What a training left behind."""
+    """Results of a training."""
 
     stored: StoredModelInfo
     weights: dict[str, Tensor]
@@ -110,9 +110,9 @@ def context_of(models: FakeModelStorage, data: MemoryData, folder: Path, **limit
 class NoModel(Exception):
     """A training that trained nothing."""
 
-    def __init__(self, nothing: NothingTrained) -> None:
-        super().__init__(nothing.reason)
-        self.nothing = nothing
+    def __init__(self, result: TrainingResult) -> None:
+        super().__init__(result.nothing_trained)
+        self.result = result.to_mapping()
 
 
 @dataclass
@@ -151,7 +151,7 @@ class TrainingRoom:
         request = TrainingRequest(RunId(run_id), trigger_id, pipeline, parent_model_id, num_samples_to_pass, seed, **asked)
         context = context_of(self.models, data, self.folder, **{"put_feedback": self.put_feedback, **self.limits})
         stored = run_training(request, context, report)
-        if isinstance(stored, NothingTrained):
+        if isinstance(stored, TrainingResult):
             raise NoModel(stored)
         return Outcome(stored, self.weights_of(stored.version.model_id, pipeline), report)
 

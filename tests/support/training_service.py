@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from modyn.config.endpoint import Endpoint
 from modyn.config.system import SystemConfig
+from modyn.config.system_sections.endpoint import Endpoint
 from modyn.errors import UnavailableError
 from modyn.model_storage.client import StoredModelInfo
 from modyn.proto import trainer_server_pb2_grpc

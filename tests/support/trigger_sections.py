@@ -123,7 +123,7 @@ SECTIONS: Final[dict[str, dict[str, Any]]] = {
     for name, section in _ALL.items()
     if section["id"] in TRIGGERS and Severity.ERROR not in {found.severity for found in check_trigger_section(section)}
 }
-"""By name; those of the policies that there are."""
+"""Sections by name, for all policies."""
 
 
 def streams_of_each(configs: Mapping[str, Mapping[str, Any]], num_samples: int, *, all_timed: bool = False) -> list[Any]:

@@ -46,7 +46,7 @@ class Unruly(FileFormat):
     Config: ClassVar[type[FormatConfig]] = FormatConfig
 
     def holds_samples(self, path: str) -> bool:
-        """Those that end so."""
+        """Take files that end with .u."""
         return path.endswith(".u")
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
@@ -62,7 +62,7 @@ class UnrulyTogether(WholeFileFormat):
     Config: ClassVar[type[FormatConfig]] = FormatConfig
 
     def holds_samples(self, path: str) -> bool:
-        """Those that end so."""
+        """Take files that end with .u."""
         return path.endswith(".u")
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:

@@ -17,9 +17,13 @@ PRELOADED: Final = frozenset(sys.modules)
 """What was imported before this module. In a worker: by the fork server, which imports this module last."""
 
 
+Imports = Callable[[str, object, Path], list[str]]
+"""Runs a task with a request in a worker, whose log is at a path. Returns the modules that the worker imported."""
+
+
 @contextmanager
-def new_fork_server(preload: Sequence[str]) -> Iterator[Callable[[str, object, Path], list[str]]]:
-    """Within the block a fork server that imports `preload`. Gives a function as `imports_after_fork`, without the first argument."""
+def new_fork_server(preload: Sequence[str]) -> Iterator[Imports]:
+    """Run a fork server that imports `preload` within the block."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")  # each child imports the main module: here it would be that of pytest
     forkserver._forkserver._stop()  # type: ignore[attr-defined]  # one that runs keeps the modules that it began with
@@ -35,12 +39,6 @@ def new_fork_server(preload: Sequence[str]) -> Iterator[Callable[[str, object, P
     finally:
         pool.close()
         sys.modules["__main__"] = main
-
-
-def imports_after_fork(preload: Sequence[str], task: str, request: object, log_path: Path) -> list[str]:
-    """Run `task` with `request` in a worker of a new fork server that imports `preload`; return the modules that the worker imported."""
-    with new_fork_server(preload) as imports:
-        return imports(task, request, log_path)
 
 
 def run_and_list_imports(request: tuple[str, object], connection: JobConnection) -> list[str]:

@@ -27,7 +27,7 @@ from modyn.testing.format_checks import payloads
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 MANY = 1000
-"""Of bad rows that may be skipped."""
+"""Number of bad rows that may be skipped."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Row:
     content: bytes = b""
     begin: int = 0
     waits: bool = False
-    """It is not ended: it must be no sample yet, and said to wait."""
+    """The row is unfinished: it must not be a sample yet, and must be reported as waiting."""
 
 
 @dataclass
@@ -95,7 +95,7 @@ SPELLINGS = [
     "%d-%b-%Y %I:%M:%S %p",
     "%a, %d %b %Y %H:%M:%S %z",
 ]
-"""Of the times of a file; iso needs no format."""
+"""Formats of the times of a file; iso needs none."""
 
 WRONG_TIMES: dict[str, Callable[[int], tuple[str, int | None]]] = {
     "milliseconds": lambda t: (str(t * 1000), t),
@@ -116,7 +116,7 @@ WRONG_TIMES: dict[str, Callable[[int], tuple[str, int | None]]] = {
     "open_end": lambda _: ("9999-12-31", None),
     "infinite_time": lambda _: ("inf", None),
 }
-"""What stands in place of a time: its text, and what it means; None: it must be a problem."""
+"""Replacement of a time: its text, and its meaning; None: it must be a problem."""
 
 WRONG_LABELS: dict[str, str] = {
     "empty_label": "",
@@ -245,7 +245,7 @@ JSON_STRUCTURE = [
 
 
 _ODD_FEATURES = ("duplicate_feature", "not_a_number", "arrow_infinity")
-"""What stands in fields that are neither label nor time concerns whoever reads payloads: the row is a sample."""
+"""Defects of fields that are neither label nor time: the row is a sample, and readers of payloads see them."""
 
 
 def json_file(rng: random.Random, defect: str) -> WrongFile:
@@ -333,7 +333,7 @@ _KINDS = {
     "far_int96": "int96",
     "early_int96": "int96",
 }
-"""Of the column of times that a defect is about."""
+"""Kind of the time column that a defect needs."""
 _RAW_TIMES: dict[str, tuple[int, pa.DataType, pa.DataType]] = {
     "far_timestamp": (2**63 - 1, pa.int64(), pa.timestamp("us")),
     "early_timestamp": (-(2**63) + 1, pa.int64(), pa.timestamp("us")),

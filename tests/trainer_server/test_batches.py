@@ -13,10 +13,11 @@ from modyn.config.base import Severity
 from modyn.errors import CancelledError
 from modyn.models import MODELS
 from modyn.models.weights import build_model
+from modyn.supervisor.triggers import with_defaults
 from modyn.trainer_server.check import _embedding_place, check
-from modyn.trainer_server.checkpoint import derived_seed, seed_everything
-from modyn.trainer_server.components import has_batch_norm
-from modyn.trainer_server.training_plan import TrainingPlan
+from modyn.trainer_server.loop.components import has_batch_norm
+from modyn.trainer_server.loop.seeding import derived_seed, seed_everything
+from modyn.trainer_server.request.plan import TrainingPlan
 from tests.support.plugins import installed
 from tests.support.training import (
     NUM_CLASSES,
@@ -86,7 +87,7 @@ def test_a_last_batch_of_one_is_trained_with_the_one_before_it(tmp_path: Path, a
 
 
 @pytest.mark.parametrize("stops", [(2, 4, 7), pytest.param((3, 5, 6, 8), marks=pytest.mark.slow)])
-def test_a_training_whose_batches_were_joined_goes_on_as_an_undisturbed_one(tmp_path: Path, stops: tuple[int, ...]) -> None:
+def test_a_training_whose_batches_were_joined_resumes_as_an_undisturbed_one(tmp_path: Path, stops: tuple[int, ...]) -> None:
     # Batches of 8, of which deletions leave one sample: the second, the third, and the last.
     data = MemoryData(41, deleted=frozenset([*range(8, 15), *range(17, 24)]))
     pipeline = normed(epochs_per_trigger=3, checkpointing={"activated": True, "interval": 1}, shuffle=False)
@@ -124,7 +125,7 @@ def test_one_sample_that_is_left_alone_is_trained_only_where_no_layer_needs_two(
 
 
 def test_samples_that_are_left_alone_are_counted(tmp_path: Path) -> None:
-    """Of two passes over 16 samples the first batch is trained, then all but one are deleted: each pass has that one."""
+    """The first batch of two passes over 16 samples is trained, then all samples but one are deleted: each pass has that one."""
     pipeline = normed(checkpointing={"activated": True, "interval": 1}, shuffle=False)
     with installed(tmp_path / "plugin", MODELS, "Normed", NORMED, "Normed"):
         room = TrainingRoom(tmp_path)
@@ -165,13 +166,14 @@ COMPARED = {"id": "DataDriftTrigger", "metrics": {}}
         (COMPARED | {"on": "embeddings"}, "trigger.on"),
         ({"id": "EnsembleTrigger", "subtriggers": {"a": {"id": "TimeTrigger"}, "b": COMPARED}}, "trigger.subtriggers.b.on"),
         ({"id": "StreamDetectorTrigger", "on": "distance", "distance": {"metric": {}}}, "trigger.distance.on"),
+        ({"id": "OfAnotherPackage", "inner": {"windowing_strategy": {}}}, "trigger.inner.on"),
         (COMPARED | {"on": "payload"}, ""),
         ({"id": "DataAmountTrigger"}, ""),
     ],
 )
 def test_a_model_without_embeddings_is_refused_where_they_are_compared(tmp_path: Path, trigger: Any, path: str) -> None:
     with installed(tmp_path / "plugin", MODELS, "Convolution", CONVOLUTION, "Convolution"):
-        found = check(normed() | {"model": {"id": "Convolution"}, "trigger": trigger}, RecordedReport())
+        found = check(normed() | {"model": {"id": "Convolution"}, "trigger": with_defaults(trigger)}, RecordedReport())
     assert [problem.path for problem in found] == [path] * bool(path)
     assert all("'Convolution' has none: it has no nn.Linear" in problem.message for problem in found)
 
@@ -193,7 +195,7 @@ def test_steps_of_one_sample_are_refused_where_they_cannot_work(sizes: dict[str,
 
 
 def test_embeddings_of_online_triggers_are_looked_for_too() -> None:
-    drift = {"id": "DataDriftTrigger", "on": "embeddings"}
+    drift = with_defaults({"id": "DataDriftTrigger", "on": "embeddings"})
     amount = {"id": "DataAmountTrigger", "num_samples": 8}
     assert _embedding_place({"trigger": amount, "online": {"trigger": drift}}) == "online.trigger.on"
     assert _embedding_place({"trigger": drift, "online": {"trigger": drift}}) == "trigger.on"

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from modyn.cache.breaker import CircuitBreaker
-from modyn.cache.memory_tier import MemoryTier
-from modyn.cache.redis_tier import RedisTier
-from modyn.cache.stores import StoreUsage
-from modyn.cache.tier import CacheTier, TierPlace
+from modyn.cache.tiers.breaker import CircuitBreaker
+from modyn.cache.tiers.memory_tier import MemoryTier
+from modyn.cache.tiers.redis_tier import RedisTier
+from modyn.cache.tiers.stores import StoreUsage
+from modyn.cache.tiers.tier import CacheTier, TierPlace
 from modyn.records import JobState, RunId
 from modyn.testing.waiting import eventually
 from modyn.trainer_server.cache_metrics import CacheCollector, RedisLook

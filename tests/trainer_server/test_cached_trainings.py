@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from modyn.cache.tier import TierPlace
-from modyn.dataset.cache_source import CacheSource
+from modyn.cache.tiers.tier import TierPlace
+from modyn.dataset.cached.cache_source import CacheSource
+from modyn.dataset.cached.sampler_loader import PROBED
 from modyn.dataset.connections import DatasetClients
-from modyn.dataset.sampler_loader import PROBED
 from modyn.errors import CancelledError
-from modyn.trainer_server.state_file import read_state_file
+from modyn.trainer_server.disk.state_file import read_state_file
 from tests.support.training import MemoryData, RecordedReport, TrainingRoom, small_pipeline, train_in_memory
 
 pytestmark = pytest.mark.usefixtures("preloaded_fakes")
@@ -35,13 +34,6 @@ DATA = {
     "deterministic_transformations": ["lambda x: x * 2"],
     "random_transformations": ["lambda x: x + torch.rand(1)"],
 }
-
-
-@pytest.fixture(autouse=True)
-def torch_as_it_was() -> Iterator[None]:
-    torch.set_num_threads(1)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @dataclass(frozen=True)
@@ -129,7 +121,7 @@ def test_trainings_prepare_samples_for_each_other(kind: str, tmp_path: Path) -> 
         pytest.param("batch then sample", True, marks=pytest.mark.slow),
     ],
 )
-def test_a_training_goes_on_in_its_order(kind: str, without: bool, tmp_path: Path) -> None:
+def test_a_training_resumes_in_its_order(kind: str, without: bool, tmp_path: Path) -> None:
     pipeline = pipeline_of(kind, checkpointing={"activated": True, "interval": 2})
     expected = train_in_memory(pipeline, MemoryData(40), tmp_path / "plain").result
     room = room_of(tmp_path)

@@ -13,7 +13,7 @@ from modyn.errors import ConfigError, DataError, InvalidArgumentError, NotFoundE
 from modyn.records import JobState, RunId
 from modyn.testing.fakes import FakeTrainerServer
 from modyn.testing.waiting import eventually
-from modyn.trainer_server.client import NOTHING_TRAINED, TrainerServerClient, TrainingRequest, TrainingStatus
+from modyn.trainer_server.client import TrainerServerClient, TrainingRequest, TrainingResult, TrainingStatus
 from tests.support.training_service import RUN, training_service
 
 HERE = Path(__file__).parent
@@ -39,18 +39,19 @@ class Site:
 
     def final(self, trigger_id: int = 0) -> TrainingStatus:
         *before, last = self.client.watch(RUN, trigger_id)
-        assert not [status for status in before if status.state.is_final]
-        assert last.state.is_final
+        states = [status.state for status in (*before, last)]
+        assert states == sorted(states, key=list(JobState).index)
+        assert [state.is_final for state in states] == [False] * len(before) + [True]
         return last
 
 
 def pretend(request: TrainingRequest) -> tuple[int, str, Mapping[str, Any]]:
-    """As the task of the same name, without a worker."""
+    """Do what the task of the same name does, without a worker."""
     act = request.pipeline["training"]["act"]
     if act == "fail":
         raise DataError("record 3 is short")
     if act == "train nothing":
-        return 0, "", {"num_samples": 0, NOTHING_TRAINED: "no whole batch"}
+        return 0, "", {"num_samples": 0, "nothing_trained": "no whole batch"}
     return 100 + request.trigger_id, "0" * 64, RESULT
 
 
@@ -88,8 +89,8 @@ def test_a_training_is_started_watched_and_made_once(site: Site) -> None:
     last = site.final(3)
     assert (last.state, last.model_id, last.weights_sha256) == (JobState.FINISHED, 103, "0" * 64)
     assert (last.samples_seen, last.samples_total, last.batches_seen, last.loss) == (10, 10, 2, 0.25)
-    assert last.result == RESULT
-    assert last.nothing_trained == ""
+    assert last.result == TrainingResult.from_mapping(RESULT)
+    assert last.result.nothing_trained == ""
     assert site.final(3) == last
     site.stored(3)
     again = site.client.start(site.request(3))
@@ -106,10 +107,10 @@ def test_turns_by_a_score_need_one_that_is_decided(site: Site) -> None:
         (
             by_score,
             None,
-            "turns go by a score, and for trigger 3 none is decided: .* set downsampling_turn, a position in downsampling_list from 0 to 1",
+            "turns depend on a score, and trigger 3 has no downsampling_turn: .* set downsampling_turn, a position in downsampling_list from 0 to 1",
         ),
         (by_score, 2, "downsampling_turn 2 of trigger 3 is wrong: give a position in downsampling_list from 0 to 1"),
-        (by_number, 1, "downsampling_turn 1 is given for trigger 3, and no turn goes by a score"),
+        (by_number, 1, "downsampling_turn 1 is given for trigger 3, but no turn depends on a score"),
     ):
         pipeline = {**plain.pipeline, "selection_strategy": selection}
         with pytest.raises(InvalidArgumentError, match=f"selection_strategy.downsampling_thresholds: {message}"):
@@ -125,9 +126,9 @@ def test_a_training_that_makes_no_model_is_finished_and_says_why(site: Site) -> 
     site.client.start(site.request(act="train nothing"))
     last = site.final()
     assert (last.state, last.model_id, last.weights_sha256) == (JobState.FINISHED, None, "")
-    assert (last.nothing_trained, last.loss) == ("no whole batch", None)
+    assert (last.result.nothing_trained, last.loss) == ("no whole batch", None)
     site.client.start(site.request(act="train nothing"))
-    assert site.final().nothing_trained == "no whole batch"
+    assert site.final().result.nothing_trained == "no whole batch"
 
 
 def test_a_failed_training_says_why_and_can_be_tried_again(site: Site) -> None:

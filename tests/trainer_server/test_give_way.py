@@ -1,4 +1,4 @@
-"""Trainings beside predictions give way, and never take back what they gave."""
+"""Trainings lower their priority next to predictions, and never raise it again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from modyn.trainer_server.train import give_way
 
 
 def niceness_after(steps: tuple[int, ...]) -> list[int]:
-    """Of this process, more than before, after each time that it gave way by so much more than it had then."""
+    """Return the niceness of this process after each time that it lowered its priority, relative to its start."""
     before, found = os.nice(0), []
     for step in steps:
         give_way(before + step)

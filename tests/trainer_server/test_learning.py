@@ -20,7 +20,7 @@ from modyn.models.weights import build_model, save_weights
 from modyn.records import RunId
 from modyn.trainer_server.check import check
 from modyn.trainer_server.divergence import _odd_rows
-from modyn.trainer_server.joint_step import JointStep
+from modyn.trainer_server.loop.joint_step import JointStep
 from tests.support.plugins import installed
 from tests.support.training import MemoryData, NoModel, RecordedReport, TrainingRoom, features_of, small_pipeline, train_in_memory
 
@@ -40,7 +40,7 @@ def test_a_training_of_which_every_step_is_skipped_fails(tmp_path: Path) -> None
     assert room.models.list() == []
     with pytest.raises(NoModel, match="all 5 steps were skipped") as found:
         room.train(small_pipeline({**NONE_MADE, "on_divergence": "keep_previous"}))
-    assert found.value.nothing.result["skipped_steps"] == 5
+    assert found.value.result["skipped_steps"] == 5
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -70,7 +70,7 @@ def test_schedulers_advance_as_often_as_steps_are_made(tmp_path: Path, fused: bo
 
 
 def optimizer_groups(path: Path) -> list[dict[str, Any]]:
-    from modyn.trainer_server.state_file import read_state_file
+    from modyn.trainer_server.disk.state_file import read_state_file
 
     state = read_state_file(path)
     return list(state["optimizers"]["default"]["param_groups"])
@@ -88,7 +88,7 @@ def test_schedulers_of_epochs_wait_for_an_epoch_with_a_step(tmp_path: Path) -> N
     assert {group["lr"] for group in optimizer_groups(path)} == {0.1 * 0.5**2}
 
 
-def test_a_training_that_goes_on_counts_its_skipped_steps_once(tmp_path: Path) -> None:
+def test_a_resumed_training_counts_its_skipped_steps_once(tmp_path: Path) -> None:
     options = {**SOME_MADE, "epochs_per_trigger": 2, "checkpointing": {"activated": True, "interval": 1}}
     options["lr_scheduler"] = {"name": "ExponentialLR", "step_every": "batch", "config": {"gamma": 0.5}}
     pipeline = small_pipeline(options)
@@ -200,17 +200,43 @@ def test_a_training_of_ignored_labels_alone_fails(tmp_path: Path) -> None:
         train_in_memory(pipeline, MemoryData(), tmp_path)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"optimizers": [{"name": "default", "algorithm": "SGD", "param_groups": [{"config": {"lr": 1e-30}}]}]},
+        {"gradient_clip_norm": 1e-30},
+        {"lr_scheduler": {"name": "ConstantLR", "step_every": "batch", "config": {"factor": 0.0, "total_iters": 10**6}}},
+    ],
+    ids=["learning rate", "clipped gradients", "schedule"],
+)
+def test_steps_that_change_nothing_are_a_warning(tmp_path: Path, options: dict[str, Any]) -> None:
+    """The first batch of each epoch has another loss than the second, so that the loss is not constant."""
+    room, options = (
+        TrainingRoom(tmp_path),
+        {**options, "epochs_per_trigger": 2, "checkpointing": {"activated": True, "interval": 1}},
+    )
+    found = room.train(small_pipeline(options)).result["warnings"]
+    assert found[0].startswith("no parameter changed in 10 steps, so the model is as it was: raise the learning rate")
+    with pytest.raises(CancelledError):
+        room.train(small_pipeline(options), report=RecordedReport(stop_after=6))
+    assert room.train(small_pipeline(options)).result["warnings"] == found
+
+
 def test_a_loss_of_zero_and_a_constant_one_are_warnings(tmp_path: Path) -> None:
     zeros = "def label_transformer_function(labels):\n    return labels.unsqueeze(1) * 0 - 1.0\n"
     hinge = small_pipeline({"optimization_criterion": {"name": "SoftMarginLoss"}})
     hinge["data"] = {**hinge["data"], "label_transformer_function": zeros}
     hinge["model"] = {"id": "MLP", "config": {"input_size": 6, "hidden_sizes": [8], "num_classes": 1}}
+    # The weights move, but the squared error of a label of 1e9 hides it.
+    far = {**hinge["data"], "label_transformer_function": zeros.replace("- 1.0", "+ 1e9")}
     still = {
         **hinge["training"],
-        "optimizers": [{"name": "default", "algorithm": "SGD", "param_groups": [{"config": {"lr": 1e-30}}]}],
+        "optimization_criterion": {"name": "MSELoss"},
+        "optimizers": [{"name": "default", "algorithm": "SGD", "param_groups": [{"config": {"lr": 1e-11}}]}],
+        "batch_size": 40,
+        "epochs_per_trigger": 4,
     }
-    still |= {"batch_size": 40, "epochs_per_trigger": 4}
-    found = train_in_memory({**hinge, "training": still}, MemoryData(), tmp_path).result
+    found = train_in_memory({**hinge, "data": far, "training": still}, MemoryData(), tmp_path).result
     assert [warning[:47] for warning in found["warnings"]] == ["the loss of every batch that was looked at was "]
     margin = {**hinge["training"], "optimization_criterion": {"name": "HingeEmbeddingLoss", "config": {"margin": -1e9}}}
     found = train_in_memory({**hinge, "training": margin}, MemoryData(), tmp_path).result
@@ -232,7 +258,7 @@ def test_a_divergence_names_the_samples_whose_inputs_are_not_finite(tmp_path: Pa
     pipeline = small_pipeline({"on_divergence": on_divergence})
     with pytest.raises(
         (TrainingError, NoModel),
-        match=r"loss of epoch 0 is nan; the inputs of 2 samples .* sample keys 4, 17; `modyn data locate`",
+        match=r"loss of epoch 0 is nan; the inputs of 2 samples .* sample keys 4, 17; `modyn data locate`.*`modyn data reindex NAME FILE`",
     ):
         train_in_memory(pipeline, MemoryData(payload=with_nan(4, 17)), tmp_path)
 

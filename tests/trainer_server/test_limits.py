@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modyn.dataset.functions import compile_function
+from modyn.dataset.code.functions import compile_function
 from modyn.errors import ModynError, TrainingError, UserCodeError
 from modyn.records import JobState
 from modyn.testing.waiting import PATIENCE_S

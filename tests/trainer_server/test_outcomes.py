@@ -19,8 +19,8 @@ from modyn.model_storage.client import ModelHeader
 from modyn.records import ModelVersion, RunId
 from modyn.testing.fakes import FakeModelStorage
 from modyn.trainer_server.client import TrainingRequest
-from modyn.trainer_server.files import clean_up, finished_path
-from modyn.trainer_server.hooks import DivergedError, check_weights
+from modyn.trainer_server.disk.files import clean_up, finished_path
+from modyn.trainer_server.loop.hooks import DivergedError, check_weights
 from modyn.workers import KeptModels
 from tests.support.training import MemoryData, NoModel, RecordedReport, TrainingRoom, small_pipeline
 
@@ -40,8 +40,7 @@ def test_a_trigger_set_of_no_whole_batch_trains_nothing(tmp_path: Path) -> None:
     with pytest.raises(NoModel, match=r"has 40 samples to train on, which is no whole batch of training\.batch_size 64") as found:
         room.train(small_pipeline({"batch_size": 64}), MemoryData(40))
     assert room.models.list() == []
-    assert found.value.nothing.result["num_batches"] == 0
-    assert found.value.nothing.result["nothing_trained"] == found.value.nothing.reason
+    assert found.value.result["num_batches"] == 0
     assert room.train(small_pipeline({"batch_size": 64, "drop_last_batch": False}), MemoryData(40)).result["num_batches"] == 1
 
 
@@ -75,8 +74,8 @@ def test_a_diverged_training_keeps_the_model_before_if_asked(tmp_path: Path) -> 
             parent_model_id=first.trained.model_id,
         )
     assert [model.version.model_id for model in room.models.list()] == [first.trained.model_id]
-    assert found.value.nothing.result["num_samples"] == 0
-    # The next training goes on from the parent, whose optimizers model storage still has.
+    assert found.value.result["num_samples"] == 0
+    # The next training starts from the parent, whose optimizers model storage still has.
     clean_up(tmp_path, TrainingRequest(RunId("memory-0001"), 1, small_pipeline(keeps)), stored=False)
     assert files(tmp_path) == {"finished/memory-0001.1.json"}
     room.train(small_pipeline(keeps), MemoryData(trigger_id=2), trigger_id=2, parent_model_id=first.trained.model_id)
@@ -92,7 +91,7 @@ def test_a_training_that_made_no_model_is_not_made_again_before_its_end_was_seen
     with pytest.raises(NoModel, match=why) as again:
         room.train(small_pipeline(options), data, report)
     assert report.messages == []  # a training reports its progress before its first batch
-    assert again.value.nothing == first.value.nothing
+    assert again.value.result == first.value.result
     # Another training under the same name is made, and a later one leaves nothing of it.
     assert room.train(small_pipeline({"epochs_per_trigger": 2}), MemoryData(41)).result["num_epochs"] == 2
     with pytest.raises(NoModel, match=why):
@@ -110,7 +109,7 @@ def test_an_end_without_model_that_cannot_be_kept_is_an_end_all_the_same(tmp_pat
     assert room.models.list() == []
 
 
-def test_weights_that_are_not_finite_are_found_whatever_the_loss(tmp_path: Path) -> None:
+def test_weights_that_are_not_finite_are_found_with_any_loss(tmp_path: Path) -> None:
     # The last step, after the last loss was computed, is the one that diverges.
     criterion = {"name": "CrossEntropyLoss", "config": {"reduction": "sum"}}
     options = {**DIVERGING, "epochs_per_trigger": 1, "batch_size": 40, "optimization_criterion": criterion}
@@ -146,7 +145,7 @@ class RefusingModels(FakeModelStorage):
 
 
 def test_a_finished_training_is_only_put_again_by_the_next_attempt(tmp_path: Path) -> None:
-    pipeline = small_pipeline({"seed": None})  # trained anew, it would have other weights
+    pipeline = small_pipeline({"seed": None})  # trained again, it would have other weights
     room = TrainingRoom(tmp_path, RefusingModels(2))
     for _ in range(2):
         with pytest.raises(ConflictError, match="is full"):
@@ -164,7 +163,7 @@ def test_an_attempt_that_was_killed_while_it_wrote_its_result_leaves_no_file(tmp
     program = (
         "import pathlib, resource, signal, sys\n"
         "from safetensors.torch import save\n"
-        "from modyn.trainer_server.files import keep_finished\n"
+        "from modyn.trainer_server.disk.files import keep_finished\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
         "keep_finished(pathlib.Path(sys.argv[1]), lambda path: path.write_bytes(save({})), {'notes': 'n' * 100_000}, {})"
@@ -199,7 +198,7 @@ def test_an_optimizer_state_that_cannot_be_kept_costs_no_model(tmp_path: Path) -
     assert "Permission denied" in found.result["optimizer_state_not_kept"]
 
 
-def test_a_training_after_one_whose_optimizer_state_was_not_kept_starts_it_anew(
+def test_a_training_after_one_whose_optimizer_state_was_not_kept_starts_without_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pipeline, room = small_pipeline({"keep_optimizer_state": True}), TrainingRoom(tmp_path)

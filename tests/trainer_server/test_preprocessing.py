@@ -53,7 +53,7 @@ def equal_weights(one: Outcome, other: Outcome) -> bool:
 def test_each_batch_of_the_first_epoch_updates_the_statistics_before_it_is_transformed(
     section: dict[str, Any], tmp_path: Path
 ) -> None:
-    """As by hand, with PyTorch and Preprocessing alone."""
+    """Do the same by hand, with PyTorch and Preprocessing alone."""
     room = TrainingRoom(tmp_path)
     pipeline = column_pipeline(section, {"epochs_per_trigger": 3, "drop_last_batch": False})
     trained = room.train(pipeline, ColumnData(20))
@@ -78,7 +78,7 @@ def test_each_batch_of_the_first_epoch_updates_the_statistics_before_it_is_trans
 def start_of(room: TrainingRoom, pipeline: dict[str, Any]) -> torch.nn.Module:
     """The model with the weights that a training with the seed begins with."""
     from modyn.models.weights import build_model
-    from modyn.trainer_server.checkpoint import derived_seed, seed_everything
+    from modyn.trainer_server.loop.seeding import derived_seed, seed_everything
 
     seed_everything(derived_seed(7, 0, 1))
     return build_model(pipeline["model"]["id"], pipeline["model"]["config"])
@@ -118,7 +118,7 @@ def test_before_training_all_batches_are_transformed_by_the_statistics_of_all_sa
     np.testing.assert_equal(statistics(room, outcome).state(), expected.state())
 
 
-def test_a_training_goes_on_from_the_statistics_of_its_parent_and_a_cold_one_begins_anew(tmp_path: Path) -> None:
+def test_a_training_starts_from_the_statistics_of_its_parent_and_a_cold_one_from_none(tmp_path: Path) -> None:
     room = TrainingRoom(tmp_path)
     pipeline = column_pipeline(DENSE)
     first = room.train(pipeline, ColumnData(16))
@@ -214,7 +214,7 @@ def test_a_bad_row_is_named_with_its_key_and_can_be_left_out(tmp_path: Path) -> 
         return b'{"age": "old", "income": 1, "site": null}' if key == 13 else ColumnData().payload(key)
 
     room = TrainingRoom(tmp_path)
-    with pytest.raises(DataError, match=r"sample 13 of dataset 'fake': column 'age': \"old\" is no number"):
+    with pytest.raises(DataError, match=r"sample 13 of dataset 'fake': column 'age': \"old\" is not a number"):
         room.train(column_pipeline(DENSE), ColumnData(24, payload=payload))
     data = {"dataset_id": "fake", "on_bad_sample": "skip"}
     outcome = room.train(column_pipeline(DENSE, {"drop_last_batch": False}, data=data), ColumnData(24, payload=payload))
@@ -226,6 +226,15 @@ def test_a_value_that_is_no_feature_is_named_with_its_key(tmp_path: Path) -> Non
     section = {**DENSE, "components": DENSE["components"][1:]}
     with pytest.raises(DataError, match="sample key 3: it has no value in column 'age'; add an Imputer"):
         TrainingRoom(tmp_path).train(column_pipeline(section), ColumnData(24))
+
+
+def test_a_number_that_is_too_large_is_named_with_its_key(tmp_path: Path) -> None:
+    def payload(key: int) -> bytes:
+        return b'{"age": 1, "income": 1e200, "site": null}' if key == 13 else ColumnData().payload(key)
+
+    section = {**DENSE, "components": [{**DENSE["components"][0], "columns": ["age"]}, *DENSE["components"][1:]]}
+    with pytest.raises(DataError, match=r"sample key 13: it has 1e\+200 in column 'income', which is too large"):
+        TrainingRoom(tmp_path).train(column_pipeline(section), ColumnData(24, payload=payload))
 
 
 @pytest.mark.parametrize(
@@ -326,7 +335,7 @@ def test_inputs_of_steps_that_update_no_statistics_are_counted_too(
     if tests_only:
         with pytest.raises(NoModel) as ended:
             room.train(pipeline, data, **rest)
-        found = ended.value.nothing.result["preprocessing"]
+        found = ended.value.result["preprocessing"]
     else:
         found = room.train(pipeline, data, **rest).result["preprocessing"]
     assert found["inputs"]["age"] == {"rows": 40, "missing": 1.0, "unlike": 0.0}

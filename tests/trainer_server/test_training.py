@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,10 @@ from modyn.model_storage.client import ModelHeader, StoredModelInfo
 from modyn.models.weights import build_model, save_weights
 from modyn.records import ModelVersion, RunId
 from modyn.testing.fakes import FakeModelStorage
-from modyn.trainer_server.checkpoint import derived_seed, seed_everything
 from modyn.trainer_server.client import TrainingRequest
-from modyn.trainer_server.config import TrainingConfig
-from modyn.trainer_server.files import clean_up
+from modyn.trainer_server.disk.files import clean_up
+from modyn.trainer_server.loop.seeding import derived_seed, seed_everything
+from modyn.trainer_server.request.config import TrainingConfig
 from modyn.trainer_server.train import configure_torch, run_training
 from modyn.workers import KeptModels
 from tests.support.training import (
@@ -47,13 +48,6 @@ from tests.support.training import (
 )
 
 Batches = list[tuple[Tensor, Tensor, Tensor]]
-
-
-@pytest.fixture(autouse=True)
-def torch_as_it_was() -> Iterator[None]:
-    torch.set_num_threads(1)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def batches_of(keys: list[int], batch_size: int = 8, drop_last: bool = True) -> Batches:
@@ -77,6 +71,18 @@ def fresh_model(pipeline: dict[str, Any], seed: int = 7, trigger_id: int = 0) ->
     return model
 
 
+def by_hand(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Batches) -> list[float]:
+    """Make a step of each batch. Return the losses before the steps."""
+    losses = []
+    for inputs, labels, _weights in batches:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        torch.autograd.backward(loss)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
 def equal(found: Outcome, model: nn.Module) -> bool:
     expected = model.state_dict()
     return found.weights.keys() == expected.keys() and all(torch.equal(found.weights[name], expected[name]) for name in expected)
@@ -92,16 +98,7 @@ def test_a_training_equals_a_loop_written_by_hand(tmp_path: Path) -> None:
     found = train_in_memory(pipeline, MemoryData(45), tmp_path)
 
     model = fresh_model(pipeline)
-    optimizer, criterion = torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss()
-    losses = []
-    for _ in range(3):
-        for inputs, labels, _weights in batches_of(list(range(45))):
-            optimizer.zero_grad()
-            loss = criterion(model(inputs), labels)
-            torch.autograd.backward(loss)
-            optimizer.step()
-            losses.append(loss.item())
-
+    losses = by_hand(model, torch.optim.SGD(model.parameters(), lr=0.1), 3 * batches_of(list(range(45))))
     assert equal(found, model)
     assert (found.result["num_samples"], found.result["num_batches"], found.result["num_epochs"]) == (120, 15, 3)
     means = [sum(losses[i : i + 5]) / 5 for i in (0, 5, 10)]
@@ -176,7 +173,7 @@ def test_mixed_precision_equals_autocast(tmp_path: Path) -> None:
     assert not same(found, train_in_memory(small_pipeline(), MemoryData(24), tmp_path))
 
 
-def test_the_same_seed_gives_the_same_weights_whatever_happened_before(tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_weights_after_anything(tmp_path: Path) -> None:
     options = {"shuffle": True, "epochs_per_trigger": 2, "seed": None}
     pipeline = small_pipeline(options)
     pipeline["model"]["config"]["dropout"] = 0.5
@@ -214,12 +211,7 @@ def test_fine_tuning_starts_from_the_parent_and_from_scratch_does_not(tmp_path: 
     second = room.train(small_pipeline(), MemoryData(trigger_id=1), trigger_id=1, parent_model_id=first.trained.model_id)
 
     model = fresh_model(small_pipeline())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(2):
-        for inputs, labels, _weights in batches_of(list(range(40))):
-            optimizer.zero_grad()
-            torch.autograd.backward(nn.functional.cross_entropy(model(inputs), labels))
-            optimizer.step()
+    by_hand(model, torch.optim.SGD(model.parameters(), lr=0.1), 2 * batches_of(list(range(40))))
     assert equal(second, model)
     info = room.models.describe(second.trained.model_id)
     assert (info.version.parent_id, info.model_class) == (first.trained.model_id, "MLP")
@@ -275,13 +267,9 @@ def test_a_bound_on_samples_is_kept_exactly(tmp_path: Path, drop_last: bool, bou
     assert len(found.result["losses"]) == len(batch_sizes)
 
     model = fresh_model(small_pipeline())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     epoch = batches_of(list(range(20)), drop_last=drop_last)
-    for i, size in enumerate(batch_sizes):
-        inputs, labels, _ = epoch[i % len(epoch)]
-        optimizer.zero_grad()
-        torch.autograd.backward(nn.functional.cross_entropy(model(inputs[:size]), labels[:size]))
-        optimizer.step()
+    batches = [(inputs[:size], labels[:size], weights) for size, (inputs, labels, weights) in zip(batch_sizes, cycle(epoch))]
+    by_hand(model, torch.optim.SGD(model.parameters(), lr=0.1), batches)
     assert equal(found, model)
 
 
@@ -352,25 +340,18 @@ def test_a_plateau_is_judged_by_the_mean_loss_of_an_epoch(tmp_path: Path) -> Non
     training = {"optimizers": rate, "lr_scheduler": scheduler, "epochs_per_trigger": 12}
     found = train_in_memory(small_pipeline(training), MemoryData(40), tmp_path)
 
-    def by_hand(judged_by: Callable[[list[float]], float]) -> tuple[nn.Module, float]:
+    def judged(by: Callable[[list[float]], float]) -> tuple[nn.Module, float]:
         model = fresh_model(small_pipeline())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.9)
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=0.1)
         for _ in range(12):
-            losses = []
-            for inputs, labels, _weights in batches_of(list(range(40))):
-                optimizer.zero_grad()
-                loss = nn.functional.cross_entropy(model(inputs), labels)
-                torch.autograd.backward(loss)
-                optimizer.step()
-                losses.append(loss.item())
-            plateau.step(judged_by(losses))
+            plateau.step(by(by_hand(model, optimizer, batches_of(list(range(40))))))
         return model, optimizer.param_groups[0]["lr"]
 
-    model, last_rate = by_hand(lambda losses: sum(losses) / len(losses))
+    model, last_rate = judged(lambda losses: sum(losses) / len(losses))
     assert last_rate < 0.9, "no plateau was met"
     assert equal(found, model)
-    assert not equal(found, by_hand(lambda losses: losses[-1])[0])
+    assert not equal(found, judged(lambda losses: losses[-1])[0])
 
 
 def test_early_stopping_ends_when_the_loss_no_longer_falls(tmp_path: Path) -> None:
@@ -394,7 +375,7 @@ def test_losses_are_kept_every_n_batches(tmp_path: Path) -> None:
     assert none.result["losses"] == []
 
 
-def test_the_state_of_optimizers_goes_on_with_the_model_if_it_is_kept(tmp_path: Path) -> None:
+def test_the_state_of_optimizers_stays_with_the_model_if_it_is_kept(tmp_path: Path) -> None:
     adam = [{"name": "default", "algorithm": "Adam", "param_groups": [{"config": {"lr": 0.01}}]}]
     scheduler = {"name": "ExponentialLR", "config": {"gamma": 0.1}}
     pipeline = small_pipeline({"keep_optimizer_state": True, "optimizers": adam, "lr_scheduler": scheduler})
@@ -405,14 +386,8 @@ def test_the_state_of_optimizers_goes_on_with_the_model_if_it_is_kept(tmp_path: 
     second = elsewhere.train(pipeline, MemoryData(trigger_id=1), trigger_id=1, parent_model_id=first.trained.model_id)
 
     model = fresh_model(pipeline)
-    optimizer = torch.optim.Adam(
-        model.parameters(), lr=0.01
-    )  # schedulers start anew, so both trainings have the rate of the config
-    for _ in range(2):
-        for inputs, labels, _weights in batches_of(list(range(40))):
-            optimizer.zero_grad()
-            torch.autograd.backward(nn.functional.cross_entropy(model(inputs), labels))
-            optimizer.step()
+    # Schedulers start again, so both trainings have the rate of the config.
+    by_hand(model, torch.optim.Adam(model.parameters(), lr=0.01), 2 * batches_of(list(range(40))))
     assert equal(second, model)
     assert list((tmp_path / "optimizers").iterdir()) == []
 
@@ -521,7 +496,7 @@ def test_a_result_lists_no_more_bad_samples_than_a_hundred(tmp_path: Path) -> No
     room = TrainingRoom(tmp_path)
     with pytest.raises(NoModel, match="left out by data.on_bad_sample") as caught:
         room.train(small_pipeline(data=data), MemoryData(160))
-    assert len(caught.value.nothing.result["bad_samples"]) == 100
+    assert len(caught.value.result["bad_samples"]) == 100
 
 
 def test_a_group_of_batches_that_lost_its_last_one_steps_without_it(tmp_path: Path) -> None:

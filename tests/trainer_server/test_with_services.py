@@ -27,7 +27,7 @@ from modyn.state_folders import prepare_run_dir
 from modyn.storage.client import StorageClient
 from modyn.testing.stack import clean_environment
 from modyn.testing.waiting import eventually
-from modyn.trainer_server.client import TrainerServerClient, TrainingJob, TrainingRequest, TrainingStatus
+from modyn.trainer_server.client import TrainerServerClient, TrainingJob, TrainingRequest, TrainingResult, TrainingStatus
 from modyn.trainer_server.service import PRELOAD
 from tests.support.running_storage import start_storage
 from tests.support.training import NUM_FEATURES, small_pipeline
@@ -107,7 +107,7 @@ def test_a_training_ends_with_its_model_in_model_storage(config: SystemConfig, t
         found = models.find(RUN, 0)
         assert found is not None
         assert found.version.model_id == status.model_id
-        assert found.training_result == status.result
+        assert TrainingResult.from_mapping(found.training_result) == status.result
         first = found.version.weights_sha256
         models.delete(found.version.model_id)
         again = trained(config, pipeline())  # its model is gone, so it is trained again
@@ -121,14 +121,14 @@ def test_a_training_ends_with_its_model_in_model_storage(config: SystemConfig, t
 
 def test_a_session_reads_what_is_stored_by_now(config: SystemConfig) -> None:
     first = trained(config, pipeline())
-    assert first.result["num_skipped"] == 0
+    assert first.result.counts.num_skipped == 0
     with closing(StorageClient(config.endpoint("storage"))) as storage:
         storage.delete_samples("numbers", np.array([3, 5]))
     with closing(ModelStorageClient(config.endpoint("model_storage"))) as models:
         assert first.model_id is not None
         models.delete(first.model_id)
     again = trained(config, pipeline())
-    assert (again.result["num_skipped"], again.result["num_samples"]) == (2 * 2, 2 * (NUM_SAMPLES - 2))
+    assert (again.result.counts.num_skipped, again.result.counts.num_samples) == (2 * 2, 2 * (NUM_SAMPLES - 2))
 
 
 def test_a_parser_that_raises_fails_the_training_and_is_named(config: SystemConfig) -> None:

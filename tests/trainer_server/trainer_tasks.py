@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from modyn.config.base import Problem
-from modyn.dataset.functions import compile_function
+from modyn.dataset.code.functions import compile_function
 from modyn.errors import DataError
 from modyn.model_storage.client import StoredModelInfo
 from modyn.records import ModelVersion
 from modyn.rpc.logs import configure_logs
-from modyn.trainer_server.client import NOTHING_TRAINED, NothingTrained, TrainingJob
+from modyn.trainer_server.client import TrainingJob, TrainingResult
 from modyn.workers import JobConnection
 from tests.support.training import MemoryData, RecordedReport, TrainingRoom
 
@@ -36,7 +36,7 @@ class PassedOn(RecordedReport):
 
 
 def train(request: tuple[dict[str, Any], MemoryData, str, float], connection: JobConnection) -> StoredModelInfo:
-    """Train `pipeline` on `data` below `folder`. With a `delay`, each payload request takes so many seconds, and the 30th takes an hour,
+    """Train `pipeline` on `data` below `folder`. With a `delay`, each payload request takes that number of seconds, and the 30th takes an hour,
     so that a test can end the training while it runs."""
     pipeline, data, folder, delay = request
     configure_logs("trainer_worker")
@@ -48,7 +48,7 @@ def train(request: tuple[dict[str, Any], MemoryData, str, float], connection: Jo
     return TrainingRoom(Path(folder)).train(pipeline, data, PassedOn(connection)).stored
 
 
-def pretend(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | NothingTrained:
+def pretend(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | TrainingResult:
     """Send the messages and the result of a training without training. `pipeline.training.act` selects how it ends."""
     request = job.request
     act = request.pipeline["training"]["act"]
@@ -65,7 +65,7 @@ def pretend(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | No
     if act == "fail in no language":
         raise ValueError("cannot read '\udcff\0'")
     if act == "train nothing":
-        return NothingTrained("no whole batch", {"num_samples": 0, NOTHING_TRAINED: "no whole batch"})
+        return TrainingResult(nothing_trained="no whole batch")
     if act == "die":
         os.kill(os.getpid(), 9)
     while act == "wait" and not Path(request.pipeline["training"].get("until", "/nowhere")).exists():

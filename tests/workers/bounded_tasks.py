@@ -1,4 +1,4 @@
-"""What the tests of bounded processes ask for."""
+"""Functions that bounded processes run in tests."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
 
 def ended(process: BoundedProcess, what: str, number: int = 0) -> EndedError:
-    """How the process ends that is asked for `what`."""
+    """Return how a process ends after the request `what`."""
     with pytest.raises(EndedError) as caught:
         list(process.ask((what, number)))
     assert not process.takes_requests
@@ -69,7 +69,7 @@ def test_a_request_that_makes_it_crash_or_takes_too_much_is_at_fault(start: Star
 
 
 def test_a_request_that_works_without_end_is_at_fault(start: Start) -> None:
-    """Unless the machine does so much else that it hardly gets to work."""
+    """It is not if the machine is so busy that the process hardly runs."""
 
     def is_at_fault() -> bool:
         process = start(silence_s=0.3)

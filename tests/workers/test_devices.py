@@ -1,4 +1,4 @@
-"""Which GPUs there are, asked with and without PyTorch in the process."""
+"""Number of GPUs, with and without PyTorch in the process."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def test_a_device_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch, dev
 
 
 def test_a_driver_that_fails_is_an_error_that_may_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A PyTorch whose driver is broken, in the process that is asked."""
+    """PyTorch with a broken driver in the process that counts the GPUs."""
     (tmp_path / "torch.py").write_text("raise RuntimeError('Unexpected error from cudaGetDeviceCount')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     devices.gpu_bytes.cache_clear()
     with pytest.raises(UnavailableError, match=r"count the GPUs of this machine: RuntimeError: Unexpected error .*`nvidia-smi`"):
         devices.gpu_bytes()
     (tmp_path / "torch.py").write_text("class cuda:\n    is_available = staticmethod(lambda: False)")
-    assert devices.gpu_bytes() == ()  # It is asked again.
+    assert devices.gpu_bytes() == ()  # a failure is not cached
     devices.gpu_bytes.cache_clear()
 
 

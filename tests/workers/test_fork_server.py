@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,18 +15,26 @@ from modyn.testing.waiting import PATIENCE_S
 
 HERE = Path(__file__).parent
 
+
+def run(folder: Path, program: str, **options: Any) -> str:
+    """Run a program as a service, in a process of its own, and return its output. It may use the names `{here}` and `{log}` of folders."""
+    path = folder / "service.py"
+    path.write_text(textwrap.dedent(program).replace("{here!r}", repr(str(HERE))).replace("{log!r}", repr(str(folder / "log"))))
+    done: subprocess.CompletedProcess[str] = subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, timeout=PATIENCE_S, check=False, **options
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 # In a process of its own: the fork server of this one serves the other tests.
 SERVICE = """
     import sys
     sys.path.insert(0, {here!r})
     from pathlib import Path
+    from fork_servers import children
     from modyn.testing.waiting import eventually
     from modyn.workers import JobSpec, SessionRules, WorkerPool
-
-    def children():
-        pids = {{pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}}
-        servers = (b"forkserver", b"resource_tracker")
-        return [pid for pid in pids if any(name in Path("/proc", pid, "cmdline").read_bytes() for name in servers)]
 
     if __name__ == "__main__":
         pool = WorkerPool(1, rules=SessionRules(idle_s=60), preload=(), server_idle_s=0.0)
@@ -50,17 +59,15 @@ SERVICE = """
 
 
 def test_the_fork_server_is_there_on_demand_and_ends_without_workers(tmp_path: Path) -> None:
-    path = tmp_path / "service.py"
-    path.write_text(textwrap.dedent(SERVICE).format(here=str(HERE), log=str(tmp_path)))
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
-    assert done.stdout.splitlines() == [
+    (tmp_path / "log").mkdir()
+    assert run(tmp_path, SERVICE).splitlines() == [
         "before the first job: True",
         "ended without workers: True",
         "started again: True",
         "kept while a session waits: True",
         "same for all: True",
         "ended with its last session: True",
-    ], done.stderr
+    ]
 
 
 def test_a_fork_server_that_hangs_is_ended_too(tmp_path: Path) -> None:
@@ -68,31 +75,18 @@ def test_a_fork_server_that_hangs_is_ended_too(tmp_path: Path) -> None:
     # The alarm ends it in any case.
     (tmp_path / "hanging.py").write_text("import signal\nsignal.alarm(60)\nsignal.pause()\n")
     program = """
-        import psutil
+        import sys
+        sys.path.insert(0, {here!r})
+        from fork_servers import children
         from modyn.testing.waiting import eventually
         from modyn.workers import fork_server
-
-        def is_server(process):
-            try:
-                return any(name in " ".join(process.cmdline()) for name in ("forkserver", "resource_tracker"))
-            except psutil.NoSuchProcess:  # it has just ended
-                return False
-
-        def children():
-            return [child for child in psutil.Process().children() if is_server(child)]
 
         if __name__ == "__main__":
             fork_server.warm_up(["hanging"], 0.0)
             eventually(lambda: children() == [], timeout_s=20)
     """
-    path = tmp_path / "service.py"
-    path.write_text(textwrap.dedent(program))
     search = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    variables = {**os.environ, "PYTHONPATH": search}
-    done = subprocess.run(
-        [sys.executable, str(path)], env=variables, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run(tmp_path, program, env={**os.environ, "PYTHONPATH": search})
 
 
 def test_a_module_in_the_folder_of_the_service_stands_for_no_other(tmp_path: Path) -> None:
@@ -110,16 +104,13 @@ def test_a_module_in_the_folder_of_the_service_stands_for_no_other(tmp_path: Pat
             print("PYTHONSAFEPATH" in job.result(60))
             pool.close()
     """
-    path = tmp_path / "service.py"
-    path.write_text(textwrap.dedent(program).format(here=str(HERE), log=str(tmp_path / "log")))
-    command = [sys.executable, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True, cwd=tmp_path / "here")
-    assert done.stdout == "False\n", "scripts that user code starts find what lies beside them"
+    output = run(tmp_path, program, cwd=tmp_path / "here")
+    assert output == "False\n", "scripts that user code starts find the modules of their own folder"
     assert [found.name for found in (tmp_path / "here").iterdir()] == ["colorsys.py"]
 
 
 def test_its_end_is_the_death_of_its_workers(tmp_path: Path) -> None:
-    """And the next worker is forked from another one."""
+    """The next worker is forked from another server."""
     program = """
         import os, signal, sys
         sys.path.insert(0, {here!r})
@@ -144,10 +135,7 @@ def test_its_end_is_the_death_of_its_workers(tmp_path: Path) -> None:
             print(submit("count", 3).result(60))
             pool.close()
     """
-    path = tmp_path / "service.py"
-    path.write_text(textwrap.dedent(program).format(here=str(HERE), log=str(tmp_path / "log")))
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
-    assert done.stdout == "True\n3\n", done.stderr
+    assert run(tmp_path, program) == "True\n3\n"
 
 
 def test_processes_that_are_not_workers_keep_it(tmp_path: Path) -> None:
@@ -170,16 +158,12 @@ def test_processes_that_are_not_workers_keep_it(tmp_path: Path) -> None:
                 print(child.exitcode, server == running())
             eventually(lambda: running() is None)
     """
-    path = tmp_path / "service.py"
-    path.write_text(textwrap.dedent(program))
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert done.stdout == "0 True\n", done.stderr
-    assert done.returncode == 0, done.stderr
+    assert run(tmp_path, program) == "0 True\n"
 
 
 @pytest.mark.slow
 def test_processes_of_batches_keep_it(tmp_path: Path) -> None:
-    """Those of a training or a measurement, in a process that had workers before."""
+    """These are processes of a training or a measurement, in a process that had workers before."""
     program = """
         import time
         from torch.utils.data import Dataset
@@ -199,15 +183,11 @@ def test_processes_of_batches_keep_it(tmp_path: Path) -> None:
             print([first, *batches])
             eventually(lambda: fork_server.forkserver._forkserver._forkserver_pid is None)
     """
-    path = tmp_path / "service.py"
-    path.write_text(textwrap.dedent(program))
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert done.stdout == "[0, 1, 2, 3, 4, 5, 6, 7]\n", done.stderr
-    assert done.returncode == 0, done.stderr
+    assert run(tmp_path, program) == "[0, 1, 2, 3, 4, 5, 6, 7]\n"
 
 
 def test_variables_of_workers_are_none_of_the_service(tmp_path: Path) -> None:
-    """What else the service starts, a command or a profiler, is not set up as a worker."""
+    """Other child processes of the service, such as a profiler, do not get the environment of workers."""
     program = """
         import os
         from modyn.workers import fork_server
@@ -217,7 +197,4 @@ def test_variables_of_workers_are_none_of_the_service(tmp_path: Path) -> None:
             fork_server.warm_up(["colorsys"], 0.0)
             print(set(os.environ.items()) ^ set(before.items()))
     """
-    path = tmp_path / "service.py"
-    path.write_text(textwrap.dedent(program))
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
-    assert done.stdout == "set()\n"
+    assert run(tmp_path, program) == "set()\n"

@@ -1,4 +1,4 @@
-"""Which files of modules end a session when they change."""
+"""Files of modules whose change ends a session."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from modyn.workers.imported_files import ImportedFiles
+from modyn.workers.worker_process import ImportedFiles
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import pytest
@@ -49,11 +50,8 @@ def test_many_starts_at_once_begin_one_job() -> None:
         begun.append("a")
         return table.set("a", Status())
 
-    threads = [threading.Thread(target=table.start, args=("a", lambda: None, begin)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: table.start("a", lambda: None, begin), range(8)))
     assert begun == ["a"]
     table.settle("a", lambda status: replace(status, state=JobState.FAILED))
     assert table.start("a", lambda: ENDED, begin) == ENDED  # an end that is stored elsewhere counts more than a failed attempt

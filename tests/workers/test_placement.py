@@ -1,4 +1,4 @@
-"""Placement as a pure function: whatever sessions there are, its choice is allowed, and as good as any other."""
+"""Placement as a pure function: for all sessions, its choice is allowed, and no other is better."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions of workers: one process for the jobs of one key, with its settings put back between them, and a new one after every failure."""
+"""Sessions of workers: one process for the jobs of one key, whose settings are restored after each job, and a new process after each failure."""
 
 from __future__ import annotations
 
@@ -11,21 +11,16 @@ from typing import Any
 import pytest
 
 from modyn.errors import CancelledError, DataError, TrainingError, UnavailableError, UserCodeError, WorkerDiedError
+from modyn.local.service_process import is_alive
 from modyn.log_files import LogLimits
 from modyn.testing.waiting import PATIENCE_S, eventually
 from modyn.workers import Job, JobSpec, SessionRules, WorkerLimits, WorkerPool
 from tests.support.preloaded import PRELOADED
 
-HERE = Path(__file__).parent
 FOR_LONG = SessionRules(idle_s=600.0)
 
 Make = Callable[..., WorkerPool]
 Submit = Callable[..., Job]
-
-
-@pytest.fixture(autouse=True)
-def tasks_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(HERE)
 
 
 @pytest.fixture
@@ -61,20 +56,13 @@ def pid(submit: Submit, session: str | None = "a") -> int:
     return found
 
 
-def alive(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def test_jobs_of_one_session_share_a_process_and_others_do_not(submit: Submit) -> None:
     first = pid(submit)
     assert pid(submit) == first
     assert pid(submit, "b") != first
     alone = pid(submit, None)
     assert pid(submit, None) != alone
-    assert not alive(first)  # with one worker allowed, the other sessions took its place
+    assert not is_alive(first)  # with one worker allowed, the other sessions took its place
 
 
 def test_each_job_writes_its_own_log(submit: Submit, tmp_path: Path) -> None:
@@ -123,7 +111,7 @@ def test_a_job_that_fails_ends_its_session(submit: Submit) -> None:
         job.result(PATIENCE_S)
     assert job.worker_pid == first
     assert pid(submit) != first
-    assert not alive(first)
+    assert not is_alive(first)
 
 
 def test_a_result_that_cannot_be_sent_ends_the_session(submit: Submit) -> None:
@@ -168,7 +156,7 @@ def test_a_worker_that_is_killed_while_idle_fails_nothing(submit: Submit) -> Non
 def test_a_worker_that_ends_before_it_begins_a_job_is_replaced(
     submit: Submit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here because a file that it has imported was changed, which it finds when it is asked."""
+    """Here an imported file has changed, which the worker finds when it gets the job."""
     monkeypatch.syspath_prepend(tmp_path)
     module = tmp_path / "changing.py"
     module.write_text("VALUE = 1")
@@ -180,7 +168,7 @@ def test_a_worker_that_ends_before_it_begins_a_job_is_replaced(
 def test_an_idle_session_ends_by_itself(make_pool: Make, tmp_path: Path) -> None:
     submit = submitter(make_pool(rules=SessionRules(idle_s=0.1)), tmp_path)
     first = pid(submit)
-    eventually(lambda: not alive(first))
+    eventually(lambda: not is_alive(first))
     assert pid(submit) != first
 
 
@@ -195,7 +183,7 @@ def test_a_session_ends_when_it_has_grown_to_half_of_the_limit(make_pool: Make, 
     first = pid(submit)
     assert pid(submit) == first
     submit("reserve", 2**36).result(PATIENCE_S)
-    eventually(lambda: not alive(first))
+    eventually(lambda: not is_alive(first))
     assert pid(submit) != first
 
 
@@ -235,7 +223,7 @@ def test_a_closed_pool_has_no_idle_workers(make_pool: Make, tmp_path: Path) -> N
     pool = make_pool()
     first = pid(submitter(pool, tmp_path))
     pool.close()
-    assert not alive(first)
+    assert not is_alive(first)
 
 
 def test_a_fork_server_has_not_begun_to_use_cuda(submit: Submit) -> None:

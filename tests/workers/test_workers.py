@@ -29,16 +29,12 @@ from modyn.errors import (
     UnavailableError,
     WorkerDiedError,
 )
+from modyn.local.service_process import is_alive
 from modyn.testing.waiting import PATIENCE_S, eventually
 from modyn.workers import Job, JobSpec, JobState, SessionRules, WorkerPool
 from tests.support.preloaded import PRELOADED
 
 HERE = Path(__file__).parent
-
-
-@pytest.fixture(autouse=True)
-def tasks_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(HERE)
 
 
 @pytest.fixture
@@ -61,15 +57,8 @@ def submit(pool: WorkerPool, tmp_path: Path) -> Submit:
     return run
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def no_thread(_: threading.Thread) -> None:
-    """What starting a thread is like when the system has none left."""
+    """Replacement of Thread.start for a system that has no threads left."""
     raise RuntimeError("can't start new thread")
 
 
@@ -159,18 +148,11 @@ def test_a_request_that_cannot_be_sent_is_an_error(submit: Submit) -> None:
         job.result(PATIENCE_S)
 
 
-def test_a_job_whose_log_cannot_be_made_runs_and_says_why_it_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(HERE)
+def test_a_job_whose_log_cannot_be_made_runs_and_says_why_it_has_none(submit: Submit, tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("in the place of the folder")
-    pool = WorkerPool(1, preload=PRELOADED)
-    try:
-        failed = pool.submit(JobSpec("worker_tasks:our_error", None, name="job", log_path=tmp_path / "logs" / "x"))
-        with pytest.raises(
-            DataError, match=r"record 7 is short.* \(its log .*/logs/x cannot be written: (File exists|Not a directory)\)"
-        ):
-            failed.result(PATIENCE_S)
-    finally:
-        pool.close(0.5)
+    reason = r"record 7 is short.* \(its log .*/logs/our_error cannot be written: (File exists|Not a directory)\)"
+    with pytest.raises(DataError, match=reason):
+        submit("our_error").result(PATIENCE_S)
 
 
 def test_a_job_stops_on_request(submit: Submit, tmp_path: Path) -> None:
@@ -239,17 +221,19 @@ def test_jobs_are_bounded_and_begin_in_order(pool: WorkerPool, tmp_path: Path) -
     assert max(job.result(PATIENCE_S) for job in jobs) == 2
 
 
-def test_without_a_thread_a_job_is_refused_and_later_ones_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = WorkerPool(1, preload=PRELOADED)
+def test_without_a_thread_a_job_is_refused_and_later_ones_run(
+    submit: Submit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ended: list[Job] = []
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", no_thread)
-        with pytest.raises(UnavailableError, match="job a cannot start: can't start new thread; try again .* limit of threads"):
-            pool.submit(JobSpec("worker_tasks:count", 1, name="job a", log_path=tmp_path / "a"), on_done=ended.append)
-    assert pool.submit(JobSpec("worker_tasks:count", 2, name="job b", log_path=tmp_path / "b")).result(PATIENCE_S) == 2
-    pool.close()
+        with pytest.raises(
+            UnavailableError, match="job count cannot start: can't start new thread; try again .* limit of threads"
+        ):
+            submit("count", 1, on_done=ended.append)
+    assert not (tmp_path / "logs").exists()
+    assert submit("count", 2).result(PATIENCE_S) == 2
     assert not ended
-    assert not (tmp_path / "a").exists()
 
 
 def test_without_a_further_thread_a_job_waits_for_the_workers_that_there_are(
@@ -299,7 +283,7 @@ def test_a_callback_that_raises_ends_the_job_and_its_worker(submit: Submit, capl
     job = submit("until_stopped", on_message=listener)
     with pytest.raises(TrainingError, match="cannot be watched: RuntimeError"):
         job.result(PATIENCE_S)
-    eventually(lambda: not alive(pids[0]))
+    eventually(lambda: not is_alive(pids[0]))
     assert "the watcher of job until_stopped failed" in caplog.text
 
 
@@ -326,7 +310,7 @@ def test_a_closed_pool_has_no_workers_and_takes_no_jobs(tmp_path: Path) -> None:
     eventually(lambda: pids)
     pool.close()
     assert [job.state for job in jobs] == [JobState.STOPPED, JobState.STOPPED]
-    assert not alive(pids[0])
+    assert not is_alive(pids[0])
     with pytest.raises(ConflictError, match="shutting down"):
         pool.submit(JobSpec("worker_tasks:count", 1, name="late", log_path=tmp_path / "late"))
 
@@ -339,8 +323,8 @@ def test_children_of_workers_come_from_the_same_server_and_die_with_their_worker
     assert parent_of_child == server
     os.kill(worker, signal.SIGKILL)
     assert job.wait(PATIENCE_S)
-    eventually(lambda: not alive(child))
-    assert alive(server)
+    eventually(lambda: not is_alive(child))
+    assert is_alive(server)
 
 
 SERVICE = """
@@ -368,7 +352,7 @@ SERVICE = """
 
 @contextmanager
 def service(tmp_path: Path, task: str, request: object, seconds: float) -> Iterator[subprocess.Popen[str]]:
-    """A process that prints the first word of its worker, then goes on for `seconds`."""
+    """A process that prints the first message of its worker, then lives for `seconds`."""
     path = tmp_path / "service.py"
     path.write_text(
         textwrap.dedent(SERVICE).format(here=str(HERE), log=str(tmp_path), task=task, request=request, seconds=seconds)
@@ -386,14 +370,14 @@ def test_workers_die_with_a_killed_service(tmp_path: Path, task: str, request_: 
         assert process.stdout is not None
         fork_server = int(process.stdout.readline())
         worker = int(process.stdout.readline())
-        assert alive(fork_server)
-        assert alive(worker)
+        assert is_alive(fork_server)
+        assert is_alive(worker)
         process.kill()
-    eventually(lambda: not alive(worker) and not alive(fork_server))
+    eventually(lambda: not is_alive(worker) and not is_alive(fork_server))
 
 
 def test_a_service_that_ends_does_not_wait_for_its_workers(tmp_path: Path) -> None:
     with service(tmp_path, "until_stopped", None, 0) as process:
         output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
-    eventually(lambda: not alive(int(output.split()[-1])))
+    eventually(lambda: not is_alive(int(output.split()[-1])))

@@ -124,7 +124,7 @@ def environment(_: object, connection: JobConnection) -> dict[str, str]:
 
 
 def settings(_: object, connection: JobConnection) -> dict[str, Any]:
-    """What a job may find changed by another one."""
+    """Return the settings that another job may have changed."""
     import numpy as np
     import torch
 
@@ -195,7 +195,7 @@ def draw(_: object, connection: JobConnection) -> tuple[float, float, float]:
 
 
 def pages_taken(num_rounds: int, connection: JobConnection) -> int:
-    """How many pages the system gives for rounds that take 32 MB and free it, once a round was made."""
+    """Return the number of new pages for rounds that allocate and free 32 MB, after a first round."""
     import torch
 
     def rounds(num: int) -> int:
@@ -234,7 +234,7 @@ def report_device(_: object, connection: JobConnection) -> None:
 
 
 def use_cuda(_: object, connection: JobConnection) -> tuple[bool, float]:
-    """Whether CUDA runs here already, and what comes of a sum on the GPU, or on the CPU where there is none."""
+    """Return whether CUDA is initialised, and the result of a sum on the GPU, or on the CPU if there is none."""
     import torch
 
     in_use = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

@@ -1,4 +1,5 @@
-// Memory for results. A fresh buffer costs as much as filling it: the kernel clears every page of it first. So a few are kept.
+// Reusable memory for results. A fresh buffer takes as long to allocate as to fill, because the kernel clears each page. So a few buffers are
+// kept.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +12,7 @@ namespace modyn {
 
 class BufferPool;
 
-// Gives a buffer back to its pool, from any thread; without a pool, to the system.
+// Returns a buffer to its pool, from any thread; without a pool, to the system.
 struct GiveBack {
   BufferPool* pool = nullptr;
   std::size_t capacity = 0;
@@ -19,17 +20,17 @@ struct GiveBack {
   void operator()(std::uint8_t* data) const noexcept;
 };
 
-// Writable memory of at least the size asked for, with undefined content: `get_deleter().capacity` bytes.
+// Writable memory of at least the requested size, with undefined content: `get_deleter().capacity` bytes.
 using Buffer = std::unique_ptr<std::uint8_t, GiveBack>;
 
-// Keeps at most `max_kept_bytes` of unused buffers, at most 64, the latest ones. Must outlive its buffers.
+// Keeps at most `max_kept_bytes` in at most 64 unused buffers, the latest ones. Must outlive its buffers.
 class BufferPool {
  public:
   explicit BufferPool(std::size_t max_kept_bytes);
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
 
-  // The pool of this process; it keeps up to 128 MiB.
+  // The pool of this process, which keeps up to 128 MiB.
   static BufferPool& of_process();
 
   // Throws std::bad_alloc.
@@ -41,9 +42,9 @@ class BufferPool {
   void keep(Buffer buffer) noexcept;
 
   std::size_t max_kept_bytes_;
-  // Only ever tried, never waited for: after a fork, the lock of a thread that no longer exists stays locked.
+  // Protects kept_. Only tried, never waited for: after a fork, the lock of a thread that no longer exists stays locked.
   mutable std::mutex mutex_;
-  std::vector<Buffer> kept_;  // without a pool, oldest first; never grows beyond what is reserved
+  std::vector<Buffer> kept_;  // without a pool, oldest first; never grows beyond its reserved size
   std::size_t kept_bytes_ = 0;
 };
 

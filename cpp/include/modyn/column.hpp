@@ -12,15 +12,16 @@
 
 namespace modyn {
 
-// Rows [starts[i], starts[i + 1]) have the values values[i] + strides[i] * (row - starts[i]), modulo 2^64. starts[0] is 0.
+// Runs of regular values. Rows [starts[i], starts[i + 1]) have the values values[i] + strides[i] * (row - starts[i]), modulo 2^64. starts[0] is
+// 0.
 struct Runs {
   std::vector<std::int64_t> starts;
   std::vector<std::int64_t> values;
   std::vector<std::int64_t> strides;
 };
 
-// The fewest runs, but for one in two, that give `values`; no runs at all if they would be more than max_runs. One pass, which ends as
-// soon as there are too many.
+// Returns the runs that give `values`: the smallest number of runs, or one more. Returns none if there would be more than max_runs. One pass,
+// which stops as soon as there are too many.
 inline Runs find_runs(const std::int64_t* values, std::size_t count, std::size_t max_runs) {
   const auto step = [&](std::size_t i) { return static_cast<std::uint64_t>(values[i]) - static_cast<std::uint64_t>(values[i - 1]); };
   Runs runs;
@@ -37,18 +38,19 @@ inline Runs find_runs(const std::int64_t* values, std::size_t count, std::size_t
   return runs;
 }
 
-// Reads the values of a column as int64; floating point numbers are their bits. A view: its maker keeps the memory alive. Row
-// numbers are not checked. Whatever the memory holds, it is not left: a damaged file gives wrong values, never a crash.
+// Reads the values of a column as int64; floating point numbers as their bits. A view: the caller keeps the memory alive. Row numbers are not
+// checked. Reads never leave the memory: a damaged file gives wrong values, never a crash.
 class Column {
  public:
   static Column constant(std::int64_t value) { return {Kind::constant, nullptr, value}; }
-  // `data` holds a value for each row, `width` (1, 2, 4 or 8) bytes each, aligned to it. Throws InvalidArgument.
+  // `data` holds a value of `width` (1, 2, 4 or 8) bytes for each row, aligned to it. Throws InvalidArgument.
   static Column plain(const std::uint8_t* data, std::size_t width);
   // `data` holds the starts, then the values, then the strides of `count` runs. `count` is at least 1.
   static Column runs(const std::int64_t* data, std::size_t count) { return {Kind::runs, data, static_cast<std::int64_t>(count)}; }
 
   bool is_constant() const { return kind_ == Kind::constant; }
-  // What its rows consist of, one run for a constant. No runs where it stores values, and where its runs are not runs of `num_rows` rows.
+  // Returns the runs of its rows, one run for a constant. Returns no runs if it stores values, or if its runs are not valid runs of `num_rows`
+  // rows.
   Runs to_runs(std::int64_t num_rows) const;
   std::int64_t at(std::int64_t row) const {
     std::int64_t value = 0;
@@ -56,7 +58,7 @@ class Column {
     return value;
   }
 
-  // into[i] = at(rows[i]), one loop for each kind of column. T: int64 or, where the caller knows that all values fit, narrower.
+  // into[i] = at(rows[i]), one loop for each kind of column. T: int64, or a narrower type if the caller knows that all values fit.
   template <typename T>
   void read(const std::int64_t* rows, std::size_t count, T* into) const;
 
@@ -64,8 +66,8 @@ class Column {
   enum class Kind : std::uint8_t { constant, int8, int16, int32, int64, runs };
   Column(Kind kind, const void* data, std::int64_t value) : data_(data), value_(value), kind_(kind) {}
 
-  // Calls use(values), where values(row) is the value of a row: for each kind of column another function, which a loop in `use` inlines.
-  // Always inlined: at() is called for each row where rows lie in many columns.
+  // Calls use(values), where values(row) is the value of a row. Each kind of column has its own function, so that a loop in `use` can inline it.
+  // Always inlined: at() is called for each row if rows are spread over many columns.
   template <typename Use>
   [[gnu::always_inline]] void with_values(const Use& use) const;
   template <typename Stored, typename Use>
@@ -99,13 +101,13 @@ inline Runs Column::to_runs(std::int64_t num_rows) const {
   return runs;
 }
 
-// The last run that begins at or before `row`. The first start is not looked at, so the result is a run whatever the starts are.
+// Returns the last run that begins at or before `row`. It never reads the first start, so the result is a valid index for any starts.
 inline std::size_t Column::run_of(std::int64_t row) const {
   const auto* starts = static_cast<const std::int64_t*>(data_);
   std::size_t base = 0;
   for (auto left = static_cast<std::size_t>(value_); left > 1;) {
     const std::size_t half = left / 2;
-    // A multiplication where a branch could be foreseen half of the time only.
+    // A multiplication instead of a branch, which could be predicted only half of the time.
     base += static_cast<std::size_t>(starts[base + half] <= row) * half;
     left -= half;
   }

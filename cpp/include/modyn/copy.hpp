@@ -1,4 +1,4 @@
-// Copying many numbers or small records that lie scattered in memory, in the order asked.
+// Copying many numbers or small records from scattered memory in a given order.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,14 @@
 
 namespace modyn {
 
-// Copies record i, of the length that its bounds say, from address(i) to into + bounds[i], for i in [first, last); a null address leaves
-// its place as it is. Owns nothing. Fetches records some turns ahead: what costs is waiting for memory, and waits for several records
-// overlap. The order asked is the best one: sorting costs more than it saves (benchmark/gather.py).
+// Copies record i, whose length its bounds give, from address(i) to into + bounds[i], for i in [first, last). A null address leaves its place
+// unchanged. Owns nothing. Prefetches records some turns ahead, because the time goes into waiting for memory, and waits for several records
+// overlap. Sorting the records would cost more than it saves (benchmark/gather.py).
 template <typename Address>
 void copy_records(const std::int64_t* bounds, std::uint8_t* into, std::size_t first, std::size_t last, const Address& address) {
   constexpr std::size_t ahead = 12;
   constexpr std::int64_t line = 64;
-  constexpr std::int64_t most = 8 * line;  // of a longer record the processor fetches the rest by itself
+  constexpr std::int64_t most = 8 * line;  // the processor prefetches the rest of a longer record
   const auto fetch = [&](std::size_t i) {
     const std::uint8_t* const from = address(i);
     const std::int64_t length = bounds[i + 1] - bounds[i];
@@ -33,8 +33,8 @@ void copy_records(const std::int64_t* bounds, std::uint8_t* into, std::size_t fi
   }
 }
 
-// into[i] = values[rows[i]]. Fetches some turns ahead, so that the waits for memory overlap. Throws InvalidArgument for a row that does not
-// exist; then `into` means nothing.
+// into[i] = values[rows[i]]. Prefetches some turns ahead, so that waits for memory overlap. Throws InvalidArgument for a row that does not
+// exist; `into` is undefined then.
 template <typename T>
 void pick(const T* values, std::size_t num_values, const std::int64_t* rows, std::size_t count, T* into) {
   constexpr std::size_t ahead = 24;

@@ -1,4 +1,4 @@
-// Where the rows of a CSV file are, and what their label and time columns say.
+// Finds the rows of a CSV file, and reads their label and time columns.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ struct CsvOptions {
   std::size_t label_column = 0;
   bool float_labels = false;
   std::optional<std::size_t> timestamp_column;
-  bool skip_first_line = false;  // it names the columns: each row has as many fields; not skipped unless reading starts at byte 0
+  bool skip_first_line = false;  // it names the columns: each row has this number of fields; not skipped unless reading starts at byte 0
   bool utf8 = true;              // rows must be UTF-8
   std::size_t max_field_lines = 1000;
   TimeFormat times;  // of the timestamp column
@@ -31,39 +31,38 @@ struct BadRow {
   std::string reason;  // with path, numbers of line and row, and byte
 };
 
-// Columns of some rows, each of the same length. A row's bytes are [offset, offset + length), without its line break.
+// Columns of some rows, all of the same length. The bytes of a row are [offset, offset + length), without its line break.
 struct CsvRows {
   std::vector<std::int64_t> offsets;
   std::vector<std::int64_t> lengths;
-  std::vector<std::int64_t> labels;      // of float labels the bits
-  std::vector<std::int64_t> timestamps;  // filled if asked for
+  std::vector<std::int64_t> labels;      // float labels as their bits
+  std::vector<std::int64_t> timestamps;  // filled if requested
   std::vector<BadRow> bad;               // are in no column
-  // The one row of this chunk ends with the file, or with the quote that opens in it, and not with a line break: it may yet be continued.
+  // The only row of this chunk ends at the end of the file, or in an open quote, without a line break: more text may follow later.
   bool unended = false;
 };
 
-// Reads a file from byte `start` to its end, in chunks of rows. Rows end with \n, \r\n or \r; within quotes these are ordinary, and a doubled
-// quote is one quote. A quote counts only at the start of a field. Empty lines are no rows. The last row needs no line break.
+// Reads a file from byte `start` to its end, in chunks of rows. Rows end with \n, \r\n or \r; within quotes these are ordinary characters, and a
+// doubled quote is one quote. A quote counts only at the start of a field. Empty lines are not rows. The last row needs no line break.
 //
-// A row is bad if it has another number of fields than the first line, which names them, or else than most of the first rows; if a quote is
-// closed before the end of its field, not closed at all, or only after `max_field_lines` lines: it was lost, or one too many; if it holds a NUL,
-// or is not UTF-8; or if its label or time cannot be read. A bad row that holds line breaks ends at the first of them: rows that a lost quote
-// would swallow are found.
+// A row is bad in these cases: its number of fields differs from the first line that names them, or else from most of the first rows; a quote is
+// closed before the end of its field, never, or only after `max_field_lines` lines; it holds a NUL or is not UTF-8; its label or time cannot be
+// read. A bad row with line breaks ends at the first of them, so that a lost quote does not swallow further rows.
 //
 // Holds one window of the file: 1 MiB, or the longest row. Not safe to share between threads.
 class CsvIndexer {
  public:
-  // `start` is where an earlier reader stood at the end of the file; `rows_before` is how many rows it had seen. Throws FileError, and
-  // CsvError if the row before `start` had no line break and was continued since.
+  // `start`: where an earlier reader stopped at the end of the file. `rows_before`: the number of rows it had seen. Throws FileError, and
+  // CsvError if the row before `start` had no line break and has been continued since.
   CsvIndexer(std::string path, const Roots& roots, std::int64_t start, std::int64_t rows_before, CsvOptions options);
 
-  // Up to `max_rows` rows, and up to 1,000 bad ones between them; none at the end of the file. A row that is not ended comes alone. Throws
-  // FileError, and CsvError where it cannot be known where the next row begins.
+  // Returns up to `max_rows` rows, with up to 1,000 bad ones between them; none at the end of the file. An incomplete row is returned alone.
+  // Throws FileError, and CsvError if the start of the next row cannot be found.
   CsvRows next(std::size_t max_rows);
   const CsvOptions& options() const { return options_; }
-  // Bytes of the file that are behind the rows given so far, line breaks included.
+  // Bytes of the file after the rows returned so far, including line breaks.
   std::int64_t position() const { return window_offset_ + static_cast<std::int64_t>(cursor_); }
-  // Fields that each row must have; 0: not known, for example since the file has no whole row.
+  // Number of fields of each row; 0 if it is not known, for example because the file has no complete row.
   std::size_t num_columns() const { return num_columns_; }
 
  private:
@@ -89,11 +88,11 @@ class CsvIndexer {
   void skip_mark();
   void count_columns();
   bool find_row(Row& row);
-  // Both are false where the window ends too early, and the file may go on.
+  // Both return false if the window ends too early and the file may continue.
   bool scan_row(Row& row) const;
   bool scan_quoted(std::size_t& at, Row& row) const;
   bool end_at_first_line(Row& row) const;
-  // Bytes of the line break at `at`; 0 if there is none. Only asked where more than one byte is in the window, or at the end of the file.
+  // Returns the number of bytes of the line break at `at`, or 0. Called only with more than one byte in the window, or at the end of the file.
   std::size_t line_break(std::size_t at) const;
   bool read_more();
   void append(const Row& row, CsvRows& rows) const;
@@ -110,7 +109,7 @@ class CsvIndexer {
   std::int64_t window_offset_;
   std::int64_t row_;  // rows found so far
   bool at_end_ = false;
-  bool is_plain_ = true;           // the window holds ASCII alone, and no NUL
+  bool is_plain_ = true;           // the window is pure ASCII without NUL
   std::size_t num_columns_ = 0;    // fields of each row; 0: not known
   mutable std::int64_t counted_to_ = 0;  // line breaks before this byte of the file are counted, for messages
   mutable std::int64_t lines_ = 0;

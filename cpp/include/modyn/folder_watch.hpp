@@ -1,4 +1,4 @@
-// What changed below a folder since it was scanned, as the kernel reports it (inotify).
+// Changes below a folder since it was scanned, as the kernel reports them (inotify).
 #pragma once
 
 #include <optional>
@@ -8,8 +8,8 @@
 
 namespace modyn {
 
-// Watches folders, and so the files in them. It knows nothing of writes by a memory map, nor of those by another name of a file (hard link),
-// with which `FolderScan` ends it, nor of those of other machines: a file system that others may write to is not watched at all.
+// Watches folders and the files in them. It does not see writes through a memory map, through another name of a file (hard link, for which
+// `FolderScan` ends the watch), or from other machines: file systems that others may write to are not watched.
 class FolderWatch {
  public:
   FolderWatch();
@@ -17,12 +17,12 @@ class FolderWatch {
   FolderWatch(const FolderWatch&) = delete;
   FolderWatch& operator=(const FolderWatch&) = delete;
 
-  // Watches an open folder from now on; `path`: of it, below the base. One that cannot be watched ends the watch.
+  // Watches an open folder from now on. `path`: its path below the base. A folder that cannot be watched ends the watch.
   void add(int descriptor, const std::string& path);
-  // Whether changes are reported without a gap, as far as is known without asking.
+  // Returns whether changes are reported without a gap, as far as is known without a system call.
   bool holds() const { return descriptor_ >= 0; }
-  // Paths below the base of what changed, appeared or went since the last call, sorted: files of any name, and folders that appeared. Nothing if
-  // the watch has ended: all has to be scanned again, with a new watch.
+  // Returns the paths below the base that changed, appeared or disappeared since the last call, sorted: files of any name, and folders that
+  // appeared. Returns nothing if the watch has ended: everything must be scanned again, with a new watch.
   std::optional<std::vector<std::string>> take();
   void end();
 

@@ -1,4 +1,4 @@
-// A set of keys that is asked often and grows by batches: sorted positions where keys are few, bits where they are many.
+// A set of keys for frequent lookups that grows in batches: sorted positions in sparse chunks, bits in dense ones.
 #pragma once
 
 #include <cstddef>
@@ -10,20 +10,20 @@
 
 namespace modyn {
 
-// Keys are not negative. Immutable, any number of threads. A set made from another shares with it every chunk of 65,536 keys that is the
-// same in both: adding a few keys to many copies little.
+// Keys are not negative. Immutable, for any number of threads. A set that is made from another one shares all unchanged chunks of 65,536 keys
+// with it: adding a few keys to many copies little.
 class KeySet {
  public:
   KeySet() = default;
-  // `keys` ascend strictly. Throws InvalidArgument if they do not, or one is negative.
+  // `keys` ascend strictly. Throws InvalidArgument if they do not, or if one is negative.
   KeySet(const std::int64_t* keys, std::size_t count);
-  // What `serialized` gave. Throws InvalidArgument if it cannot have been that.
+  // Reads the output of `serialized`. Throws InvalidArgument if it is not valid.
   static KeySet parsed(const std::uint8_t* data, std::size_t size);
   std::vector<std::uint8_t> serialized() const;
 
   std::int64_t size() const { return size_; }
   KeySet united(const KeySet& other) const;
-  // found[i]: whether keys[i], any number, is in the set.
+  // found[i]: whether the set contains keys[i], which may be any number.
   void contains(const std::int64_t* keys, std::size_t count, bool* found) const;
   // Keys in [first, end), ascending.
   std::vector<std::int64_t> between(std::int64_t first, std::int64_t end) const;

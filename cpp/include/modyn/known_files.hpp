@@ -1,4 +1,4 @@
-// The indexed files of a dataset: what a listing of its folder is compared with, file by file, without Python.
+// The indexed files of a dataset. A listing of its folder is compared with them, file by file, without Python.
 #pragma once
 
 #include <cstddef>
@@ -10,28 +10,28 @@
 
 namespace modyn {
 
-// Paths with the sizes and times that the files had when they were indexed, by id (dense from 0) and by path. About 50 bytes and the path for
-// each file. One writer; not safe to change while it is read.
+// Paths with the sizes and times of the files when they were indexed, by id (dense from 0) and by path. About 50 bytes and the path for each
+// file. One writer; must not change while it is read.
 class KnownFiles {
  public:
   static constexpr std::int64_t unknown = -1;
 
   std::size_t size() const { return ends_.size(); }
-  // The next id is that of this file, also if another one has the path. Throws InvalidArgument if there were more than 2^32 - 1 files.
+  // Adds a file with the next id, even if another one has the path. Throws InvalidArgument beyond 2^32 - 1 files.
   void append(std::string_view path, std::int64_t size, std::int64_t mtime_ns, bool altered, std::int64_t tail = -1);
   void change(std::size_t id, std::int64_t size, std::int64_t mtime_ns, bool altered, std::int64_t tail = -1);
 
-  // Id of the file, the newest of this path; `unknown` if there is none.
+  // Returns the id of the newest file with this path; `unknown` if there is none.
   std::int64_t find(std::string_view path) const;
   std::string_view path(std::size_t id) const;
   std::int64_t bytes(std::size_t id) const { return sizes_[id]; }
   std::int64_t mtime_ns(std::size_t id) const { return mtimes_ns_[id]; }
   std::int64_t tail(std::size_t id) const { return tails_[id]; }
-  // Whether a file that is now like this needs no second look.
+  // Returns whether a file with this stamp needs no second look.
   bool is_as_indexed(std::size_t id, std::int64_t size, std::int64_t mtime_ns) const {
     return sizes_[id] == size && mtimes_ns_[id] == mtime_ns && altered_[id] == 0;
   }
-  // Whether a file lies below the folder, at any depth.
+  // Returns whether a file is below the folder, at any depth.
   bool any_below(std::string_view folder) const;
 
  private:
@@ -44,7 +44,7 @@ class KnownFiles {
   std::vector<std::int64_t> mtimes_ns_;
   std::vector<std::int64_t> tails_;
   std::vector<std::uint8_t> altered_;
-  std::vector<std::uint64_t> slots_;  // the upper half of a path's hash, and id + 1; 0 is empty. At most half of them are taken.
+  std::vector<std::uint64_t> slots_;  // the upper half of a path's hash, and id + 1; 0 is empty. At most half of the slots are taken.
 };
 
 }  // namespace modyn

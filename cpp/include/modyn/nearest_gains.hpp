@@ -1,4 +1,5 @@
-// How much nearer rows would come to a chosen set with one more candidate, for all candidates, kept while the set grows.
+// For each candidate, the total decrease of the distances between rows and a chosen set if it is chosen next. The gains are updated as the set
+// grows.
 #pragma once
 
 #include <cstddef>
@@ -8,14 +9,14 @@
 
 namespace modyn {
 
-// Of n rows, which are the candidates as well: gain(j) = sum over rows i of weight_i * max(0, nearest_i - distance(i, j)), where nearest_i is
-// the distance from row i to its nearest chosen candidate. Exact but for rounding: when nearest_i falls, only candidates that are nearer to row
-// i than the old one lose, and only those that are nearer than the new one can lose again. These become fewer with each choice; once they are
-// `most_near` at most, their distances are kept and all others of that row are never needed again. So the distances of all pairs are
-// computed a few times by the caller, a block of rows at a time, and never held: 8 * n * most_near bytes are.
+// The n rows are also the candidates: gain(j) = sum over rows i of weight_i * max(0, nearest_i - distance(i, j)), where nearest_i is the
+// distance from row i to its nearest chosen candidate. Exact up to rounding. When nearest_i falls, only candidates that are nearer to row i than
+// the old value lose gain, and only candidates that are nearer than the new value can lose gain again. These become fewer with each choice. When
+// at most `most_near` are left, their distances are kept, and the others of that row are never needed again. So the caller computes the
+// distances of all pairs a few times, a block of rows at a time. Memory: 8 * n * most_near bytes.
 class NearestGains {
  public:
-  // `first` (n): gains of the first choice, which depend on what nothing chosen costs. Throws InvalidArgument.
+  // `first` (n): gains of the first choice, which depend on the cost of an empty set. Throws InvalidArgument.
   NearestGains(const float* weights, const double* first, std::size_t n, std::size_t most_near);
 
   std::size_t size() const { return nearest_.size(); }
@@ -23,11 +24,11 @@ class NearestGains {
   // Infinite before the first choice.
   const std::vector<float>& nearest() const { return nearest_; }
 
-  // Chooses the candidate with these distances (n) to all rows. Returns the rows whose distances must be handed to `update_rows`, ascending.
+  // Chooses the candidate with these distances (n) to all rows. Returns the rows, ascending, whose distances must be passed to `update_rows`.
   std::vector<std::int64_t> choose(const float* distances);
 
-  // `distances`: (num_rows, n), of rows that `choose` asked for to all candidates. `nearest`: (num_rows), what was chosen of them.
-  // Throws InvalidArgument for a row that does not exist.
+  // `distances`: (num_rows, n), from the rows that `choose` returned to all candidates. `nearest`: (num_rows), their distances to the nearest
+  // chosen candidate. Throws InvalidArgument for a row that does not exist.
   void update_rows(const std::int64_t* rows, std::size_t num_rows, const float* distances, const float* nearest);
 
  private:
@@ -42,7 +43,7 @@ class NearestGains {
   bool any_chosen_ = false;
   std::vector<std::uint32_t> near_candidates_;  // of one row, while they are counted
   std::vector<std::int64_t> num_kept_;  // -1: the row keeps no distances yet
-  // Row i has room from i * most_near on. Uninitialised: pages that are never written take no memory.
+  // Row i has space from i * most_near on. Uninitialised: pages that are never written take no memory.
   std::unique_ptr<std::uint32_t[]> kept_candidates_;
   std::unique_ptr<float[]> kept_distances_;
 };

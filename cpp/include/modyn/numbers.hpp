@@ -1,4 +1,4 @@
-// Labels from text. Blanks around a number and a leading + are allowed.
+// Reads labels from text. Blanks around a number and a leading + are allowed.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace modyn {
 
-// Reads a label: a whole number, or with `floats` the bits of a decimal one, which may be inf or nan. A whole number that float64 would round is
-// none. Returns what is wrong with the text, for a message, or nothing: "'abc' is not an int64 label".
+// Reads a label: a whole number, or with `floats` the bits of a decimal number, which may be inf or nan. A whole number that float64 would round
+// is not a label. Returns what is wrong with the text, for a message ("'abc' is not an int64 label"), or nothing.
 std::string parse_label(std::string_view text, bool floats, std::int64_t& label);
 
 }  // namespace modyn

@@ -1,4 +1,4 @@
-// Splitting work over a few short-lived threads: nothing survives the call, so that a fork or an exit of the process meets no thread.
+// Splits work over a few short-lived threads. No thread survives the call, so a fork or an exit of the process meets none.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 
 namespace modyn {
 
-// Calls work(i) for i in [0, count), each once, on at most `threads` threads of which the caller is one. The first exception stops
-// further calls and is thrown here.
+// Calls work(i) once for each i in [0, count), on at most `threads` threads including the caller. The first exception stops further calls and is
+// rethrown.
 template <typename Work>
 void parallel_for(std::size_t count, std::size_t threads, const Work& work) {
   std::atomic<std::size_t> next{0};
@@ -36,14 +36,14 @@ void parallel_for(std::size_t count, std::size_t threads, const Work& work) {
   try {
     for (std::size_t i = 0; i < extra; ++i) others.emplace_back(drain);
   } catch (...) {
-    // No more threads, or no memory for one, to be had: those that started, and this one, do the work.
+    // No further thread, or no memory for one, is available: the threads that have started, and this one, do the work.
   }
   drain();
   for (auto& thread : others) thread.join();
   if (failure) std::rethrow_exception(failure);
 }
 
-// Calls work(first, last) for ranges that together are [0, count), on as many of `threads` threads as `bytes` bytes of work are worth.
+// Calls work(first, last) for ranges that cover [0, count), on as many of `threads` threads as pay off for `bytes` bytes of work.
 template <typename Work>
 void parallel_blocks(std::size_t count, std::int64_t bytes, std::size_t threads, const Work& work) {
   constexpr std::int64_t bytes_per_thread = 256 << 10;

@@ -1,4 +1,4 @@
-// Which file an id means: the paths of a dataset's files, from memory or from mapped blocks of text.
+// Maps ids to files: the paths of a dataset's files, from memory or from mapped blocks of text.
 #pragma once
 
 #include <cstddef>
@@ -20,17 +20,17 @@ struct IndexedFile {
   std::optional<FileStamp> stamp;
   bool may_grow = false;
   std::int64_t tail = unknown_tail;  // `checksum_of_tail` at the size of the stamp
-  std::string copy = {};             // of a compressed file: where its unpacked copy lies, which storage alone writes
+  std::string copy = {};             // for a compressed file: the path of its unpacked copy, which only storage writes
 
-  // The file that is read.
+  // Path of the file to read.
   const std::string& source() const { return copy.empty() ? path : copy; }
-  // Whether a file that is `now` like this still has what was indexed, as far as stamps show. What was appended to is checked by its
-  // tail. A copy never changes.
+  // Returns whether a file with the stamp `now` still has the indexed content, as far as stamps show. For appended files, the tail is compared.
+  // A copy never changes.
   bool may_be(FileStamp now) const { return !stamp || !copy.empty() || now == *stamp || (may_grow && now.size > stamp->size); }
 };
 
-// `count` paths, of which path i is text[ends[i - 1], ends[i]), the first from 0, with sizes and times of the files, which are both null
-// where they are not known. The arrays stay where they are as long as `owner` lives.
+// `count` paths: path i is text[ends[i - 1], ends[i]), the first one from 0. Sizes and times of the files are both null if they are not known.
+// The arrays are not copied; `owner` keeps them alive.
 struct PackedPaths {
   const std::uint8_t* text;
   std::size_t text_size;
@@ -39,10 +39,10 @@ struct PackedPaths {
   std::shared_ptr<const void> owner;
   const std::int64_t* sizes = nullptr;
   const std::int64_t* mtimes_ns = nullptr;
-  const std::int64_t* tails = nullptr;  // null where they are not known, also below
+  const std::int64_t* tails = nullptr;  // null if they are not known, also below
 };
 
-// Sizes and times of `count` files, whose ids ascend; owned as above.
+// Sizes and times of `count` files with ascending ids, owned as above.
 struct FileStamps {
   const std::int64_t* ids = nullptr;
   const std::int64_t* sizes = nullptr;
@@ -52,24 +52,24 @@ struct FileStamps {
   const std::int64_t* tails = nullptr;
 };
 
-// Ids count from 0 in the order of appending. Paths are relative to `base`; an absolute one stands for itself. Safe to append to while
-// others read.
+// Ids count from 0 in the order of appending. Paths are relative to `base`; absolute paths are used as they are. Safe to append to while others
+// read.
 class PathTable {
  public:
-  // An empty base: paths stand as they are. may_grow: files that were appended to are not changed ones. unpacked: the folder of unpacked
-  // copies; empty: compressed files have none, and are files like others.
+  // With an empty base, paths are used as they are. may_grow: files that were appended to count as unchanged. unpacked: the folder of unpacked
+  // copies; if empty, compressed files have no copies and are treated like others.
   explicit PathTable(std::string base, bool may_grow = false, std::string unpacked = {});
 
-  // Throws InvalidArgument, as the next one does, if there were more than 2^32 files.
+  // Like the next one, throws InvalidArgument beyond 2^32 files.
   void append(const std::vector<std::string>& paths);
-  // Copies nothing, and looks at no path before it is asked for, so that a mapped block of millions costs no memory.
+  // Copies nothing, and reads no path before it is requested, so that a mapped block of millions takes no memory.
   void append_packed(PackedPaths paths);
-  // Stamps that stand in place of those that these files came with, all of them: earlier ones are forgotten.
+  // Replaces all stamps that these files came with; earlier replacements are forgotten.
   void restamp(FileStamps stamps);
 
   std::size_t size() const;
-  // The whole path, with what else is known of the file. Throws std::out_of_range, and InvalidArgument if the ends of a packed block make no
-  // sense there.
+  // Returns the full path and the other data of the file. Throws std::out_of_range, and InvalidArgument if the ends of a packed block are not
+  // valid.
   IndexedFile file(std::size_t id) const;
 
  private:

@@ -1,4 +1,4 @@
-// Random numbers that are the same on every machine.
+// Random numbers that are equal on every machine.
 #pragma once
 
 #include <array>
@@ -25,7 +25,7 @@ class Random {
     return result;
   }
 
-  // Below `bound`, each equally likely: a product's upper half, drawn again where the lower half shows a bias (Lemire 2019).
+  // Uniform below `bound`: the upper half of a product, drawn again if the lower half shows a bias (Lemire 2019).
   std::uint32_t below(std::uint32_t bound) {
     std::uint64_t product = (next() >> 32) * bound;
     if (static_cast<std::uint32_t>(product) < bound) {
@@ -35,7 +35,7 @@ class Random {
     return static_cast<std::uint32_t>(product >> 32);
   }
 
-  // In [0, 1), one of 2^53 equally likely numbers.
+  // Uniform in [0, 1), one of 2^53 numbers.
   double unit() { return static_cast<double>(next() >> 11) * 0x1.0p-53; }
 
  private:

@@ -1,4 +1,4 @@
-// Where the samples of these keys are, and what is known of them: all segments of a dataset together.
+// Places and data of samples by key, for all segments of a dataset.
 #pragma once
 
 #include <array>
@@ -11,8 +11,8 @@
 
 namespace modyn {
 
-// Finds the last of ascending numbers that is not above a given one, by a table over their range: a look or two where numbers are
-// spread evenly, as keys of full segments are, and a binary search of the rest where they are not.
+// Finds the last of ascending numbers that is not above a given one, with a table over their range. If the numbers are evenly spread, like keys
+// of full segments, this takes one or two looks; otherwise a binary search finishes it.
 class Slots {
  public:
   Slots() = default;
@@ -29,7 +29,7 @@ class Slots {
   }
 
   std::vector<std::int64_t> starts_;
-  std::vector<std::uint32_t> table_;  // by (number - starts_[0]) >> shift_: the slot of the first number there; one entry more at the end
+  std::vector<std::uint32_t> table_;  // by (number - starts_[0]) >> shift_: the slot of the first number there, plus one entry at the end
   unsigned shift_ = 0;
 };
 
@@ -44,7 +44,7 @@ struct SegmentView {
   Column timestamps;
 };
 
-// Keys [first_key, end_key), all of one segment, whose file ids and offsets rise evenly, where places are even.
+// Keys [first_key, end_key) of one segment whose file ids and offsets rise in constant steps.
 struct Place {
   std::int64_t first_key;
   std::int64_t end_key;
@@ -55,10 +55,10 @@ struct Place {
   std::uint64_t row(std::int64_t key) const { return static_cast<std::uint64_t>(key) - static_cast<std::uint64_t>(first_key); }
 };
 
-// The places of all segments, in order of key. Empty if some of them do not consist of runs, or of too many.
+// The places of all segments, in order of key. Empty if some segments do not consist of runs, or of too many.
 std::vector<Place> find_places(const std::vector<SegmentView>& segments);
 
-// What to look up, one array of as many entries as there are keys for each; null: not wanted.
+// The requested columns, each an array with an entry for each key; null: not requested.
 struct Answers {
   std::uint32_t* file_ids = nullptr;
   std::int64_t* offsets = nullptr;
@@ -67,30 +67,30 @@ struct Answers {
   std::int64_t* timestamps = nullptr;
 };
 
-// Immutable, any number of threads. A view of its columns: its maker keeps their memory alive.
+// Immutable, for any number of threads. A view of its columns: the caller keeps their memory alive.
 class SampleIndex {
  public:
   // In order of key. Throws InvalidArgument if two segments overlap or one has no keys.
   explicit SampleIndex(const std::vector<SegmentView>& segments);
 
-  // Fills `answers` in the order of `keys`, which may be in any order and repeat. False if a key is unknown; then they mean nothing.
+  // Fills `answers` in the order of `keys`, which may be unsorted and repeat. Returns false if a key is unknown; the answers are undefined then.
   bool look_up(const std::int64_t* keys, std::size_t count, const Answers& answers) const;
-  // found[i]: whether there is an entry for keys[i].
+  // found[i]: whether keys[i] has an entry.
   void contains(const std::int64_t* keys, std::size_t count, bool* found) const;
-  // The length of every sample, if they are all equally long.
+  // Returns the length of every sample, if all are equally long.
   std::optional<std::int64_t> common_length() const { return common_length_; }
 
  private:
-  // Keys that are looked up together: their segments and rows stay in the first cache while each column is read for all of them.
+  // Keys that are looked up together: their segments and rows stay in the first-level cache while each column is read for all of them.
   static constexpr std::size_t kBlock = 256;
   struct Block {
     std::array<std::uint32_t, kBlock> slots;
     std::array<std::int64_t, kBlock> rows;
     bool one_segment = true;
-    std::size_t last = 0;  // where the key before was found: the next one is often there too
+    std::size_t last = 0;  // where the previous key was found: the next one is often there too
   };
 
-  // Fills `block` for as many keys as there are, and unless they are null file ids and offsets by the places. False if a key is unknown.
+  // Fills `block` with the next keys, and file ids and offsets by the places unless they are null. Returns false if a key is unknown.
   bool find(const std::int64_t* keys, std::size_t count, Block& block, std::uint32_t* file_ids, std::int64_t* offsets) const;
   template <typename T>
   void read(const std::vector<Column>& columns, const Block& block, std::size_t count, T* into) const;
@@ -98,7 +98,7 @@ class SampleIndex {
   Slots slots_;
   std::vector<std::int64_t> end_keys_;
   std::vector<Place> places_;
-  bool places_are_even_;  // they are in place of file_ids_ and offsets_: one search gives both, and the segment. Otherwise one a segment
+  bool places_are_even_;  // they replace file_ids_ and offsets_: one search gives both, and the segment. Otherwise one for each segment
   Slots place_slots_;
   std::vector<Column> file_ids_, offsets_, lengths_, labels_, timestamps_;  // by slot
   std::optional<std::int64_t> common_length_;

@@ -1,4 +1,4 @@
-// Samples chosen at random by the strata that they fall into, such as classes: a pass that counts the strata, and one that chooses.
+// Random choice of samples by strata, such as classes: one pass counts the strata, and one chooses.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace modyn {
 
 using Values = std::vector<std::int64_t>;
 
-// Numbers of values, 0, 1, … in the order in which they are added: by a table where values are small, as most labels are.
+// Numbers values 0, 1, … in the order in which they are added, with a table for small values, such as most labels.
 class ValueNumbers {
  public:
   static constexpr std::int32_t unknown = -1;
@@ -25,7 +25,7 @@ class ValueNumbers {
     const auto found = others_.find(value);
     return found == others_.end() ? unknown : found->second;
   }
-  // `value` must be unknown, and less than 2^31 values known.
+  // `value` must be unknown, and fewer than 2^31 values known.
   std::int32_t add(std::int64_t value);
 
  private:
@@ -34,13 +34,13 @@ class ValueNumbers {
   Values values_;
 };
 
-// Counts how often each value comes. One thread.
+// Counts how often each value occurs. One thread.
 class ValueCounts {
  public:
-  // `most`: different values at most, below 2^31.
+  // `most`: largest number of different values, below 2^31.
   explicit ValueCounts(std::size_t most) : most_(most) {}
 
-  // Returns whether all were counted: false at the first value that is one too many.
+  // Returns false at the first value beyond `most`; true if all were counted.
   bool add(const std::int64_t* values, std::size_t count);
   // The values, ascending, and the count of each.
   std::pair<Values, Values> counts() const;
@@ -51,21 +51,22 @@ class ValueCounts {
   Values counts_;
 };
 
-// Chooses from a stream of values a fixed number of each, every subset of that size equally likely, whatever the chunks in which the stream
-// comes: the r-th last sample of a stratum is chosen with probability wanted / r (selection sampling, Fan, Muller and Rezucha 1962). One thread.
+// Chooses a fixed number of each value from a stream. Every subset of this size has the same probability, for any chunks of the stream: the r-th
+// last sample of a stratum is chosen with probability wanted / r (selection sampling, Fan, Muller and Rezucha 1962). One thread.
 class StratifiedDraw {
  public:
-  // `counts[i]`: how often values[i] will come; `quotas[i]`: how many of these to choose. Throws InvalidArgument if a value repeats, a quota is
-  // negative or more than its count, or the seed is all zero.
+  // `counts[i]`: number of occurrences of values[i] in the stream; `quotas[i]`: number of these to choose. Throws InvalidArgument if a value
+  // repeats, a quota is negative or larger than its count, or the seed is all zero.
   StratifiedDraw(const Values& values, const Values& counts, const Values& quotas, const Seed& seed);
 
-  // Positions in [0, count) of the next values that are chosen, ascending. Throws InvalidArgument for a value that was not counted, or comes more often.
+  // Returns the positions in [0, count) of the chosen values, ascending. Throws InvalidArgument for a value that was not counted, or occurs more
+  // often.
   Values next(const std::int64_t* values, std::size_t count);
 
  private:
   struct Stratum {
-    std::int64_t left;    // of its samples, yet to come
-    std::int64_t wanted;  // of those
+    std::int64_t left;    // remaining samples of the stratum
+    std::int64_t wanted;  // remaining samples to choose
   };
 
   ValueNumbers numbers_;

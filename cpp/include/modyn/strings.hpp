@@ -1,4 +1,4 @@
-// Hashes of strings that are the same in every version and on every machine, and the distinct strings of a column.
+// Hashes of strings that are equal in every version and on every machine, and the distinct strings of a column.
 #pragma once
 
 #include <cstddef>
@@ -14,20 +14,20 @@ struct Strings {
   const std::uint8_t* data;
 };
 
-// Throws InvalidArgument unless the bounds ascend from 0 or more to `num_bytes` or less.
+// Throws InvalidArgument unless the bounds ascend from at least 0 to at most `num_bytes`.
 void check_strings(const Strings& strings, std::size_t num_bytes);
 
 // mix(sum of (byte + 1) · mix((place + 2) · gamma) + (size + 1) · 0xBF58476D1CE4E5B9), with the finalizer of SplitMix64 as `mix`.
 std::uint64_t hash_string(const std::uint8_t* data, std::size_t size);
 
-// Distinct strings in the order in which they come first.
+// Distinct strings in the order of first appearance.
 struct DistinctStrings {
-  std::vector<std::int64_t> rows;  // where each comes first
+  std::vector<std::int64_t> rows;  // first row of each
   std::vector<std::uint64_t> hashes;
 };
 
-// Finds them, and writes the number of the string of each row to `codes`, of the same size; -1 where it is missing.
-// valid: a bit for each row from bit `first_bit` on, the lowest of a byte first; null: none is missing.
+// Finds the distinct strings, and writes the number of each row's string to `codes`, of the same size; -1 if it is missing. valid: a bit for
+// each row from bit `first_bit` on, lowest bit of a byte first; null: none is missing.
 DistinctStrings encode_strings(const Strings& strings, const std::uint8_t* valid, std::size_t first_bit, std::int64_t* codes);
 
 }  // namespace modyn

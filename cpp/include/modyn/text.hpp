@@ -1,4 +1,4 @@
-// What bytes of text are.
+// Properties of text bytes.
 #pragma once
 
 #include <cstddef>
@@ -6,12 +6,12 @@
 
 namespace modyn {
 
-// Of UTF-8, at the beginning of a file: no part of the text.
+// The byte order mark of UTF-8 at the beginning of a file, which is not part of the text.
 constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
 
-// Whether all bytes are ASCII, and none is NUL.
+// Returns whether all bytes are ASCII, and none is NUL.
 bool is_plain_ascii(std::string_view text);
-// The first byte that is no part of a character in UTF-8; the size of the text if there is none.
+// Returns the first byte that is not part of a UTF-8 character, or the size of the text if there is none.
 std::size_t first_not_utf8(std::string_view text);
 
 }  // namespace modyn

@@ -1,4 +1,4 @@
-// Times in text and in numbers, as whole seconds since 1970, rounded down: the one place that knows their spellings, units and bounds.
+// Times in text and in numbers, as whole seconds since 1970, rounded down. Only this module knows their spellings, units and bounds.
 #pragma once
 
 #include <cstddef>
@@ -9,45 +9,48 @@
 
 namespace modyn {
 
-// The first second of the year 1, and the last one of the year 9999: a time beyond is a mistake.
+// The first second of the year 1, and the last one of the year 9999. A time beyond is a mistake.
 constexpr std::int64_t first_second = -62135596800;
 constexpr std::int64_t last_second = 253402300799;
 
-// How times are written. Immutable, so that threads may share it.
+// The format of times. Immutable, so that threads may share it.
 //
 // Empty: whole seconds since 1970, with or without a fraction, or ISO 8601: a date, or date and time with T, a blank or _ between, and Z, UTC or
-// +HH:MM at the end; without a zone it is UTC. Digits that are most likely something else are refused: more than 10^11 of them (milliseconds
-// and finer units), and YYYYMMDD of the years 1900 to 2100, which would be a second of August 1970. A `typed` text, one that stands in a
-// format that has numbers too, is a date if it is YYYYMMDD.
-// s, ms, us, ns: the number of these since 1970, whatever it looks like.
-// Else directives as of strptime: %Y %y %m %d %e %j %H %I %p %M %S %f %b %B %h %a %A %z %Z %F %T %%. A blank stands for any number of them.
+// +HH:MM at the end; UTC without a zone. Digits that are probably something else are refused: more than 10^11 (milliseconds and finer units),
+// and YYYYMMDD of the years 1900 to 2100, which would be a second of August 1970. In a `typed` text, from a format that also has numbers,
+// YYYYMMDD is a date.
+//
+// s, ms, us, ns: a number of these units since 1970, without further checks.
+//
+// Otherwise directives of strptime: %Y %y %m %d %e %j %H %I %p %M %S %f %b %B %h %a %A %z %Z %F %T %%. A blank matches any number of blanks.
 class TimeFormat {
  public:
-  // Throws InvalidArgument: it is none of the above, or leaves the day or the year open.
+  // Throws InvalidArgument: it is none of the above, or does not determine the day or the year.
   explicit TimeFormat(std::string_view text);
   TimeFormat() : TimeFormat(std::string_view()) {}
 
-  // Whether `text` or `number` is a time in this format; sets `seconds` if so.
+  // Returns whether `text` or `number` is a time in this format; sets `seconds` if so.
   bool read(std::string_view text, bool typed, std::int64_t& seconds) const;
   bool read(std::int64_t number, std::int64_t& seconds) const;
   bool read(double number, std::int64_t& seconds) const;
 
-  // Whether all numbers are times as they are, in whole seconds; false: perhaps. Much faster than to read each.
+  // Returns true if all numbers are valid times in whole seconds; false: not certain. Much faster than reading each.
   bool are_seconds(const std::int64_t* numbers, std::size_t count) const;
 
-  // What is wrong with a text that cannot be read, and what to write instead: predicate of a sentence. Quotes the text if it may be shown.
+  // Describes what is wrong with an unreadable text and what to write instead, as the predicate of a sentence. Quotes the text if it may be
+  // shown.
   std::string problem_of(std::string_view text) const;
   std::string problem_of(std::int64_t number) const;
   std::string problem_of(double number) const;
-  // Which other formats would read the text, and as what; empty: none of the usual ones.
+  // Names other formats that would read the text, with the result; empty: none of the usual ones.
   std::string advice_for(std::string_view text) const;
 
   const std::string& text() const { return text_; }
 
  private:
   enum class Kind { automatic, unit, pattern };
-  // A directive, or with `code` 0 literal characters, of which a blank stands for any number of them. `fixed`: digits stand
-  // directly before or behind it, so that all of its own must be there.
+  // A directive, or with `code` 0 literal characters, of which a blank matches any number of blanks. `fixed`: digits come directly before or
+  // after it, so that all its own digits are required.
   struct Part {
     char code;
     bool fixed;
@@ -67,8 +70,8 @@ class TimeFormat {
 // YYYY-MM-DD HH:MM:SS, of a time within the bounds above.
 std::string show_time(std::int64_t seconds);
 
-// `text` in quotes if it looks like a number, a time or a few words, else nothing: what stands in a file by mistake may be a secret, and messages
-// are listed, logged and sent to clients.
+// Returns `text` in quotes if it looks like a number, a time or a few words, otherwise nothing: a wrong value in a file may be a secret, and
+// messages are listed, logged and sent to clients.
 std::string quoted(std::string_view text);
 
 }  // namespace modyn

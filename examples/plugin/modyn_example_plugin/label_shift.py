@@ -10,6 +10,7 @@ from pydantic import Field
 
 from modyn.config.base import Section
 from modyn.records import SampleBatch
+from modyn.supervisor.evidence import Evidence
 from modyn.supervisor.triggers.base import Check, CheckContext, CheckRecord, Trigger, TriggerContext, read_state
 
 
@@ -32,8 +33,9 @@ class LabelShiftTrigger(Trigger):
     >>> trigger.next_check(window, 0)
     2
     >>> trigger.observe(window)
-    >>> trigger.check(CheckContext(position=2, num_pending=2))
-    Check(fires=True, evidence={'distance': 1.0, 'threshold': 0.5})
+    >>> check = trigger.check(CheckContext(position=2, num_pending=2))
+    >>> check.fires, check.evidence[0].value, check.evidence[0].threshold
+    (True, 1.0, 0.5)
     """
 
     Config: ClassVar[type[Section]] = LabelShiftConfig
@@ -54,7 +56,7 @@ class LabelShiftTrigger(Trigger):
     def check(self, context: CheckContext) -> Check:
         distance = self._distance_to_reference()
         fires = not self._reference or distance > self._threshold
-        return Check(fires, {"distance": distance, "threshold": self._threshold})
+        return Check(fires, [Evidence("distance", distance, self._threshold, unusual=fires)])
 
     def checked(self, record: CheckRecord) -> None:
         if record.fires:

@@ -13,7 +13,7 @@ from modyn.config.base import Section
 class TinyConvNetConfig(Section):
     """One convolution and one linear layer, for gray images."""
 
-    num_classes: int = Field(ge=1, description="logits that come out")
+    num_classes: int = Field(ge=1, description="number of output logits")
     channels: int = Field(4, ge=1, description="channels of the convolution")
 
 

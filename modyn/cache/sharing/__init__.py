@@ -1,5 +1,6 @@
-"""A cache that trainings in several processes share: each prepares a part of the samples, and is served what others have prepared.
+"""A cache that trainings in several processes share. Each training prepares a part of the samples, and reads the values that the other trainings
+prepared.
 
-`SharedJob` decides for one training, by what the jobs know together: a `SharedState`, in Redis (`RedisState`) or in the memory of the machine
-(`MemoryState`). Values themselves are in a tier.
+`SharedJob` decides for one training, with the common knowledge of all jobs in a `SharedState`: in Redis (`RedisState`) or in this machine's memory
+(`MemoryState`). A tier holds the values.
 """

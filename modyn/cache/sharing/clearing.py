@@ -1,4 +1,4 @@
-"""Forget what trainings know together of the values that they share, in all namespaces of an installation. Each of them begins anew by itself."""
+"""Clear the states of shared caches, in all namespaces of an installation. A running training begins a new state by itself."""
 
 from __future__ import annotations
 
@@ -12,35 +12,38 @@ from typing import Final
 from modyn.errors import UnavailableError
 
 SHARING: Final = "sharing"
-"""Folder of the states in memory, beside those of the tiers."""
+"""Folder of the states in memory, next to those of the tiers."""
 REDIS_KEYS: Final = "modyn:sharing:*"
-"""As `RedisState` names them."""
+"""Names that `RedisState` gives to its keys."""
 _GONE: Final = ".gone-"
+"""Mark in the name of a folder that is being removed. If the process ends before the removal is complete, the next call removes the rest."""
 _ANSWER_S: Final = 5.0
+"""Seconds that Redis has for an answer."""
 _TOGETHER: Final = 500
-"""Keys that are looked for in one call."""
+"""Largest number of keys in one scan call."""
 
 
 def clear_memory_states(folder: Path) -> None:
-    """Forget the states in shared memory. Args: folder: of an installation, by `shared_folder`. Raises: UnavailableError: it cannot be changed."""
+    """Remove the states in shared memory. Args: folder: folder of an installation, see `shared_folder`. Raises: UnavailableError: the folder cannot
+    be changed."""
     try:
-        # Under another name first: a training that comes meanwhile makes a new folder.
+        # Rename the folder first: a training that starts meanwhile makes a new folder.
         with suppress(FileNotFoundError):
             os.rename(folder / SHARING, folder / f"{SHARING}{_GONE}{token_hex(4)}")
         for gone in folder.glob(f"{SHARING}{_GONE}*"):
             shutil.rmtree(gone)
     except OSError as error:
         raise UnavailableError(f"cannot clear {folder / SHARING}: {error.strerror or error}") from error
-    with suppress(OSError):  # tiers are in it, or it is not there
+    with suppress(OSError):  # The folder still holds tiers, or does not exist.
         folder.rmdir()
 
 
 def clear_redis_states(url: str) -> None:
-    """Forget the states in a Redis, of all installations that share it. Raises: UnavailableError: it does not answer. ConfigError: the URL is
+    """Remove the states of all installations from a Redis. Raises: UnavailableError: Redis does not answer. ConfigError: the URL is
     wrong."""
     from redis.exceptions import RedisClusterException, RedisError
 
-    from modyn.cache.redis_address import RedisAddress
+    from modyn.cache.tiers.redis_address import RedisAddress
 
     address = RedisAddress(url, _ANSWER_S)
     try:
@@ -52,5 +55,5 @@ def clear_redis_states(url: str) -> None:
             client.close()
     except (RedisError, RedisClusterException, OSError) as error:
         raise UnavailableError(
-            f"the Redis at {address.where} does not answer, so that what trainings share of the cache there is not cleared"
+            f"the Redis at {address.where} does not answer, so the shared state of the cache there is not cleared"
         ) from error

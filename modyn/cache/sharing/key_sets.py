@@ -1,4 +1,4 @@
-"""Sets of sample keys, packed for other jobs to read: about a bit for each sample of the dataset, or less."""
+"""Sets of sample keys, packed for other jobs to read. A set takes about a bit for each sample of the dataset, or less."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from modyn.cache.sharing.state import KeySetId
 from modyn.records import BoolArray, Int64Array
 
 _BITS, _GAPS = 0, 1
-"""Ways to pack: a bit for each key between the first and the last; how far each key is from the one before."""
+"""Two ways to pack: a bit for each key between the first and the last, or the differences of successive keys."""
 _SPARSE: Final = 16
-"""Keys for each one of the set, above which gaps are shorter than bits."""
+"""Mean difference of successive keys above which packed differences are shorter than bits."""
 
 MOST_KEYS: Final = 1 << 28
-"""More are damage: eight bytes are kept for each while a set is compared."""
+"""Largest number of keys; a larger number means damage. A comparison takes eight bytes for each key."""
 
 
 def pack(keys: Int64Array) -> tuple[KeySetId, bytes]:
-    """Pack keys. Args: keys: ascending, none twice, at least one. Equal sets have equal names.
+    """Pack keys. Args: keys: ascending, unique, at least one. Equal sets get equal ids.
 
     >>> keys = np.array([5, 6, 9])
     >>> unpack(*pack(keys)).tolist()
@@ -35,13 +35,14 @@ def pack(keys: Int64Array) -> tuple[KeySetId, bytes]:
     else:
         gaps = np.diff(keys)
         width = np.min_scalar_type(int(gaps.max())).newbyteorder("<")
+        # The kind names the width of the differences too: 1, 2, 4 or 8 bytes.
         kind, content = _GAPS + width.itemsize.bit_length() - 1, gaps.astype(width).tobytes()
     packed = bytes([kind]) + np.array([first, len(keys)], "<i8").tobytes() + zlib.compress(content, 1)
     return KeySetId(hashlib.blake2b(packed, digest_size=16).digest(), len(packed)), packed
 
 
 def unpack(key_set: KeySetId, packed: bytes) -> Int64Array:
-    """Return the keys, ascending. Raises ValueError: these are not the bytes of the set, or what is in them is no set."""
+    """Return the keys, ascending. Raises ValueError: the bytes do not match the id, or do not contain a set."""
     if hashlib.blake2b(packed, digest_size=16).digest() != key_set.digest:
         raise ValueError(f"{len(packed)} bytes are not the set of keys {key_set.digest.hex()}")
     first, count = np.frombuffer(packed, "<i8", 2, 1).tolist()
@@ -60,9 +61,11 @@ def unpack(key_set: KeySetId, packed: bytes) -> Int64Array:
 
 
 def _decompress(packed: bytes, most_bytes: int) -> bytes:
-    """Unpack at most `most_bytes` bytes: who can write to the cache may not fill this job's memory. Raises: ValueError: there are more, or others."""
+    """Unpack at most `most_bytes` bytes. Without this bound, data of another program could fill this job's memory. Raises: ValueError: the data is
+    longer, or damaged."""
     reader = zlib.decompressobj()
     try:
+        # One byte more than allowed shows that the content is too long.
         content = reader.decompress(packed, most_bytes + 1)
     except zlib.error as error:
         raise ValueError(f"the content of a set of keys is damaged: {error}") from error
@@ -72,7 +75,7 @@ def _decompress(packed: bytes, most_bytes: int) -> bytes:
 
 
 def held(keys: Int64Array, others: Int64Array) -> BoolArray:
-    """Which of some keys are among others, both ascending and not empty.
+    """Return which `keys` are among others. Both arrays are ascending and not empty.
 
     >>> held(np.array([1, 5]), np.array([5, 6])).tolist()
     [False, True]

@@ -1,10 +1,11 @@
 """The shared state in the memory of this machine: a file in a folder, mapped by each process that has a job.
 
-    FOLDER/NAMESPACE/state        version, checksum, whether it is being changed; jobs; values. It is also the lock
+    FOLDER/NAMESPACE/state        version, checksum, whether it is being changed; jobs; values. The file is also the lock
     FOLDER/NAMESPACE/DIGEST.keys  the sample keys of a job
 
-The process that holds the lock marks the state, changes it, and removes the mark. Who finds a mark knows that a process was killed, and begins
-the state anew; the same where checksum or numbers are wrong. The lock is waited for at most a tenth of a second.
+The process that holds the lock marks the state, changes it, and removes the mark. If another process finds the mark, the first process was killed
+during a change. Then the state begins again. The state also begins again if the checksum or the numbers are wrong. A process waits for the lock for
+at most LOCK_S seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from modyn.cache.memory_tier import wait_for_lock
 from modyn.cache.sharing.state import (
     ENTRY_BYTES,
     MOST_MEMBERS,
@@ -37,7 +37,8 @@ from modyn.cache.sharing.state import (
     ValueEntries,
 )
 from modyn.cache.sharing.value_ring import HEADER, MEMBER, StructArray, ValueRing
-from modyn.cache.tier import IDLE_S
+from modyn.cache.tiers.memory_tier import wait_for_lock
+from modyn.cache.tiers.tier import IDLE_S
 from modyn.errors import ConflictError, UnavailableError
 
 STATE: Final = "state"
@@ -45,11 +46,11 @@ _KEYS: Final = ".keys"
 _MAGIC: Final = 0x6D6F64796E73 << 16 | STATE_VERSION
 _GUARD: Final = np.dtype([("magic", np.int64), ("is_changing", np.int64), ("checksum", np.int64)])
 _BEGIN: Final = _GUARD.itemsize + HEADER.itemsize + MOST_MEMBERS * MEMBER.itemsize
-"""Where the values begin."""
+"""Offset of the values."""
 
 
 class _MappedState:
-    """A mapped file. It is looked at and changed under its lock only."""
+    """A mapped file, which is read and changed only under its lock."""
 
     def __init__(self, file: int, num_bytes: int) -> None:
         self.file, self.num_bytes = file, num_bytes
@@ -68,14 +69,14 @@ class _MappedState:
 
     @property
     def is_sound(self) -> bool:
-        """False: a process was killed while it changed it, or others have written into it."""
+        """Whether the state is valid. False: a process was killed during a change, or another program wrote into the file."""
         if int(self.guard["magic"]) != _MAGIC or self.guard["is_changing"] or int(self.guard["checksum"]) != self._checksum():
             return False
         return self.ring.is_consistent
 
     @contextmanager
     def changed(self) -> Iterator[ValueRing]:
-        """Change it within the block. What breaks off, however, leaves it marked."""
+        """Change the state within the block. An interrupted change leaves the mark."""
         self.guard["is_changing"] = 1
         try:
             yield self.ring
@@ -86,6 +87,7 @@ class _MappedState:
 
     def _complete(self) -> None:
         self.guard["magic"], self.guard["checksum"] = _MAGIC, self._checksum()
+        # The mark goes last: the state of a process that is killed before is refused.
         self.guard["is_changing"] = 0
 
     def _checksum(self) -> int:
@@ -96,10 +98,10 @@ class _MappedState:
 
 
 class MemoryState:
-    """A `SharedState` in a folder, in /dev/shm or where else files are memory."""
+    """A `SharedState` in a folder of a file system in memory, such as /dev/shm."""
 
     def __init__(self, place: SharePlace, folder: Path, clock: Callable[[], float] = time.time) -> None:
-        """Args: folder: of the states of one installation, for nothing else; made when it is needed. clock: seconds, the same in all processes."""
+        """Args: folder: contains only the states of one installation; made when needed. clock: seconds, equal in all processes."""
         self.place = place
         self._folder = folder
         self._path = folder / place.namespace.hex()
@@ -107,19 +109,19 @@ class MemoryState:
         self._mapped: _MappedState | None = None
 
     def join(self, key_set: KeySetId, num_samples: int, is_barred: bool, before: Membership | None) -> Membership:
-        """As `SharedState.join`."""
+        """See `SharedState.join`."""
         wanted = self.place.num_slots(num_samples)
         with self._errors():
             self._remove_idle()
             while True:
                 with self._locked(wanted) as mapped:
                     if mapped.num_slots * 2 < wanted:
-                        # Begun by a job with far fewer samples, or what is left of another file.
+                        # A job with far fewer samples began the state, or the file is a remnant of another state.
                         os.unlink(self._path / STATE)
                         continue
                     is_idle = os.fstat(mapped.file).st_mtime < time.time() - IDLE_S
                     os.utime(mapped.file)
-                    with mapped.changed() if mapped.is_sound else self._begun(mapped) as ring:
+                    with mapped.changed() if mapped.is_sound else self._begin(mapped) as ring:
                         if is_idle:
                             ring.begin(_new_number(), self.place.capacity)
                         lease_ms = int(1000 * self.place.lease_s)
@@ -127,63 +129,65 @@ class MemoryState:
                         return ring.join(_new_number(), token, key_set, is_barred, self._now_ms(), lease_ms)
 
     def exchange(self, member: Membership, request: BatchRequest) -> BatchReply | None:
-        """As `SharedState.exchange`."""
-        with self._joined(member) as mapped:
+        """See `SharedState.exchange`."""
+        with self._locked_if_joined(member) as mapped:
             if mapped is None:
                 return None
             with mapped.changed() as ring:
                 return ring.exchange(member, request, self._now_ms(), int(1000 * self.place.lease_s))
 
     def leave(self, member: Membership) -> None:
-        """As `SharedState.leave`."""
-        with self._joined(member) as mapped:
+        """See `SharedState.leave`."""
+        with self._locked_if_joined(member) as mapped:
             if mapped is not None:
                 with mapped.changed() as ring:
                     ring.leave(member)
 
     def members(self, member: Membership) -> tuple[int, list[Member]] | None:
-        """As `SharedState.members`."""
-        with self._joined(member) as mapped:
+        """See `SharedState.members`."""
+        with self._locked_if_joined(member) as mapped:
             return mapped.ring.members() if mapped is not None else None
 
     def entries(self, member: Membership, start: int, stop: int) -> ValueEntries | None:
-        """As `SharedState.entries`."""
-        with self._joined(member) as mapped:
+        """See `SharedState.entries`."""
+        with self._locked_if_joined(member) as mapped:
             return mapped.ring.entries(start, stop) if mapped is not None else None
 
     def put_key_set(self, key_set: KeySetId, packed: bytes) -> None:
-        """As `SharedState.put_key_set`."""
+        """See `SharedState.put_key_set`."""
         with self._errors():
             path = self._path / f"{key_set.digest.hex()}{_KEYS}"
             with suppress(FileNotFoundError):
                 if path.stat().st_size == key_set.num_bytes:
+                    # The new time of change keeps other jobs from removing the file as idle.
                     os.utime(path)
                     return
             self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # The file gets its name after its content, so that readers see a whole set or none.
             new = path.with_name(f"{token_hex(8)}.new")
             new.write_bytes(packed)
             new.rename(path)
 
     def key_set(self, key_set: KeySetId) -> bytes | None:
-        """As `SharedState.key_set`."""
+        """See `SharedState.key_set`."""
         with self._errors(), suppress(FileNotFoundError):
             return (self._path / f"{key_set.digest.hex()}{_KEYS}").read_bytes()
         return None
 
-    def begin_anew(self) -> None:
-        """As `SharedState.begin_anew`. Nothing else would mend it: a damaged state is noticed whenever it is looked at."""
+    def reset(self) -> None:
+        """See `SharedState.reset`. Each access to a damaged state detects the damage. Only a new state repairs it."""
         with self._errors(), suppress(FileNotFoundError):
             os.unlink(self._path / STATE)
 
     def close(self) -> None:
-        """As `SharedState.close`."""
+        """See `SharedState.close`."""
         mapped, self._mapped = self._mapped, None
         if mapped:
-            os.close(mapped.file)  # The memory is given back with the last array.
+            os.close(mapped.file)  # The mapping itself is freed with its last array.
 
     @contextmanager
-    def _joined(self, member: Membership) -> Iterator[_MappedState | None]:
-        """The state, under its lock; None: it is another one than that which the job joined."""
+    def _locked_if_joined(self, member: Membership) -> Iterator[_MappedState | None]:
+        """Yield the state under its lock; None: the state is not the one that the job joined."""
         with self._errors():
             if not (self._path / STATE).exists():
                 yield None
@@ -196,26 +200,27 @@ class MemoryState:
                     yield None
 
     @contextmanager
-    def _begun(self, mapped: _MappedState) -> Iterator[ValueRing]:
-        """Change a state that is damaged, or empty."""
+    def _begin(self, mapped: _MappedState) -> Iterator[ValueRing]:
+        """Begin a new state in place of a damaged or empty one."""
         with mapped.changed() as ring:
             ring.begin(_new_number(), self.place.capacity)
             yield ring
 
     @contextmanager
     def _locked(self, num_slots: int) -> Iterator[_MappedState]:
-        """Hold the lock of the file, which is made if it is not there. Raises OSError: another process holds it for too long."""
+        """Hold the lock of the file, and make the file if it is missing. Raises OSError: another process holds the lock for LOCK_S."""
         while True:
             mapped = self._open(num_slots)
             wait_for_lock(mapped.file)
             try:
                 status = os.fstat(mapped.file)
-                # Else it was removed, or cut meanwhile: what is mapped beyond its end must not be touched.
+                # Otherwise the file was removed or truncated. Memory that is mapped beyond the end of a file must not be touched.
                 if status.st_nlink and status.st_size == mapped.num_bytes:
                     yield mapped
                     return
             finally:
                 fcntl.flock(mapped.file, fcntl.LOCK_UN)
+            # The file was removed or truncated. Open the current file; a truncated file is removed first, so that a new one is made.
             self.close()
             if status.st_nlink:
                 with suppress(FileNotFoundError):
@@ -239,23 +244,26 @@ class MemoryState:
         return self._mapped
 
     def _make(self, path: Path, num_slots: int) -> None:
-        """Make an empty file, which appears when it has all of its memory: a mapping that finds none left would end the process."""
+        """Make an empty file. The file becomes visible when all of its memory is allocated, because access to a mapping without memory would end the
+        process.
+        """
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         new = path.with_name(f"{token_hex(8)}.new")
         file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.posix_fallocate(file, 0, _BEGIN + ENTRY_BYTES * num_slots)
             with suppress(FileExistsError):
+                # Unlike a rename, a link does not replace the file that another process made in the meantime.
                 os.link(new, path)
         finally:
             os.close(file)
             os.unlink(new)
 
     def _remove_idle(self) -> None:
-        """Remove what nothing has used for IDLE_S: other namespaces, and files in the own one."""
+        """Remove other namespaces, and files of this one, that no process has used for IDLE_S."""
         long_ago = time.time() - IDLE_S
         for folder in self._folder.iterdir():
-            with suppress(FileNotFoundError):  # Others remove them too.
+            with suppress(FileNotFoundError):  # Other processes may remove them at the same time.
                 files = list(folder.iterdir())
                 if folder == self._path:
                     for file in files:

@@ -1,4 +1,5 @@
-"""The shared state in Redis, for all trainings that reach it: one script for each decision. In a Cluster, all keys of a state have one hash slot."""
+"""The shared state in Redis, for all trainings that reach this Redis. One script makes each decision. In a Cluster, all keys of a state are in one
+hash slot."""
 
 from __future__ import annotations
 
@@ -11,10 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from redis.exceptions import RedisClusterException, RedisError, ResponseError
 
-from modyn.cache.breaker import CircuitBreaker
-from modyn.cache.redis_address import TIMEOUT_S, RedisAddress
-from modyn.cache.redis_deadline import Deadline
-from modyn.cache.sharing import redis_scripts as scripts
+from modyn.cache.sharing import redis_state_scripts as scripts
 from modyn.cache.sharing.state import (
     ENTRY_BYTES,
     MOST_MEMBERS,
@@ -27,21 +25,25 @@ from modyn.cache.sharing.state import (
     SharePlace,
     ValueEntries,
 )
-from modyn.cache.tier import IDLE_S
+from modyn.cache.tiers.breaker import CircuitBreaker
+from modyn.cache.tiers.redis_address import TIMEOUT_S, RedisAddress
+from modyn.cache.tiers.redis_deadline import Deadline
+from modyn.cache.tiers.tier import IDLE_S
 from modyn.errors import ConflictError, CorruptStateError, UnavailableError
 from modyn.records import Int64Array
 
 _DAMAGED: Final = ("WRONGTYPE", "ERR", "Error running script", "user_script")
-"""How errors begin of scripts that do not understand what they find. Others say that Redis is full, loading, or no primary."""
+"""First words of errors by scripts that find invalid data. Other errors of scripts mean that Redis is full, is loading its data, or is not the
+primary."""
 _PART_BYTES: Final = 1 << 20
-"""Of a set of keys, in one call."""
+"""Largest number of bytes of a key set in one call."""
 _WANTED: Final = np.dtype([("age", ">u4"), ("sharers", ">u4")])
 _CANDIDATE: Final = np.dtype([("key", ">i8"), ("age", ">u4"), ("keeps", "u1")])
 _WORD: Final = np.dtype([("stage", "u1"), ("served", ">u4")])
 
 
 class RedisState:
-    """A `SharedState` in the Redis at a URL, as `RedisTier`."""
+    """A `SharedState` in the Redis at a URL; see `RedisTier` for the forms of the URL."""
 
     def __init__(
         self,
@@ -51,10 +53,11 @@ class RedisState:
         clock: Callable[[], float] | None = None,
         breaker: CircuitBreaker | None = None,
     ) -> None:
-        """Connects to nothing yet.
+        """Check the URL without connecting.
 
-        Args: timeout_s: for a whole answer. clock: seconds; none: that of Redis. breaker: shared with tiers in the same Redis; none: its own.
-        Raises: ConfigError: it is no such URL.
+        Args: timeout_s: longest wait for a whole answer. clock: returns the time in seconds; default: the clock of Redis. breaker: circuit
+            breaker that tiers in the same Redis also use; default: a separate one.
+        Raises: ConfigError: the URL is invalid.
         """
         self._breaker, self._timeout_s = breaker or CircuitBreaker(), timeout_s
         self.place = place
@@ -62,14 +65,14 @@ class RedisState:
         self._clock = clock
         self._client: Any = None
         self._patience = 1.0
-        """How many times `timeout_s` the client waits for an answer, see `RedisAddress.connect`."""
+        """Multiple of `timeout_s` that the client waits for an answer, see `RedisAddress.connect`."""
         self._lease_ms = int(1000 * place.lease_s)
         self._prefix = f"modyn:sharing:{{{place.namespace.hex()}}}:".encode()
         self._keys = [self._prefix + name for name in (b"state", b"keys", b"words")]
         self._own_set = self._prefix + b"set"
 
     def join(self, key_set: KeySetId, num_samples: int, is_barred: bool, before: Membership | None) -> Membership:
-        """As `SharedState.join`."""
+        """See `SharedState.join`."""
         self._own_set = self._set_name(key_set)
         token = _new_number()
         earlier = (before.incarnation, before.token) if before else (0, 0)
@@ -78,7 +81,7 @@ class RedisState:
             _new_number(), token, *earlier, int(is_barred), key_set.num_bytes, key_set.digest.hex(),
         )  # fmt: skip
         if found is None:
-            raise ConflictError("as many jobs as can share this cache, and no more can: let one end, or use another cache")
+            raise ConflictError(f"{MOST_MEMBERS} jobs share this cache, and no more can: let one end, or use another cache")
         with _understood():
             incarnation, place, *numbers = (int(part) for part in found)
             member = Membership(incarnation, place, token, *numbers)
@@ -93,7 +96,7 @@ class RedisState:
         return member
 
     def exchange(self, member: Membership, request: BatchRequest) -> BatchReply | None:
-        """As `SharedState.exchange`."""
+        """See `SharedState.exchange`."""
         known = request.known
         wanted = np.empty(len(request.wanted), _WANTED)
         wanted["age"], wanted["sharers"] = known - request.wanted, request.sharers
@@ -102,8 +105,8 @@ class RedisState:
         candidates["age"] = np.where(request.believed >= 0, known - request.believed, 0)
         found = self._eval(
             scripts.EXCHANGE, [self._own_set], *member[:3], self._now_ms(), self._lease_ms, known, request.reading,
-            request.known_members, request.size, request.num_hits, _ages(request.kept, known), _ages(request.dropped, known),
-            wanted.tobytes(), candidates.tobytes(),
+            request.known_members, request.size, request.num_hits, _ages(request.kept, known), _ages(request.refilled, known),
+            _ages(request.dropped, known), wanted.tobytes(), candidates.tobytes(),
         )  # fmt: skip
         if found is None:
             return None
@@ -115,15 +118,15 @@ class RedisState:
                 np.frombuffer(choices, np.uint8), known - _numbers(refused, ">u4"), _numbers(evicted, ">i8"), bool(is_behind),
             )  # fmt: skip
             if len(reply.verdicts) != len(request.wanted) or len(reply.choices) != len(request.candidates):
-                raise ValueError("it answers other questions")
+                raise ValueError("the answer does not fit the request")
             return reply
 
     def leave(self, member: Membership) -> None:
-        """As `SharedState.leave`."""
+        """See `SharedState.leave`."""
         self._eval(scripts.LEAVE, [], *member[:3])
 
     def members(self, member: Membership) -> tuple[int, list[Member]] | None:
-        """As `SharedState.members`."""
+        """See `SharedState.members`."""
         found = self._eval(scripts.MEMBERS, [], member.incarnation)
         if found is None:
             return None
@@ -135,7 +138,7 @@ class RedisState:
             ]
 
     def entries(self, member: Membership, start: int, stop: int) -> ValueEntries | None:
-        """As `SharedState.entries`."""
+        """See `SharedState.entries`."""
         first, last = start % member.num_slots, (stop - 1) % member.num_slots + 1
         ranges = [first, last] if first < last else [first, member.num_slots, 0, last]
         num_bytes = (stop - start) * ENTRY_BYTES
@@ -149,7 +152,7 @@ class RedisState:
             return ValueEntries(keys, words["stage"].copy(), words["served"].astype(np.uint32))
 
     def put_key_set(self, key_set: KeySetId, packed: bytes) -> None:
-        """As `SharedState.put_key_set`."""
+        """See `SharedState.put_key_set`."""
         name = self._set_name(key_set)
         with self._errors() as (client, deadline):
             is_there = client.strlen(name) == len(packed)
@@ -161,7 +164,7 @@ class RedisState:
             client.expire(name, IDLE_S)
 
     def key_set(self, key_set: KeySetId) -> bytes | None:
-        """As `SharedState.key_set`."""
+        """See `SharedState.key_set`."""
         name = self._set_name(key_set)
         packed = b""
         with self._errors() as (client, deadline):
@@ -169,17 +172,17 @@ class RedisState:
                 part = client.getrange(name, start, start + _PART_BYTES - 1)
                 packed += part
                 deadline.check(len(part))
-                if not part:  # fewer than the size that a member's row says
+                if not part:  # The stored set is shorter than its id says.
                     break
         return packed if len(packed) == key_set.num_bytes else None
 
-    def begin_anew(self) -> None:
-        """As `SharedState.begin_anew`."""
+    def reset(self) -> None:
+        """See `SharedState.reset`."""
         with self._errors() as (client, _):
             client.unlink(*self._keys)
 
     def close(self) -> None:
-        """As `SharedState.close`."""
+        """See `SharedState.close`."""
         client, self._client = self._client, None
         if client is not None:
             client.close()
@@ -187,16 +190,17 @@ class RedisState:
     def _eval(self, script: str, more_keys: list[bytes], *arguments: object, num_bytes: int = 0) -> Any:
         names = [*self._keys, *more_keys]
         with self._errors(num_bytes) as (client, _):
-            # The text each time, not its digest: it is small, and a Redis that was restarted knows no digest.
+            # Each call sends the script's text instead of its digest: the text is small, and a restarted Redis knows no digest.
             return client.eval(script, len(names), *names, *arguments)
 
     @contextmanager
     def _errors(self, num_bytes: int = 0) -> Iterator[tuple[Any, Deadline]]:
-        """The client, for calls whose last answer carries so many bytes."""
+        """Yield the client for calls whose last answer has `num_bytes`, and convert the library's errors."""
         deadline, patience, is_done = Deadline(self._breaker, self._timeout_s, "share"), self._breaker.costs.patience(), False
         if not deadline.has_time or not self._breaker.allows():
             raise UnavailableError("Redis does not share the cache: it was away or slow just now")
         try:
+            # A connection keeps its time limit. If the learned patience has changed by more than a factor of 2, connect again.
             if self._client is None or not self._patience / 2 <= patience <= self._patience * 2:
                 self._client, self._patience = self._address.connect(patience), patience
                 deadline.check()
@@ -206,10 +210,12 @@ class RedisState:
             is_done = True
         except (RedisError, RedisClusterException, OSError) as error:
             if isinstance(error, ResponseError):
+                # Redis has answered, so it is neither away nor slow.
                 self._breaker.succeeded()
             else:
                 self.close()  # Nodes may have moved.
                 self._breaker.failed()
+            # Exhausted memory (OOM) passes, and is not damage.
             if isinstance(error, ResponseError) and str(error).startswith(_DAMAGED) and "OOM" not in str(error):
                 raise CorruptStateError(f"the state of a shared cache in Redis is damaged: {error}") from error
             raise UnavailableError(f"Redis does not share the cache: {str(error) or type(error).__name__}") from error
@@ -225,7 +231,7 @@ class RedisState:
 
 @contextmanager
 def _understood() -> Iterator[None]:
-    """Raises CorruptStateError for an answer that the block cannot read: others have written into the state."""
+    """Raise CorruptStateError if the block cannot read an answer, because another program wrote into the state."""
     try:
         yield
     except (ValueError, TypeError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""What a job at a shared cache decides for a batch, and what a checkpoint keeps of its order."""
+"""Decision of a job for one batch at a shared cache, and the order that a checkpoint keeps."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from modyn.cache.sample_numbers import NO_SAMPLES
-from modyn.cache.samplers.base import CacheJob
-from modyn.records import BoolArray, Float32Array, Int64Array
+from modyn.cache.sharing.cache_job import CacheJob
+from modyn.records import BoolArray, Int64Array
 
 MOST_UNTRAINED: Final = 4096
-"""More than any loader decides ahead: two batches for each of its processes, and a few."""
+"""Largest number of untrained batches. A loader decides fewer batches in advance: two for each process, and a few more."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedBatch:
-    """What one batch serves, and what is to be done for the cache. `BatchSampler.made` reports it."""
+    """Samples of one batch, and the additional work for the cache. `BatchSampler.made` reports a finished batch."""
 
     number: int
     """Counts the batches of this object, from 0."""
@@ -26,25 +26,25 @@ class SharedBatch:
     keys: Int64Array
     """(n,), sample keys, in the order of the batch."""
     hits: BoolArray
-    """(n,), whether the value of each is in the tier, most probably. The others are prepared."""
+    """(n,), whether the value of each sample is most likely in the tier. The other samples are prepared."""
     admitted: BoolArray
-    """(n,), whether the value of each, which is no hit, is to be put into the tier once it is prepared."""
+    """(n,), whether the prepared value of each sample that is not a hit is put into the tier."""
     evicted: Int64Array
-    """Keys of samples that are to be dropped from the tier: hits of the batch once it has them, others before it is made."""
+    """Keys to drop from the tier. Hits of the batch are dropped after the batch has read them, other samples before the batch is made."""
     refilled: Int64Array = field(default_factory=NO_SAMPLES.copy)
-    """Keys of other samples, which are to be prepared beside the batch and put into the tier."""
+    """Keys of other samples, to be prepared in the background and put into the tier."""
     stamps: Int64Array | None = None
-    """(n,), of the values of hits and of admitted samples. Each value that a sampler admits has another stamp, which the tier keeps with it: whoever
-    reads finds the value that was decided on, or none. None: the values of a sample are equally good, for they are not random."""
+    """(n,), stamps of the values of hits and admitted samples. Each admitted value has its own stamp, which the tier stores with the value, so that a
+    reader finds exactly this value or none. None: all values of a sample are equal, because they are not random."""
     refilled_stamps: Int64Array | None = None
-    """Stamps of the values of `refilled`, as `stamps` has them."""
+    """Stamps of the values of `refilled`, see `stamps`."""
 
     def stamps_of(self, keys: Int64Array) -> Int64Array | None:
-        """The stamps of some of its hits and admitted samples."""
+        """Return the stamps of some hits and admitted samples of the batch."""
         return _found(keys, self.keys, self.stamps)
 
     def refilled_stamps_of(self, keys: Int64Array) -> Int64Array | None:
-        """The stamps of some of `refilled`."""
+        """Return the stamps of some samples of `refilled`."""
         return _found(keys, self.refilled, self.refilled_stamps)
 
 
@@ -57,59 +57,53 @@ def _found(keys: Int64Array, among: Int64Array, stamps: Int64Array | None) -> In
 
 
 class BatchSampler(Protocol):
-    """Decides the batches of one training. For one thread at a time."""
+    """Decides the batches of one training. Not thread-safe: the caller holds a lock."""
 
     @property
     def epoch(self) -> int:
-        """Of the last batch."""
+        """Epoch of the last batch."""
 
     @property
     def num_left(self) -> int:
-        """Samples that this epoch has still to serve; 0: the next batch begins the next one."""
+        """Number of samples that this epoch must still serve; 0: the next batch begins the next epoch."""
 
     def next_batch(self, size: int) -> SharedBatch:
-        """Decide the next batch: `size` samples, at the end of an epoch as many as are left; then the next epoch begins."""
+        """Decide the next batch: `size` samples, or fewer at the end of the epoch. The batch after that begins the next epoch."""
 
     def made(self, number: int, kept: Int64Array = NO_SAMPLES, lost: Int64Array = NO_SAMPLES) -> None:
-        """Report that a batch is made. Args: kept: keys of its samples whose values were put into the tier. lost: keys of hits that the tier did
-        not have."""
-
-    def rank(self, keys: Int64Array, losses: Float32Array) -> None:
-        """Learn the losses of samples that were trained on. A sampler that does not choose by importance makes nothing of them.
-
-        Args: keys, losses: (n,) each.
-        """
+        """Report that a batch is made. Args: kept: keys of samples whose values were put into the tier. lost: keys of hits that the tier did not
+        have. `kept` and `lost` include samples that were prepared in the background since the last report."""
 
     def end_epoch(self) -> None:
-        """Let the next batch begin the next epoch: what this one has not served is left out."""
+        """Let the next batch begin the next epoch. Samples that this epoch has not served are left out."""
 
     def state_dict(self, trained: int | None = None) -> dict[str, Any]:
-        """What a checkpoint keeps. Args: trained: as of `UntrainedBatches.state_of`."""
+        """State for a checkpoint. Args: trained: as for `UntrainedBatches.state_of`."""
 
     def report(self) -> None:
-        """Say that this job lives, where it asks for no batch for long."""
+        """Send a heartbeat while no batch is needed."""
 
     def leave(self) -> Int64Array:
-        """End. Others wait for nothing that this job would have done. Returns keys whose values are to be dropped from the tier, once no process
-        makes batches of the job any more."""
+        """Leave the cache, so that other jobs no longer wait for this job's values. Returns the keys of values to drop: the caller drops these values
+        from the tier after all processes have stopped making batches of the job."""
 
 
 class UntrainedBatches:
-    """Batches of a job that were decided, until a checkpoint says that they are trained on: the newest MOST_UNTRAINED."""
+    """Decided batches of a job that no checkpoint marks as trained, at most the newest MOST_UNTRAINED."""
 
     def __init__(self) -> None:
         self._batches: deque[tuple[int, int, Int64Array]] = deque(maxlen=MOST_UNTRAINED)
-        """Number, epoch and samples of each."""
+        """Number, epoch and samples of each batch."""
 
     def add(self, number: int, epoch: int, samples: Int64Array) -> None:
-        """Note a batch."""
+        """Add a decided batch."""
         self._batches.append((number, epoch, samples))
 
     def state_of(self, job: CacheJob, trained: int | None) -> dict[str, Any]:
-        """The state of the job when it goes on.
+        """State from which the job resumes.
 
-        Args: trained: number of the last batch that was trained on: those decided after it are served again. −1: none was. None: all were. Batches
-        before it are forgotten: a later call gives the same number or a greater one.
+        Args: trained: number of the last trained batch; later batches are served again. −1: no batch was trained. None: all batches were trained. The
+        call forgets the batches up to `trained`, so a later call must not give a smaller number.
         """
         state = job.state_dict()
         if trained is None:
@@ -118,7 +112,9 @@ class UntrainedBatches:
             self._batches.popleft()
         if not self._batches:
             return state
+        # The job resumes in the epoch of the oldest untrained batch. That batch and later batches of this epoch are served again.
         epoch = self._batches[0][1]
+        # A later epoch of the job has begun, so all samples of this epoch were served.
         seen = job.seen.copy() if epoch == job.epoch else np.ones(len(job.seen), np.bool_)
         for _, of_epoch, samples in self._batches:
             if of_epoch == epoch:

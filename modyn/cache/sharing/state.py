@@ -1,11 +1,11 @@
-"""What trainings that share a cache know together, wherever it is kept: which values there are, and to whom they were served.
+"""State that trainings share at a cache, in any store. The state has the existing values, and the jobs that have used each value.
 
-Values stand in a ring of slots, in the order in which they were admitted. Each has a number, `slot = number % num_slots`; none is admitted again
-under the same number, and a job that knows all values below one number learns of new ones by reading on from there. The ring has room for more values
-than may be cached at once, since those that have been served to all leave gaps. The state decides nothing about the order of a job: it is asked, in
-one atomic exchange for each batch, which of the wanted values are there, and which of the candidates this job is to prepare.
+A ring of slots holds the values in the order of admission. Each value has a unique number, `slot = number % num_slots`. A job that knows all values
+below a number reads new values from this number on. The ring has room for more values than may be cached at once, because values that were served to
+all jobs leave gaps. The state does not decide the order of a job. In one atomic exchange for each batch, the state answers which of the wanted values
+exist, and which candidates this job must prepare.
 
-Losing the state, or any change of it, costs values. A job that is not in it joins again.
+A lost state, or a lost change of the state, loses only cached values. A job that the state does not list joins again.
 """
 
 from __future__ import annotations
@@ -23,46 +23,48 @@ UInt8Array = npt.NDArray[np.uint8]
 UInt32Array = npt.NDArray[np.uint32]
 
 STATE_VERSION: Final = 1
-"""Of what is kept. A state of another version is begun anew."""
+"""Version of the format. A state of another version is replaced by a new one."""
 MOST_MEMBERS: Final = 32
-"""Jobs that share one state: bits of a mask."""
+"""Largest number of jobs that share one state. Each job has one bit in masks of 32 bits."""
 LEASE_S: Final = 60.0
-"""A job that has not asked for so long counts no more."""
+"""Seconds without a message of a job after which the state expels the job."""
 ENTRY_BYTES: Final = 13
-"""Of a slot: sample key, stage, and a bit for each job that the value was served to."""
+"""Bytes of a slot: sample key, stage, and a bit for each job that has used the value."""
 BYTES_PER_SAMPLE: Final = 8
-"""Of all slots, for each sample that jobs train on, at most."""
+"""Largest number of bytes of all slots, for each sample that jobs train on."""
 FEW_SLOTS: Final = 1024
-"""Of few samples, more than BYTES_PER_SAMPLE are of no account."""
+"""A small state may exceed BYTES_PER_SAMPLE up to this number of slots."""
 MOST_SLOTS: Final = 1 << 28
-"""More are damage: a job keeps 17 bytes for each."""
+"""Largest number of slots. A larger number means damage. A job keeps 17 bytes for each slot."""
 MOST_STEPS: Final = 8192
-"""Slots that one exchange looks at, at most, to make room."""
+"""Largest number of slots that one exchange examines to make room."""
 MOST_BEHIND: Final = 4096
-"""New values in one answer, at most. Who is further behind reads them first."""
+"""Largest number of new values in one answer. A job to which more values are new reads these values before its next batch."""
 
 NOTHING_READ: Final = 2**53 - 1
-"""Instead of the oldest decision whose batch is not made, where there is none: above all of them."""
+"""If all batches of a job are made, this number replaces the oldest decision whose batch is not made. The number is larger than all decisions."""
 
 GONE, PENDING, READY, LEAVING = range(4)
-"""Stages of a value: not there; a job prepares it; in the tier; in the tier, served to all, and dropped once all have read it."""
+"""Stages of a value, in order. The value is missing. A job prepares the value. The value is in the tier. The value is in the tier and was served to
+all jobs; it is dropped when all jobs have read it."""
 
 IS_GONE, IS_PENDING, IS_SERVED, IS_SERVED_LAST, IS_UNSEEN, IS_LEAVING = range(6)
-"""Answers for a wanted value: not there; still being prepared; a hit of this job, and others want it too; a hit, and the last one, so that this job
-drops the value; not looked at; served to all."""
+"""Answers for a wanted value, in order. The value is missing. The value is still in preparation. The value is a hit of this job, and other jobs want
+it too. The value is the last hit, so this job drops it. The value was not examined. The value was served to all jobs."""
 IS_HELD, IS_TAKEN, IS_ADMITTED, IS_LEFT = range(4)
-"""Answers for a candidate: there is a value, or another job prepares one; this job prepares it for itself; it prepares it, and keeps the value; not
-looked at."""
+"""Answers for a candidate, in order. A value exists, or another job prepares one. This job prepares the sample for itself. This job prepares the
+sample and keeps the value. The candidate was not examined."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharePlace:
-    """Which state, and what all jobs that share it agree on: the job that begins it sets the capacity."""
+    """Name of a state, and the settings of all its jobs. The job that begins the state sets the capacity."""
 
     namespace: bytes
-    """Of the samples, by `keys.namespace`."""
+    """Namespace of the samples, see `keys.namespace`."""
     capacity: int
-    """Cached values at most: the budget of the tier by the mean size of a sample. Never more than the slots that BYTES_PER_SAMPLE allows."""
+    """Largest number of cached values. This number is the budget of the tier divided by the mean size of a sample, but at most the number of slots
+    that BYTES_PER_SAMPLE allows."""
     lease_s: float = LEASE_S
 
     def __post_init__(self) -> None:
@@ -72,7 +74,8 @@ class SharePlace:
             )
 
     def num_slots(self, num_samples: int) -> int:
-        """Slots of a state that a job with so many samples begins: twice the capacity, as far as BYTES_PER_SAMPLE allows. A few are always allowed.
+        """Return the number of slots of a state that a job with `num_samples` samples begins: twice the capacity, but
+        at most the slots that BYTES_PER_SAMPLE allows, or FEW_SLOTS if that limit is larger.
 
         >>> SharePlace(b"", 2000).num_slots(10_000), SharePlace(b"", 9000).num_slots(10_000), SharePlace(b"", 10).num_slots(10)
         (4000, 6153, 20)
@@ -81,7 +84,7 @@ class SharePlace:
 
 
 class KeySetId(NamedTuple):
-    """Names a set of sample keys, as `key_sets.pack` has packed it."""
+    """Identity of a set of sample keys that `key_sets.pack` packed."""
 
     digest: bytes
     """16 bytes."""
@@ -89,20 +92,20 @@ class KeySetId(NamedTuple):
 
 
 class Membership(NamedTuple):
-    """Of a job in a state."""
+    """Membership of a job in a state."""
 
     incarnation: int
-    """Of the state: another one, when it was begun anew, has other numbers."""
+    """Random number of the state. A new state draws another number."""
     place: int
-    """0 … MOST_MEMBERS − 1, its bit in masks."""
+    """Position of the job's bit in masks, 0 … MOST_MEMBERS − 1."""
     token: int
-    """Of this stay of the job."""
+    """Number of the session of the job."""
     num_slots: int
     capacity: int
     first: int
-    """Number of the oldest value that may be there."""
+    """Number of the oldest value that may exist."""
     end: int
-    """Number that the next value will get."""
+    """Number of the next admitted value."""
     generation: int
     """Grows with each job that joins, leaves or is expelled."""
 
@@ -112,113 +115,117 @@ class Member(NamedTuple):
 
     place: int
     since: int
-    """Number that the next value had when it joined."""
+    """Number of the next admitted value at the time when the job joined."""
     is_barred: bool
-    """Whether it is served no value that was there when it joined: it may have been served them before it was killed."""
+    """Whether the job gets no value that existed when it joined, because it may have used these values before it was killed."""
     key_set: KeySetId
 
 
 class ValueEntries(NamedTuple):
-    """Values from one number on, (n,) each."""
+    """Values from a given number on, each field (n,)."""
 
     keys: Int64Array
     stages: UInt8Array
     served: UInt32Array
-    """Masks of places."""
+    """Masks of the places of jobs that have used the value."""
 
 
 class BatchRequest(NamedTuple):
-    """What a job asks in one exchange. Numbers of values are below `known`."""
+    """Question of a job in one exchange. All numbers of values are below `known`."""
 
     known: int
-    """Number below which it knows all values."""
+    """The job knows all values below this number."""
     reading: int
-    """The oldest of its decisions whose batch is not made yet; −1: there is none."""
+    """The job's oldest decision whose batch is not made yet; −1: all batches are made."""
     known_members: int
-    """Mask of the jobs whose key sets it knows, its own bit included: of others, it is assumed that they want each value."""
+    """Mask of the jobs whose key sets the job knows, including its own bit. Other jobs are assumed to want every value."""
     size: int
-    """Of the batch; 0: it only reports."""
+    """Size of the batch; 0: the job only reports."""
     num_hits: int
-    """Values that it wants; more only where candidates are too few."""
+    """Number of hits that the job wants. The job takes more hits only if it has too few candidates."""
     kept: Int64Array
-    """Numbers of its values that are in the tier now."""
+    """Numbers of the job's values that are now in the tier and that the job has used."""
+    refilled: Int64Array
+    """Numbers of the job's values that are now in the tier and that no job has used yet."""
     dropped: Int64Array
     """Numbers of values that are not in the tier."""
     wanted: Int64Array
-    """(n,), numbers of values that it can use, those first that it likes best, none twice."""
+    """(n,), unique numbers of values that the job can use, in order of preference."""
     sharers: UInt32Array
-    """(n,), masks of the jobs that train on the sample of each."""
+    """(n,), masks of the jobs that train on the sample of each wanted value."""
     candidates: Int64Array
-    """(m,), keys of samples that it would prepare, those first that it likes best, none twice."""
+    """(m,), unique keys of samples that the job would prepare, in order of preference."""
     believed: Int64Array
-    """(m,), the number of the value that it knows of each; −1: it knows of none."""
+    """(m,), the number of each candidate's known value; −1: no known value."""
     keeps: BoolArray
-    """(m,), whether other jobs train on it too."""
+    """(m,), whether other jobs also train on the candidate."""
 
 
 class BatchReply(NamedTuple):
-    """What the state answers, after the exchange but for `tail`."""
+    """Answer of the state. All fields except `tail` describe the state after the exchange."""
 
     decision: int
     """Number of this exchange."""
     quiet: int
-    """Decisions below it have batches that are made, of all jobs."""
+    """A decision. In all jobs, the batches of all decisions with smaller numbers are made."""
     first: int
-    """Number of the oldest value that may be there."""
+    """Number of the oldest value that may exist."""
     end: int
-    """Number that the next value will get. Admitted candidates have the last ones below it, in turn."""
+    """Number of the next admitted value. The admitted candidates have the last numbers before this number, in order."""
     num_values: int
-    """That are there, pending ones included."""
+    """Number of values in the state, including those in preparation."""
     generation: int
     members: int
-    """Mask of the jobs that count."""
+    """Mask of the active jobs."""
     tail: Int64Array
-    """Keys of the values from `tail_start` on, as far as there are any before those that are admitted by this."""
+    """Keys of the values from `tail_start` on that existed before this exchange."""
     tail_start: int
     verdicts: UInt8Array
-    """(n,), on the wanted values."""
+    """(n,), answers for the wanted values."""
     choices: UInt8Array
-    """(m,), on the candidates."""
+    """(m,), answers for the candidates."""
     refused: Int64Array
-    """Of `kept`, those whose values the state does not have any more."""
+    """Numbers in `kept` and `refilled` whose values the state no longer has."""
     evicted: Int64Array
-    """Keys of the oldest values, which made room."""
+    """Keys of the oldest values, which were removed to make room."""
     is_behind: bool
-    """Nothing was decided: too many values are new to the job, which reads them first."""
+    """Whether the state decided nothing, because too many values are new to the job. The job reads these first."""
 
 
 class SharedState(Protocol):
-    """Raises UnavailableError wherever it is away, within about a tenth of a second, and may have made the change or not; CorruptStateError where
-    only `begin_anew` helps."""
+    """The shared state. Methods raise UnavailableError within about 0.1 s if the state is unavailable; the change may have happened or not. Methods
+    raise CorruptStateError if only `reset` helps."""
 
     place: SharePlace
 
     def join(self, key_set: KeySetId, num_samples: int, is_barred: bool, before: Membership | None) -> Membership:
-        """Let a job count, and begin the state where there is none. Args: before: its earlier stay, which ends.
+        """Add a job, and begin the state if none exists.
 
-        Raises: ConflictError: too many jobs share it.
+        Args: before: earlier session of the job, which ends.
+        Raises: ConflictError: too many jobs share the state.
         """
 
     def exchange(self, member: Membership, request: BatchRequest) -> BatchReply | None:
-        """Decide, in one step. Returns None: the job does not count any more, or the state is another one."""
+        """Decide about one batch in one atomic step. Returns None: the state expelled the job, or was replaced."""
 
     def leave(self, member: Membership) -> None:
-        """Let a job count no more."""
+        """Remove a job."""
 
     def members(self, member: Membership) -> tuple[int, list[Member]] | None:
-        """The generation, and all jobs that counted at the last exchange or joined since. None: the state is another one."""
+        """Return the generation, and all jobs that were active at the last exchange or joined since. None: the state was replaced."""
 
     def entries(self, member: Membership, start: int, stop: int) -> ValueEntries | None:
-        """Read values by number, at most num_slots. Those that others admit meanwhile may stand in their places. None: the state is another one."""
+        """Read values by number, at most num_slots. Values that other jobs have admitted meanwhile may have taken the slots of the requested values.
+        Returns None: the state was replaced."""
 
     def put_key_set(self, key_set: KeySetId, packed: bytes) -> None:
-        """Keep the packed keys of a job for others."""
+        """Store the packed keys of a job for other jobs."""
 
     def key_set(self, key_set: KeySetId) -> bytes | None:
-        """The packed keys of another job; None: they are not there."""
+        """Return the packed keys of another job, or None."""
 
-    def begin_anew(self) -> None:
-        """Forget everything."""
+    def reset(self) -> None:
+        """Remove the whole state."""
 
     def close(self) -> None:
-        """Give up connections and files. What is kept stays."""
+        """Close connections and files. The state is kept."""

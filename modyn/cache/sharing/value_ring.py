@@ -1,6 +1,7 @@
-"""The rule of the shared state, on arrays: what one exchange answers and changes. `redis_scripts.py` says the same in Lua.
+"""The rule of the shared state, on arrays: how an exchange is answered, and how it changes the state. `redis_state_scripts.py` is the same rule in
+Lua.
 
-No I/O and no clock: arrays lie where the caller has them, and seconds come from outside.
+This module has no I/O and no clock: the caller owns the arrays and provides the time.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-import numpy.ma  # `np.unique` imports it when it is first called: under the lock of the state, for 0.1 s.
+import numpy.ma  # The first call of `np.unique` would import this module for 0.1 s, under the lock of the state.
 import numpy.typing as npt
 
 from modyn.cache.sample_numbers import among
@@ -55,13 +56,13 @@ MEMBER: Final = np.dtype(
         ("digest", np.uint8, 16), ("num_bytes", np.int64),
     ]
 )  # fmt: skip
-"""Of a place; it is free where the token is 0. All numbers are of 8 bytes."""
+"""Record of a place. The place is free if the token is 0. All numbers have 8 bytes."""
 
 StructArray = npt.NDArray[Any]
 
 
 class ValueRing:
-    """A state in arrays, of which it keeps no copy.
+    """A state in arrays that the caller owns. The object keeps no copy.
 
     Args: header: (1,) of HEADER. members: (MOST_MEMBERS,) of MEMBER. stages, served, keys: (num_slots,), the values by slot.
     """
@@ -74,7 +75,7 @@ class ValueRing:
 
     @staticmethod
     def in_memory(num_slots: int) -> ValueRing:
-        """One in arrays of its own, which has to begin."""
+        """Return a state in new arrays. Call `begin` before other methods."""
         return ValueRing(
             np.zeros(1, HEADER), np.zeros(MOST_MEMBERS, MEMBER), np.zeros(num_slots, np.uint8),
             np.zeros(num_slots, np.uint32), np.zeros(num_slots, np.int64),
@@ -82,19 +83,19 @@ class ValueRing:
 
     @property
     def incarnation(self) -> int:
-        """0: it has never begun."""
+        """Number of the state; 0: the state has never begun."""
         return int(self._header["incarnation"])
 
     @property
     def is_consistent(self) -> bool:
-        """Whether its numbers can be true."""
+        """Whether the numbers of the state are consistent."""
         first, end, count, capacity = (int(self._header[name]) for name in ("first", "end", "count", "capacity"))
         num_slots = len(self._stages)
         fits = int(self._header["num_slots"]) == num_slots and 0 < capacity <= num_slots
         return fits and 0 <= first <= end <= first + num_slots and 0 <= count <= min(capacity, end - first)
 
     def begin(self, incarnation: int, capacity: int) -> None:
-        """Forget all values and jobs."""
+        """Remove all values and jobs."""
         for name in HEADER.names or ():
             self._header[name] = 0
         self._header["incarnation"], self._header["num_slots"] = incarnation, len(self._stages)
@@ -102,14 +103,16 @@ class ValueRing:
         self._members[:] = np.zeros((), MEMBER)
 
     def join(self, token: int, before: int, key_set: KeySetId, is_barred: bool, now_ms: int, lease_ms: int) -> Membership:
-        """Give a job a place, the free one that was given longest ago. Args: before: token of its earlier stay, which ends; 0: none.
+        """Give a job the free place that was assigned longest ago.
 
+        Args: before: token of the job's earlier session, which ends; 0: none.
         Raises: ConflictError: all places are taken.
         """
         self._expel(now_ms, lease_ms)
         header, members = self._header, self._members
         if before:
             members["token"][members["token"] == before] = 0
+        # A place is reused as late as possible, because masks of older values may still contain the bit of its earlier job.
         places = (int(header["next_place"]) + np.arange(MOST_MEMBERS)) % MOST_MEMBERS
         free = places[members["token"][places] == 0]
         if not len(free):
@@ -125,13 +128,13 @@ class ValueRing:
         )  # fmt: skip
 
     def leave(self, member: Membership) -> None:
-        """Free the place of a job, if it still has it."""
+        """Free the place of a job, if the job still has a place."""
         if self._has(member):
             self._members["token"][member.place] = 0
             self._header["generation"] += 1
 
     def members(self) -> tuple[int, list[Member]]:
-        """The generation, and the jobs that have places."""
+        """Return the generation, and the jobs that have places."""
         found = [
             Member(place, int(row["since"]), bool(row["is_barred"]), KeySetId(row["digest"].tobytes(), int(row["num_bytes"])))
             for place, row in enumerate(self._members)
@@ -140,12 +143,12 @@ class ValueRing:
         return int(self._header["generation"]), found
 
     def entries(self, start: int, stop: int) -> ValueEntries:
-        """Values by number."""
+        """Return values by number."""
         slots = np.arange(start, stop) % len(self._stages)
         return ValueEntries(self._keys[slots], self._stages[slots], self._served[slots])
 
     def exchange(self, member: Membership, request: BatchRequest, now_ms: int, lease_ms: int) -> BatchReply | None:
-        """As `SharedState.exchange`."""
+        """See `SharedState.exchange`."""
         if not self._has(member):
             return None
         header, members = self._header, self._members
@@ -189,14 +192,19 @@ class ValueRing:
             self._header["generation"] += 1
 
     def _report(self, request: BatchRequest) -> Int64Array:
-        """Put reports into effect. Returns those of kept values that are not there any more."""
+        """Apply the reports of values. Returns the numbers of values in the tier that the state no longer lists."""
         first, num_slots = int(self._header["first"]), len(self._stages)
-        there = (request.kept >= first) & (self._stages[request.kept % num_slots] != GONE)
-        slots = request.kept[there] % num_slots
-        self._stages[slots[self._stages[slots] == PENDING]] = READY
+        refused = []
+        for numbers, is_refilled in ((request.kept, False), (request.refilled, True)):
+            there = (numbers >= first) & (self._stages[numbers % num_slots] != GONE)
+            slots = numbers[there] % num_slots
+            new = slots[self._stages[slots] == PENDING]
+            self._stages[new] = READY
+            if is_refilled:
+                self._served[new] = 0  # Until this report, the bit of the job marked the preparing job.
+            refused.append(numbers[~there])
         self._remove(request.dropped[request.dropped >= first] % num_slots)
-        refused: Int64Array = request.kept[~there]
-        return refused
+        return np.concatenate(refused)
 
     def _remove(self, slots: Int64Array) -> None:
         slots = np.unique(slots)
@@ -205,9 +213,11 @@ class ValueRing:
         self._header["count"] -= len(slots)
 
     def _stages_of(self, numbers: Int64Array) -> tuple[UInt8Array, BoolArray]:
-        """The stage of each value, and whether the job that was to prepare it counts no more: that one is gone, too."""
+        """Return the stage of each value, and whether the value is lost because the job that should prepare it is no longer active. The stage of a
+        lost value is GONE too."""
         slots = numbers % len(self._stages)
         stages = np.where(numbers >= int(self._header["first"]), self._stages[slots], np.uint8(GONE))
+        # A value in preparation has one bit, that of the preparing job. `frexp` finds its position.
         owners = self._served[slots]
         places = np.clip(np.frexp(owners.astype(np.float64))[1] - 1, 0, MOST_MEMBERS - 1)
         counts = (owners & np.uint32(self._live) != 0) & (numbers >= self._members["since"][places])
@@ -215,10 +225,10 @@ class ValueRing:
         return np.where(is_lost, np.uint8(GONE), stages), is_lost
 
     def _choose(self, request: BatchRequest, start: int, tail: Int64Array, verdicts: UInt8Array, choices: UInt8Array) -> None:
-        """Fill the answers: wanted values, then candidates, then more of the wanted values if candidates were too few."""
+        """Fill the answers. Wanted values come first, then candidates. If there were too few candidates, more of the wanted values follow."""
         stages, is_lost = self._stages_of(request.wanted)
         ready = np.cumsum(stages == READY) - (stages == READY)
-        """How many are ready before each."""
+        """Number of ready values before each value."""
         num_hits = min(request.num_hits, request.size)
         num_served = min(int(np.count_nonzero(stages == READY)), num_hits)
 
@@ -250,12 +260,15 @@ class ValueRing:
         self._stages[slots[is_last]] = LEAVING
 
     def _admit(self, member: Membership, request: BatchRequest, choices: UInt8Array) -> Int64Array:
-        """Give the candidates that are to be kept numbers, as far as there is room. Returns the keys of the oldest values, which make it."""
+        """Give numbers to the candidates that are kept, as far as there is room. Returns the keys of the oldest values, which are removed to make
+        room.
+        """
         header, num_slots = self._header, len(self._stages)
         first, end, count, capacity = (int(header[name]) for name in ("first", "end", "count", "capacity"))
         at = np.flatnonzero(choices == IS_ADMITTED)
         num_new = min(len(at), capacity)
         evicted = self._keys[:0]
+        # Remove the oldest values until there is room, but examine at most MOST_STEPS slots.
         if count + num_new > capacity or end + num_new - first > num_slots:
             oldest = np.arange(first, min(end, first + MOST_STEPS)) % num_slots
             is_there = self._stages[oldest] != GONE
@@ -265,6 +278,7 @@ class ValueRing:
             evicted = self._keys[oldest[:num_steps][is_there[:num_steps]]]
             first, count = first + num_steps, count - len(evicted)
         num_new = min(num_new, capacity - count, num_slots - (end - first))
+        # There is no room for the other values: the job prepares these samples for itself.
         choices[at[num_new:]] = IS_TAKEN
         slots = np.arange(end, end + num_new) % num_slots
         self._keys[slots] = request.candidates[at[:num_new]]

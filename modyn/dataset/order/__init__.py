@@ -1,1 +1,1 @@
-"""Which sample comes when: positions within partitions, without keys, weights or payloads."""
+"""The order of samples as positions within partitions, without keys, weights or payloads."""

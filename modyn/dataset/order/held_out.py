@@ -1,7 +1,7 @@
-"""Samples of a trigger set that are held out: a fixed share of each partition, of the keys that rank lowest by a hash of seed and key.
+"""Holds out samples of a trigger set: in each partition the same share, which has the keys whose hash of seed and key is smallest.
 
-So the share is the same at every attempt and for any number of workers, its size is known before a key is read, and a key that is held out in
-one trigger set is held out in another, but for the few whose rank lies at the edge of the share in one of the two partitions.
+The share is the same in every attempt and for any number of workers, and its size is known before a key is read. A key that is held out in one
+trigger set is also held out in another, except for a few whose rank is at the edge of the share.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import numpy.typing as npt
 from modyn.records import Int64Array, TriggerSetInfo
 
 _HELD_OUT = 4
-"""Purpose of the seed: others are in `plan.py`."""
+"""Purpose of the seed. Other purposes are in `plan.py`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One of the shares of a trigger set: `percent` of each partition, rounded down, drawn by `seed`; or, if not `held_out`, the rest. Of those
-    that are held out, the first `above` percent belong to another share.
+    """One share of a trigger set: `percent` of each partition, rounded down, drawn with `seed`; or the rest, if not `held_out`. Of the
+    held-out samples, the first ones, `above` percent of the partition, belong to another share.
 
-    Like the trigger set, a share is made of partitions of one size, of which the last may be shorter: it is planned by the same arithmetic.
+    Like the trigger set, a share has partitions of one size, and the last may be shorter. The same arithmetic therefore plans its batches.
     """
 
     trigger_set: TriggerSetInfo
@@ -34,12 +34,12 @@ class Share:
 
     @property
     def partition_size(self) -> int:
-        """Samples of the share in a full partition; 0: there is none."""
+        """Number of samples of the share in a full partition; may be 0."""
         return self._of(self.trigger_set.partition_size)
 
     @property
     def num_keys(self) -> int:
-        """Samples of the share.
+        """Number of samples of the share.
 
         >>> ten = TriggerSetInfo("run", 0, 10, 4, "")
         >>> [Share(ten, 25, held_out).num_keys for held_out in (True, False)]
@@ -49,23 +49,26 @@ class Share:
         return full * self.partition_size + self._of(last)
 
     def rows(self, keys: Int64Array) -> Int64Array:
-        """The positions of the share within a partition of these `keys`, in increasing order: int64 (n,)."""
+        """Return the positions of the share within the partition with these `keys`, in increasing order: int64 (n,)."""
+        # The keys with the smallest hashes: the same keys in any order of the partition.
         first, end = self._ranks(len(keys))
         return np.sort(np.argsort(_hashes(keys, self.seed), kind="stable")[first:end]).astype(np.int64, copy=False)
 
     def _of(self, length: int) -> int:
-        """Samples of the share in a partition of so many."""
+        """Return the number of samples of the share in a partition of this size."""
         first, end = self._ranks(length)
         return end - first
 
     def _ranks(self, length: int) -> tuple[int, int]:
-        """From which rank up to which the share has the keys of a partition of so many."""
+        """Return the first rank of the share in a partition of this size, and the rank after its last."""
         last = length * self.percent // 100
         return (length * self.above // 100, last) if self.held_out else (last, length)
 
 
 def _hashes(keys: Int64Array, seed: int) -> npt.NDArray[np.uint64]:
-    """One hash a key, no two alike: the finalizer of SplitMix64 (Steele, Lea and Flood: Fast Splittable Pseudorandom Number Generators, 2014)."""
+    """Hash each key; different keys have different hashes. The hash is the finalizer of SplitMix64 (Steele, Lea and Flood: Fast Splittable
+    Pseudorandom Number Generators, 2014).
+    """
     words: npt.NDArray[np.uint64] = keys.astype(np.uint64) ^ np.random.SeedSequence([seed, _HELD_OUT]).generate_state(
         1, np.uint64
     )

@@ -1,4 +1,4 @@
-"""Drift metrics, found by the `id` of an entry of `metrics` in a drift trigger: each measures how far apart two sets of samples are."""
+"""Drift metrics, registered by the `id` of an entry of `metrics` in a drift trigger. Each measures the distance between two sets of samples."""
 
 from __future__ import annotations
 

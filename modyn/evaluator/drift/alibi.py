@@ -1,7 +1,7 @@
 """The drift metrics of alibi-detect: AlibiDetectMmdDriftMetric, AlibiDetectKSDriftMetric and AlibiDetectCVMDriftMetric.
 
-The library computes; distances and p-values are its own. It is under the Business Source License, and needs NumPy 1: `modyn[alibi]`. The metrics
-MMDDriftMetric, KSDriftMetric and CVMDriftMetric are the same estimators without it.
+The library computes the distances and p-values. The library has the Business Source License and needs NumPy 1: `pip install 'modyn[alibi]'`. The
+metrics MMDDriftMetric, KSDriftMetric and CVMDriftMetric are the same estimators without the library.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from modyn.config.base import Matching, Section
-from modyn.evaluator.drift.base import Drift, DriftMetric, PermutationConfig
+from modyn.evaluator.drift.base import NEVER_NEGATIVE, UNIT, Drift, DriftMetric, PermutationConfig
 from modyn.evaluator.drift.features import combined
+from modyn.evaluator.drift.mmd import UNBIASED_MMD
 
 if TYPE_CHECKING:
     import torch
@@ -26,13 +27,12 @@ class AlibiDetectConfig(Section):
         0.05,
         gt=0,
         lt=1,
-        description="significance level that the library is given; what fires is decided by `decision_criterion`: "
-        "PValueDecisionCriterion takes a level",
+        description="significance level for the library. It does not decide whether the trigger fires: give PValueDecisionCriterion a level",
     )
 
 
 class _AlibiDetectMetric(DriftMetric):
-    """What the library decides by its level plays no role here."""
+    """Base of the metrics of alibi-detect. The library's own decision is not used."""
 
     needs = ("alibi_detect",)
     extra = "alibi"
@@ -47,37 +47,41 @@ class _AlibiDetectMetric(DriftMetric):
 
 
 def _decides_nothing(criterion: str) -> str:
-    return f"has no effect, since the library decides nothing here; leave it out, and write decision_criterion: {criterion}"
+    return (
+        f"has no effect, since the decision of the library is not used; leave it out, and write decision_criterion: {criterion}"
+    )
 
 
 class AlibiDetectMmdConfig(AlibiDetectConfig, PermutationConfig):
     """Options of AlibiDetectMmdDriftMetric."""
 
-    kernel: Literal["GaussianRBF"] = Field("GaussianRBF", description="class of `alibi_detect.utils.pytorch.kernels`")
+    kernel: Literal["GaussianRBF"] = Field("GaussianRBF", description="class name in `alibi_detect.utils.pytorch.kernels`")
     configure_kernel_from_x_ref: bool = Field(
-        True, description="whether the bandwidth is by the median distance within the reference; else between both sets"
+        True, description="the bandwidth is the median distance within the reference; if false, within both sets together"
     )
     threshold: float | None = Field(
-        None, description="without effect, in files of other systems: what fires is decided by `decision_criterion`"
+        None,
+        description="accepted for files of other systems, without effect: the `decision_criterion` decides whether the trigger fires",
     )
     device: Annotated[str, Matching(r"^(cpu|cuda(:\d+)?)$", "write cpu, cuda or cuda:N")] | None = Field(
-        None, description="where it is computed; none: where the samples are"
+        None, description="device that computes the distance; by default, the device of the samples"
     )
 
     @property
     def least_p_value(self) -> float:
-        """The library's is the share of divisions whose distance is as large, which may be none."""
+        """Return the smallest possible p-value. The library's p-value is a share of permutations and may be 0."""
         return 0.0
 
 
 class AlibiDetectMmdDriftMetric(_AlibiDetectMetric):
-    """The squared maximum mean discrepancy of `alibi_detect.cd.MMDDrift` (torch), without bias.
+    """The unbiased squared maximum mean discrepancy of `alibi_detect.cd.MMDDrift` (torch).
 
-    The p-value is the share of permutations whose distance is at least as large, and may be 0. The kernel of all pairs is held, several times.
+    The p-value is the share of permutations whose distance is at least as large; the p-value may be 0. The computation holds several copies of the
+    kernel of all pairs in memory.
     """
 
     Config: ClassVar[type[Section]] = AlibiDetectMmdConfig
-    in_unit_interval = False
+    distance_range = UNBIASED_MMD
 
     @classmethod
     def without_effect(cls, config: Section) -> dict[str, str]:
@@ -105,17 +109,19 @@ class AlibiDetectMmdDriftMetric(_AlibiDetectMetric):
         if self.config.num_permutations is None:  # `predict` fails without permutations.
             matrix = detector.kernel_matrix(reference.to(device), current.to(device))
             return Drift(float(mmd2_from_kernel_matrix(matrix, len(current))))
-        with torch.random.fork_rng(devices=[]):  # It permutes by the global generator of the CPU.
+        # The global generator of the CPU is seeded, because the library permutes with this generator.
+        with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed)
             found = detector.predict(current.cpu().numpy())["data"]
         return Drift(float(found["distance"]), float(found["p_val"]))
 
 
 class AlibiDetectFeatureTestConfig(AlibiDetectConfig):
-    """Options of tests of one feature at a time."""
+    """Options of tests that compare one feature at a time."""
 
     correction: Literal["bonferroni", "fdr"] = Field(
-        "bonferroni", description="how the features' p-values become one, which lies below `p_val` where the library sees drift"
+        "bonferroni",
+        description="how the p-values of the features are combined; the library detects drift if the result is below `p_val`",
     )
 
 
@@ -124,12 +130,12 @@ class AlibiDetectKSConfig(AlibiDetectFeatureTestConfig):
 
     alternative_hypothesis: Literal["two-sided", "greater", "less"] = Field(
         "two-sided",
-        description="which difference of the distribution functions counts: any, or that of the reference being above or below",
+        description="differences of the distribution functions that count: all, or only where the reference is above or below",
     )
 
 
 class _FeatureTest(_AlibiDetectMetric):
-    """A detector that tests each feature: the mean of the statistics is the distance, the p-values are corrected as by the detector."""
+    """Base of the tests that compare one feature at a time. The distance is the mean of the statistics; the detector corrects the p-values."""
 
     centred = False
 
@@ -140,14 +146,14 @@ class _FeatureTest(_AlibiDetectMetric):
 
     @abstractmethod
     def _detector(self, reference: Any) -> Any:
-        """The detector of the library. Args: reference: (n, d)."""
+        """Create the detector of the library. Args: reference: (n, d)."""
 
 
 class AlibiDetectKSDriftMetric(_FeatureTest):
-    """The Kolmogorov-Smirnov statistic of each feature, by `alibi_detect.cd.KSDrift`; its p-values are asymptotic for any number of samples."""
+    """The Kolmogorov-Smirnov statistic of each feature, from `alibi_detect.cd.KSDrift`. The p-values are asymptotic for any number of samples."""
 
     Config: ClassVar[type[Section]] = AlibiDetectKSConfig
-    in_unit_interval = True
+    distance_range = UNIT
 
     def _detector(self, reference: Any) -> Any:
         from alibi_detect.cd import KSDrift
@@ -161,10 +167,10 @@ class AlibiDetectKSDriftMetric(_FeatureTest):
 
 
 class AlibiDetectCVMDriftMetric(_FeatureTest):
-    """The Cramér-von Mises statistic of each feature, by `alibi_detect.cd.CVMDrift`."""
+    """The Cramér-von Mises statistic of each feature, from `alibi_detect.cd.CVMDrift`."""
 
     Config: ClassVar[type[Section]] = AlibiDetectFeatureTestConfig
-    in_unit_interval = False
+    distance_range = NEVER_NEGATIVE
 
     def _detector(self, reference: Any) -> Any:
         from alibi_detect.cd import CVMDrift

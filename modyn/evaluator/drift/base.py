@@ -1,6 +1,5 @@
-"""What a drift metric is: it compares two sets of samples, and says how far apart the distributions are that they were drawn from.
-
-Imports torch only for types: the configuration of a metric is checked where torch need not be.
+"""The interface of a drift metric, which measures the distance between the distributions of two sets of samples. The module imports torch for types
+only, because configurations are checked on machines without torch.
 """
 
 from __future__ import annotations
@@ -26,93 +25,103 @@ if TYPE_CHECKING:
 
 
 LARGEST: Final = 1e18
-"""Squares of larger values, or their sums, may be infinite in float32."""
+"""Largest absolute value of a compared number. Squares and sums of larger values may overflow float32."""
+UNIT: Final = (0.0, 1.0)
+NEVER_NEGATIVE: Final = (0.0, math.inf)
 UNFIT: Final = f"not finite (NaN or infinity) or beyond {LARGEST:.0e}"
 
 
 class TooFewSamplesError(DataError):
-    """The samples are too few for this metric: it measures nothing, and its criterion votes no."""
+    """The metric cannot measure a distance, because there are too few samples. The criterion of the metric then votes against a trigger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """What one metric says of two sets of samples."""
+    """The result of one drift metric for two sets of samples."""
 
     distance: float
-    """The larger, the further apart. Estimators without bias may be below 0."""
+    """The measured distance. Larger values mean a larger difference. Unbiased estimators may be negative."""
     p_value: float | None = None
-    """The probability of so large a distance, or a larger one, if both sets are of one distribution. None: the metric has no test."""
+    """Probability of a distance at least this large if both sets have the same distribution. None if the metric has no test."""
 
 
 class DriftMetric(ABC):
     """One distance between two sets of samples, built from its `Config`.
 
-    A metric is a pure function of its arguments: whatever it draws, it draws from a generator that begins with `seed`, so that the same
-    samples give the same distance.
+    A metric is a pure function of its arguments. A metric draws random numbers only from a generator with `seed`, so that the same samples give the
+    same distance.
     """
 
     Config: ClassVar[type[Section]]
-    """Options of the metric: the keys of its entry beside `id` and `decision_criterion`."""
+    """Options of the metric: the keys of its entry except `id` and `decision_criterion`."""
 
     min_samples: ClassVar[int] = 2
-    """Samples that each of the two sets must have at least."""
+    """Smallest number of samples in each of the two sets."""
 
     centred: ClassVar[bool] = True
-    """Whether `compare` is given both sets shifted by one point in the middle of the reference: distances between samples do not change by it."""
+    """Whether the middle of the reference is subtracted from both sets before `compare`. Distances between samples do not change."""
 
     by_rank: ClassVar[bool] = False
-    """Whether only order and equality of a feature's values count: of numbers that float32 may not tell apart, as labels are, `compare` is
-    given the ranks among the distinct values of both sets."""
+    """Whether only the order and equality of a feature's values count. `compare` then receives ranks among the distinct values of both sets,
+    because float32 may round different numbers, such as labels, to the same number."""
 
     by_category: ClassVar[bool] = False
-    """Whether each distinct value is a category, as classes are, and not a number that lies near to others."""
+    """Whether each distinct value is a category, such as a class, so that all distinct values are equally far from each other."""
 
     needs: ClassVar[tuple[str, ...]] = ()
-    """Modules beyond those of every installation. They are imported only in `compare`."""
+    """Optional modules that the metric needs. These modules are imported only in `compare`."""
 
     extra: ClassVar[str] = "drift"
-    """The extra of modyn that brings them. Empty: none does."""
+    """Extra of modyn that installs the optional modules; empty if no extra installs the modules."""
 
     has_test: ClassVar[bool] = True
-    """Whether it gives a p-value. One whose `Config` is a `PermutationConfig` does so if permutations are asked for."""
+    """Whether the metric returns a p-value. A metric whose `Config` is a `PermutationConfig` returns a p-value if permutations are requested."""
 
     def __init__(self, config: Any, seed: int = 0) -> None:
         self.config: Any = config
         self.seed = seed
 
-    in_unit_interval: ClassVar[bool | None] = None
-    """Whether its distances lie in [0, 1], as some stream detectors need; None: not known."""
+    distance_range: ClassVar[tuple[float, float] | None] = None
+    """The smallest and the largest possible distance; None if the range is not known. Thresholds outside the range are refused, and some stream
+    detectors require [0, 1]."""
+
+    @classmethod
+    def range_of(cls, config: Section) -> tuple[float, float] | None:
+        """Return the range of the distances with these options."""
+        return cls.distance_range
 
     @classmethod
     def gives_p_value(cls, config: Section) -> bool:
-        """Whether it does with these options."""
+        """Return whether the metric returns a p-value with these options."""
         return cls.has_test and (not isinstance(config, PermutationConfig) or config.num_permutations is not None)
 
     @classmethod
     def without_effect(cls, config: Section) -> dict[str, str]:
-        """Options that are given and change nothing, by name, and what to write in place of each: warnings of `check`."""
+        """Return the given options that have no effect, by name, with the text to write instead of each option. `check` reports them as warnings."""
         return {}
 
     @classmethod
     def blind_to_classes(cls, config: Section) -> str:
-        """Why labels may change without its seeing it where they are classes, as a clause; empty: it sees each class."""
+        """Explain, as a clause, why this metric may miss a change of labels that are classes; empty if the metric counts each class."""
         if cls.by_category:
             return ""
-        return "it compares labels as numbers, so classes that change places may look the same to it"
+        return "it compares labels as numbers, so swapped classes may look the same to it"
 
     @abstractmethod
     def compare(self, reference: torch.Tensor, current: torch.Tensor) -> Drift:
         """Measure the distance.
 
-        Args: reference: (n, d) float32. current: (m, d) float32, on the same device. Neither holds NaN, infinity or values
-            beyond `LARGEST`; both have at least `min_samples` rows. Most values of the reference are around 0 in each column, unless
-            `centred` is false or they are ranks.
-        Raises: TooFewSamplesError: it measures nothing with these samples.
+        Args: reference: (n, d) float32. current: (m, d) float32, on the same device. No value is NaN, infinite or larger than `LARGEST`; both sets
+        have at least `min_samples` rows. Most values of each column of the reference are near 0, unless `centred` is false or the values are
+            ranks.
+        Raises: TooFewSamplesError: these samples are too few for this metric.
         """
 
     def compare_kept(self, reference: PartedWindow, current: PartedWindow, sums: SumKeeper) -> Drift | None:
-        """Measure the same distance, up to rounding, of sums over pairs of samples that are kept from question to question; None: `compare` is
-        to be called. Which of both is called depends on the configuration and the samples alone."""
+        """Measure the same distance as `compare`, up to rounding, from sums over pairs of samples that are kept between questions.
+
+        Returns None if `compare` must be called instead. The choice depends only on the configuration and the samples.
+        """
         return None
 
 
@@ -120,17 +129,19 @@ class PermutationConfig(Section):
     """Options of metrics with a permutation test."""
 
     num_permutations: int | None = Field(
-        None, ge=1, le=100_000, description="random divisions that the p-value is computed of; none: no p-value", examples=[100]
+        None, ge=1, le=100_000, description="number of random permutations for the p-value; none: no p-value", examples=[100]
     )
 
     @property
     def least_p_value(self) -> float:
-        """What no p-value lies below: the division that is compared counts as one of them, (1 + 0) / (1 + num). 1 without permutations."""
+        """Return the smallest possible p-value: (1 + 0) / (1 + num), because the actual division counts as one of the permutations. The value is
+        1 without permutations.
+        """
         return 1 / (1 + (self.num_permutations or 0))
 
 
 def missing_modules(metric: DriftMetric | type[DriftMetric]) -> str:
-    """Say which modules that a metric needs are not installed, and what brings them; empty if none. Imports none of them."""
+    """Name the missing modules of a metric and how to install these modules; empty if no module is missing. No module is imported."""
     missing = [name for name in metric.needs if importlib.util.find_spec(name) is None]
     if not missing:
         return ""
@@ -140,13 +151,13 @@ def missing_modules(metric: DriftMetric | type[DriftMetric]) -> str:
 
 
 def compare(metric: DriftMetric, reference: torch.Tensor, current: torch.Tensor) -> Drift:
-    """Check both sets, centre them, and let the metric compare them. This is how metrics are called.
+    """Check both sets, centre them, and let the metric compare them. Callers use this function.
 
-    Centred in float64 before anything is squared: in float32, at an offset of 10⁴, the differences between samples are rounded away.
+    The values are centred in float64 before they are squared: in float32, an offset of 10⁴ would round away the differences between samples.
 
-    Args: reference, current: (n, …) and (m, …) of any numbers, on one device; what lies behind the first dimension is flattened.
-    Raises: DataError: they have different widths, too few rows (TooFewSamplesError: of the values that they have), or values that are not finite.
-        UserCodeError: the metric returned no number. ConfigError: modules that the metric needs are not installed.
+    Args: reference, current: (n, …) and (m, …) of any numeric dtype, on one device; the other dimensions are flattened.
+    Raises: DataError: the sets have different widths, or values that are not finite. TooFewSamplesError, a DataError: a set has too few rows.
+        UserCodeError: the metric did not return a finite number. ConfigError: modules that the metric needs are not installed.
     """
     import torch
 
@@ -161,13 +172,12 @@ def compare(metric: DriftMetric, reference: torch.Tensor, current: torch.Tensor)
                 f"{name} needs at least {metric.min_samples} {part} samples, and there are {len(rows)}; use larger windows"
             )
         if unfit := num_unfit(rows):
-            raise DataError(
-                f"{unfit} of {len(rows)} {part} samples have values that are {UNFIT}, so {name} says nothing about drift"
-            )
+            raise DataError(f"{unfit} of {len(rows)} {part} samples have values that are {UNFIT}, so {name} cannot measure drift")
     if reference.shape[1] != current.shape[1]:
         raise DataError(
             f"{name} compares samples of one width, and got {reference.shape[1]} reference and {current.shape[1]} current values"
         )
+    # Metrics by rank compare only the order of values. Ranks keep the order of wide numbers, which float32 may not distinguish.
     if metric.by_rank and {reference.dtype, current.dtype} != {torch.float32}:
         reference, current = _ranks(reference, current)
     centre = (
@@ -177,13 +187,13 @@ def compare(metric: DriftMetric, reference: torch.Tensor, current: torch.Tensor)
 
 
 def compare_kept(metric: DriftMetric, reference: PartedWindow, current: PartedWindow, sums: SumKeeper) -> Drift | None:
-    """Let the metric compare two windows by kept sums; None: it keeps none. Raises: as `compare`."""
+    """Let the metric compare two windows by kept sums. Returns None if the metric keeps no sums. Raises: see `compare`."""
     found = None if metric.needs else metric.compare_kept(reference, current, sums)
     return None if found is None else _checked(metric, found)
 
 
 def centred_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Rows around the middle of these, as `DriftMetric.compare` is given a reference, (n, d) float32. Args: rows: (n, d)."""
+    """Centre rows as a reference for `DriftMetric.compare`. Args: rows: (n, d). Returns: (n, d) float32."""
     return _centred(rows, middle(rows))
 
 
@@ -205,12 +215,12 @@ def _is_sound(drift: Drift) -> bool:
 
 
 def num_unfit(rows: torch.Tensor) -> int:
-    """How many rows hold what distances cannot be computed of. Args: rows: (n, d)."""
+    """Count the rows with values from which no distance can be computed. Args: rows: (n, d)."""
     return sum(int((~(block.double().abs() <= LARGEST)).any(1).sum()) for block in _blocks(rows))
 
 
 def column_means(rows: torch.Tensor) -> torch.Tensor:
-    """The mean of each column, float64 (d,). Args: rows: (n, d)."""
+    """Return the mean of each column, float64 (d,). Args: rows: (n, d)."""
     import torch
 
     sums = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
@@ -220,7 +230,7 @@ def column_means(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _ranks(reference: torch.Tensor, current: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which of the distinct values of its column, in both sets, each value is: 0 the least. (n, d) and (m, d), float32."""
+    """Replace each value by its rank among the distinct values of its column in both sets, starting at 0. Returns: (n, d) and (m, d), float32."""
     import torch
 
     both = torch.cat([reference, current])
@@ -235,6 +245,7 @@ def _centred(rows: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
 
     if rows.dtype == torch.float64:
         return (rows - centre).float()
+    # Block by block, because a float64 copy of all rows would need twice the memory of the result.
     centred = torch.empty(rows.shape, dtype=torch.float32, device=rows.device)
     for block, source in zip(_blocks(centred), _blocks(rows), strict=True):
         block.copy_(source.double() - centre)
@@ -242,5 +253,5 @@ def _centred(rows: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
 
 
 def _blocks(rows: torch.Tensor) -> Sequence[torch.Tensor]:
-    """The rows in blocks, as views: what is made of all rows at once may take many times their memory."""
+    """Return the rows in blocks, as views. Processing all rows at once may need many times the memory of the rows."""
     return [rows[first : first + 4096] for first in range(0, len(rows), 4096)]

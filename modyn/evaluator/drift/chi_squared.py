@@ -7,25 +7,32 @@ from typing import ClassVar, Final
 import numpy as np
 
 from modyn.config.base import Section
-from modyn.evaluator.drift.base import TooFewSamplesError
+from modyn.evaluator.drift.base import UNIT, TooFewSamplesError
 from modyn.evaluator.drift.features import FeatureMetric, FeatureTestConfig, Floats
 from modyn.records import Int64Array
 
 LEAST_EXPECTED: Final = 1.0
-"""Samples of the smaller set that a cell has at least, in the mean, if there is no drift. Tables of two rows need no more (Lewontin and Felsenstein:
-The Robustness of Homogeneity Tests in 2 × N Tables, 1965)."""
+"""Smallest expected count of the smaller set in a cell, if there is no drift. Tables of two rows need no larger count (Lewontin and Felsenstein: The
+Robustness of Homogeneity Tests in 2 × N Tables, 1965)."""
 
 
 class ChiSquaredDriftMetric(FeatureMetric):
     """Pearson's chi-squared test of each feature as a category, for labels. The distance is Cramér's V = sqrt(χ² / (n + m)), in [0, 1].
 
-    Every distinct value is a category with a cell of its own, unless it is rare: so rare that the smaller set is expected to hold less than one
-    sample of it. Rare categories share one cell; where these are too few for a cell, the next rarer one is with them. Where all categories are rare
-    nothing is measured. By `scipy.stats.chi2_contingency`, without Yates's correction.
+    Every distinct value is a category with its own cell, unless the category is rare. A category is rare if the smaller set is expected to contain
+    less than one sample of the category. Rare categories share one cell. If this cell still has too few samples, the next rarest category joins the
+    cell. If all categories are rare, no distance is measured. The test is computed by `scipy.stats.chi2_contingency` without Yates's correction.
+
+    >>> import torch
+    >>> from modyn.evaluator.drift import compare
+    >>> metric = ChiSquaredDriftMetric(FeatureTestConfig())
+    >>> drift = compare(metric, torch.tensor([0.0, 0, 0, 1]).repeat(10), torch.tensor([0.0, 1, 1, 1]).repeat(10))
+    >>> round(drift.distance, 3), round(drift.p_value, 3)
+    (0.5, 0.0)
     """
 
     Config: ClassVar[type[Section]] = FeatureTestConfig
-    in_unit_interval = True
+    distance_range = UNIT
     needs = ("scipy",)
     centred = False
     by_rank = True
@@ -37,7 +44,7 @@ class ChiSquaredDriftMetric(FeatureMetric):
         measured = np.array([test for test in found if test is not None])
         if not len(measured):
             raise TooFewSamplesError(
-                f"of {len(reference)} reference and {len(current)} current samples no category has enough: use larger windows"
+                f"no category has enough of the {len(reference)} reference and {len(current)} current samples: use larger windows"
             )
         return measured[:, 0], measured[:, 1]
 
@@ -56,11 +63,11 @@ class ChiSquaredDriftMetric(FeatureMetric):
 
 
 def pooled(counts: Int64Array) -> Int64Array:
-    """The cells of a test: the categories in the order of their counts, rare ones together in the first cell.
+    """Group the counts into cells: categories in ascending order of count, with all rare categories in the first cell.
 
-    What is rare is decided by the counts of both sets together, so that pooling prefers neither.
+    The counts of both sets together decide which categories are rare, so that pooling favours neither set.
 
-    Args: counts: of both sets, at least one sample each, int64 (2, categories). Returns: (2, cells).
+    Args: counts: counts of both sets, at least one sample in each, int64 (2, categories). Returns: (2, cells).
 
     >>> pooled(np.array([[50, 1, 30, 1], [46, 0, 35, 1]])).tolist()  # the second is rare, and the fourth joins it
     [[2, 30, 50], [1, 35, 46]]

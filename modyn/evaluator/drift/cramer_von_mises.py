@@ -10,22 +10,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modyn.config.base import Section
+from modyn.evaluator.drift.base import NEVER_NEGATIVE
 from modyn.evaluator.drift.features import FeatureMetric, FeatureTestConfig, Floats
 from modyn.records import Int64Array
 
 EXACT_SAMPLES: Final = 20
-"""Samples of the larger set up to which p-values are exact, as SciPy's are by default."""
+"""Largest size of a set for exact p-values, as in SciPy by default."""
 
 
 class CVMDriftMetric(FeatureMetric):
     """The Cramér-von Mises statistic of each feature: the squared difference between the two empirical distribution functions, summed.
 
-    That of `scipy.stats.cramervonmises_2samp`, and so are the p-values: exact where neither set has more than 20 samples, asymptotic otherwise. The
-    exact distribution is computed once for all features of sets of one size.
+    Statistic and p-values equal those of `scipy.stats.cramervonmises_2samp`. P-values are exact if neither set has more than 20 samples, and
+    asymptotic otherwise. The exact distribution is computed once for all features.
+
+    >>> import torch
+    >>> from modyn.evaluator.drift import compare
+    >>> metric = CVMDriftMetric(FeatureTestConfig())
+    >>> drift = compare(metric, torch.arange(20.0), torch.arange(20.0) + 10)
+    >>> round(drift.distance, 3), round(drift.p_value, 3)
+    (1.669, 0.0)
     """
 
     Config: ClassVar[type[Section]] = FeatureTestConfig
-    in_unit_interval = False
+    distance_range = NEVER_NEGATIVE
     needs = ("scipy",)
     centred = False
     by_rank = True
@@ -34,7 +42,7 @@ class CVMDriftMetric(FeatureMetric):
         """See `FeatureMetric.compare_features`."""
         from scipy.stats import cramervonmises_2samp
 
-        # SciPy sums squares of ranks in the type of the samples: of 50,000 in float32, the statistic is off by 0.5 %.
+        # SciPy sums squares of ranks in the dtype of the samples: with 50,000 samples in float32, the statistic is off by 0.5 %.
         sets = (rows.astype(np.float64) for rows in (reference, current))
         found = cramervonmises_2samp(*sets, method="asymptotic", axis=0)
         n, m = len(reference), len(current)
@@ -42,15 +50,15 @@ class CVMDriftMetric(FeatureMetric):
 
 
 def exact_p_values(statistics: Floats, n: int, m: int) -> Floats:
-    """The probability of so large a statistic, or a larger one, among all orders in which n and m samples of one distribution may lie.
+    """Return the probability of a statistic at least this large among all orders of n and m samples of one distribution.
 
-    Args: statistics: (d,). With ties they may lie between those that orders have, and ζ is rounded down to an integer, as in SciPy.
+    Args: statistics: (d,). Ties may give a value that no order of the samples has. In this case ζ is rounded down to an integer, as in SciPy.
 
-    >>> exact_p_values(np.array([0.375]), 2, 2).tolist()  # both samples of a set before those of the other: 2 of 6 orders
+    >>> exact_p_values(np.array([0.375]), 2, 2).tolist()  # 2 of the 6 orders do not mix the sets
     [0.3333333333333333]
     """
     first, step, at_least = _upper_tail(min(n, m), max(n, m))
-    # The statistic is ζ · nm / (lcm(n, m) (n + m))². As an integer by what it is a multiple of: ranks are multiples of 1/2.
+    # The statistic is ζ · nm / (lcm(n, m) (n + m))². The statistic ζ is computed as an integer, because ranks are multiples of 1/2.
     quarters = np.rint(4 * n * m * ((n + m) * statistics + (4 * n * m - 1) / 6)).astype(np.int64)
     scaled = math.lcm(n, m) ** 2 * (n + m) * (6 * quarters - 4 * n * m * (4 * n * m - 1))
     zeta = scaled // (24 * (n * m) ** 2)
@@ -60,18 +68,19 @@ def exact_p_values(statistics: Floats, n: int, m: int) -> Floats:
 
 @lru_cache(maxsize=64)
 def _upper_tail(n: int, m: int) -> tuple[int, int, NDArray[np.float64]]:
-    """The distribution of ζ, all of whose values lie `step` apart: `first`, `step`, and the probability of first + i · step or more.
+    """Return the distribution of ζ: the first value, the step between values, and the probability of first + i · step or more for each i.
 
-    An order of all samples is a path from (0, 0) to (n, m), and ζ is the sum of (a v - b u)² over its points (v, u). To take the next two
-    samples in the other order changes one point, and ζ by a multiple of a + b: so the orders that lead to a point are counted in an
-    array. (Xiao, Gordon and Yakovlev: A C++ Program for the Cramér-von Mises Two-Sample Test, J. Stat. Soft. 2006, algorithm 1.)
+    An order of all samples is a path from (0, 0) to (n, m), and ζ is the sum of (a v - b u)² over its points (v, u). A swap of two neighbouring
+    samples changes one point, and changes ζ by a multiple of a + b. Therefore an array counts the orders that lead to each point. (Xiao, Gordon and
+    Yakovlev: A C++ Program for the Cramér-von Mises Two-Sample Test, J. Stat. Soft. 2006, algorithm 1.)
     """
     a, b = math.lcm(n, m) // n, math.lcm(n, m) // m
     step = a + b
     column: list[tuple[int, Int64Array]] = [(0, np.ones(1, np.int64))]
     for u in range(m + 1):
         for v in range(n + 1):
-            ways = column[v - 1 : v + 1] if v else column[:1]  # to the points before: one sample fewer of either set
+            # The counts follow from the previous points, which have one sample fewer of either set.
+            ways = column[v - 1 : v + 1] if v else column[:1]
             lowest = min(value for value, _ in ways)
             ends = [(value - lowest) // step + len(counts) for value, counts in ways]
             total = np.zeros(max(ends), np.int64)

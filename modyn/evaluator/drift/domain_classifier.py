@@ -10,33 +10,44 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from modyn.config.base import Section
-from modyn.evaluator.drift.base import Drift, DriftMetric
+from modyn.evaluator.drift.base import UNIT, Drift, DriftMetric
 from modyn.evaluator.drift.features import Floats
 
 if TYPE_CHECKING:
     import torch
 
 BLOCK: Final = 4096
-"""Rows that are standardized at once, in 64 bits."""
+"""Number of rows that are standardised at once in float64."""
 
 
 class DomainClassifierConfig(Section):
     """Options of DomainClassifierDriftMetric."""
 
-    num_folds: int = Field(5, ge=2, le=100, description="parts of the cross-validation")
-    regularization: float = Field(1.0, gt=0, description="C of the logistic regression: the smaller, the simpler the classifier")
+    num_folds: int = Field(5, ge=2, le=100, description="number of folds of the cross-validation")
+    regularization: float = Field(
+        1.0,
+        gt=0,
+        description="inverse regularisation strength C of the logistic regression; smaller values give a simpler classifier",
+    )
 
 
 class DomainClassifierDriftMetric(DriftMetric):
-    """How well a classifier tells current from reference samples: its cross-validated area under the ROC curve, 0.5 without drift.
+    """The cross-validated area under the ROC curve of a classifier that separates current from reference samples; 0.5 without drift.
 
-    Logistic regression on features standardized over both sets; the distance is the mean of the folds' areas. The p-value is that of the Mann-Whitney
-    test of a classifier that has seen one half of the samples, on the other half: folds depend on each other, and a test that adds them up
-    finds drift where there is none. (Lopez-Paz and Oquab: Revisiting Classifier Two-Sample Tests, 2017.)
+    The classifier is a logistic regression on features that are standardised over both sets. The distance is the mean area of the folds. The p-value
+    comes from a Mann-Whitney test: the classifier is trained on one half of the samples and tested on the other half. A test over all folds would
+    find drift without any drift, because folds depend on each other. (Lopez-Paz and Oquab: Revisiting Classifier Two-Sample Tests, 2017.)
+
+    >>> import torch
+    >>> from modyn.evaluator.drift import compare
+    >>> metric = DomainClassifierDriftMetric(DomainClassifierConfig())
+    >>> drift = compare(metric, torch.arange(20.0), torch.arange(20.0) + 10)
+    >>> round(drift.distance, 3), round(drift.p_value, 3)
+    (0.875, 0.001)
     """
 
     Config: ClassVar[type[Section]] = DomainClassifierConfig
-    in_unit_interval = True
+    distance_range = UNIT
     min_samples = 10
     needs = ("scipy", "sklearn")
 
@@ -51,7 +62,7 @@ class DomainClassifierDriftMetric(DriftMetric):
         is_current = np.repeat([False, True], [len(reference), len(current)])
 
         def scores(train: NDArray[np.int64], test: NDArray[np.int64]) -> Floats:
-            # Other rows weigh nothing: a copy of those of a fold would be as large as all that is compared.
+            # Weights of 0 exclude the other rows. A copy of the rows of a fold would double the memory.
             weights = np.zeros(len(rows))
             weights[train] = 1
             classifier = LogisticRegression(C=self.config.regularization, max_iter=1000).fit(rows, is_current, weights)
@@ -72,10 +83,9 @@ class DomainClassifierDriftMetric(DriftMetric):
 
 
 def standardized(rows: Floats) -> Floats:
-    """Features at mean 0 and deviation 1, those of one value at 0. Of both sets together, which tells nothing of the set that a row is of.
+    """Scale features to mean 0 and deviation 1; constant features become 0. Both sets are scaled together, which does not reveal the set of a row.
 
-    Args:
-        rows: (n, d), n ≥ 1; overwritten.
+    Args: rows: (n, d), n ≥ 1; overwritten.
     """
     from sklearn.preprocessing import StandardScaler
 

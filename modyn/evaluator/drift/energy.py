@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, ClassVar
 
 from modyn.config.base import Section
-from modyn.evaluator.drift.base import Drift, DriftMetric, PermutationConfig
+from modyn.evaluator.drift.base import NEVER_NEGATIVE, Drift, DriftMetric, PermutationConfig
 
 if TYPE_CHECKING:
     import torch
@@ -16,13 +16,20 @@ if TYPE_CHECKING:
 
 
 class EnergyDriftMetric(DriftMetric):
-    """The energy distance sqrt(2 E|X - Y| - E|X - X'| - E|Y - Y'|), of samples with any number of features (Székely and Rizzo 2013).
+    """The energy distance sqrt(2 E|X - Y| - E|X - X'| - E|Y - Y'|), for samples with any number of features (Székely and Rizzo 2013).
 
-    It needs no bandwidth. The p-value is that of a permutation test.
+    The energy distance needs no bandwidth. The p-value comes from a permutation test.
+
+    >>> import torch
+    >>> from modyn.evaluator.drift import compare
+    >>> metric = EnergyDriftMetric(PermutationConfig())
+    >>> drift = compare(metric, torch.arange(20.0), torch.arange(20.0) + 10)
+    >>> round(drift.distance, 3)
+    2.89
     """
 
     Config: ClassVar[type[Section]] = PermutationConfig
-    in_unit_interval = False
+    distance_range = NEVER_NEGATIVE
 
     def compare(self, reference: torch.Tensor, current: torch.Tensor) -> Drift:
         """See `DriftMetric.compare`."""
@@ -39,7 +46,7 @@ class EnergyDriftMetric(DriftMetric):
         return Drift(math.sqrt(unit) * float(found[0]), permutation_p_value(found))
 
     def compare_kept(self, reference: PartedWindow, current: PartedWindow, sums: SumKeeper) -> Drift | None:
-        """Without permutations, where the samples of the reference are not all equal. See `DriftMetric.compare_kept`."""
+        """See `DriftMetric.compare_kept`. Without permutations, kept sums are used if the reference has unequal samples."""
         if self.config.num_permutations is not None:
             return None
         unit = sums.kept.get(b"energy" + reference.name, lambda: _unit_of(reference))
@@ -50,7 +57,7 @@ class EnergyDriftMetric(DriftMetric):
 
 
 def _unit_of(reference: PartedWindow) -> float:
-    """A typical distance within the reference; 0: its samples are equal, as far as is looked."""
+    """Return a typical distance within the reference; 0 if all inspected samples are equal."""
     from modyn.evaluator.drift.pairs import has_unequal, typical_distances
 
     rows = reference.read_all()

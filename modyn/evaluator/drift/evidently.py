@@ -1,6 +1,6 @@
 """The drift metrics of evidently: EvidentlyModel-, EvidentlyRatio-, EvidentlySimpleDistance- and EvidentlyHellingerDistanceDriftMetric.
 
-The library computes; distances are its own. It is told not to report its use: `DO_NOT_TRACK=1`. `pip install 'modyn[evidently]'`.
+The library computes the distances. `DO_NOT_TRACK=1` turns off the library's usage reports. Install: `pip install 'modyn[evidently]'`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import numpy as np
 from pydantic import Field
 
 from modyn.config.base import Section
-from modyn.evaluator.drift.base import Drift, DriftMetric
+from modyn.evaluator.drift.base import NEVER_NEGATIVE, UNIT, Drift, DriftMetric
 
 if TYPE_CHECKING:
     import torch
 
 
 class EvidentlyConfig(Section):
-    """Options of the metrics that reduce the samples first."""
+    """Options of the metrics that first reduce the number of features."""
 
     num_pca_component: int | None = Field(
         None,
         ge=1,
-        description="principal components of the reference that are compared; none: the features as they are",
+        description="number of principal components of the reference on which the sets are compared; none: all features",
         examples=[10],
     )
 
@@ -37,11 +37,10 @@ class EvidentlyModelConfig(EvidentlyConfig):
 
     bootstrap: bool = Field(
         False,
-        description="whether the library compares with random predictions; takes time, and what fires is decided by `decision_criterion`",
+        description="also compare with random predictions. This takes time, but has no effect: the `decision_criterion` decides whether the "
+        "trigger fires",
     )
-    quantile_probability: float = Field(
-        0.95, gt=0, lt=1, description="quantile of the random ones that the library compares with"
-    )
+    quantile_probability: float = Field(0.95, gt=0, lt=1, description="quantile of the random predictions for this comparison")
 
 
 class EvidentlyRatioConfig(EvidentlyConfig):
@@ -50,9 +49,12 @@ class EvidentlyRatioConfig(EvidentlyConfig):
     component_stattest: Literal[
         "wasserstein", "anderson", "cramer_von_mises", "ed", "empirical_mmd", "es", "hellinger", "jensenshannon", "kl_div", "ks",
         "mannw", "psi", "t_test",
-    ] = Field("wasserstein", description="the library's test of one feature")  # fmt: skip
+    ] = Field("wasserstein", description="the library's test for one feature")  # fmt: skip
     component_stattest_threshold: float = Field(
-        0.1, ge=0, allow_inf_nan=False, description="distance above which, or p-value below which, a feature has drifted"
+        0.1,
+        ge=0,
+        allow_inf_nan=False,
+        description="a feature has drifted if its distance is above this number, or its p-value below",
     )
 
 
@@ -60,23 +62,25 @@ class EvidentlySimpleDistanceConfig(EvidentlyConfig):
     """Options of EvidentlySimpleDistanceDriftMetric."""
 
     distance_metric: Literal["euclidean", "cosine", "cityblock", "chebyshev"] = Field(
-        "euclidean", description="between the means of both sets"
+        "euclidean", description="distance between the means of both sets"
     )
     bootstrap: bool = Field(
         False,
-        description="whether the library compares with draws of the reference; takes time, and what fires is decided by `decision_criterion`",
+        description="also compare with draws from the reference. This takes time, but has no effect: the `decision_criterion` decides whether "
+        "the trigger fires",
     )
 
 
 _BOOTSTRAP: Final = ("bootstrap", "quantile_probability")
 _DECIDES_NOTHING: Final = (
-    "has no effect on the distance, and the library decides nothing here; leave it out, and write decision_criterion: "
-    "{id: DynamicQuantileThresholdCriterion}, which compares with earlier distances"
+    "has no effect on the distance, and the decision of the library is not used; leave it out, and write decision_criterion: {id: "
+    "DynamicQuantileThresholdCriterion}, which compares with earlier distances"
 )
 
 
 class _EvidentlyMetric(DriftMetric):
-    """Hands both sets to the library as frames, as they are: some of its distances change by a shift of all samples."""
+    """Base of the metrics of evidently. Both sets are passed without centring, because a shift of all samples changes some of the library's
+    distances."""
 
     needs = ("evidently",)
     extra = "evidently"
@@ -90,23 +94,25 @@ class _EvidentlyMetric(DriftMetric):
         return {name: _DECIDES_NOTHING for name, field in fields.items() if getattr(config, name) != field.default}
 
     def compare(self, reference: torch.Tensor, current: torch.Tensor) -> Drift:
-        """See `DriftMetric.compare`. The library draws by generators whose beginning it fixes itself: `seed` changes nothing."""
+        """See `DriftMetric.compare`. `seed` has no effect, because the library seeds its own generators."""
         os.environ["DO_NOT_TRACK"] = "1"
         import pandas as pd
 
-        with _numpy_generator_kept():
+        with _restore_numpy_generator():
             return Drift(float(self._distance(*(pd.DataFrame(rows.cpu().numpy()) for rows in (reference, current)))))
 
     @abstractmethod
     def _distance(self, reference: Any, current: Any) -> Any:
-        """The library's distance, a number. Args: reference, current: frames of their own, (n, d) and (m, d)."""
+        """Return the distance that the library computes. Args: reference, current: frames (n, d) and (m, d), which the library may change."""
 
 
 class EvidentlyModelDriftMetric(_EvidentlyMetric):
-    """The area under the ROC curve of a linear classifier that is trained to tell the sets apart, on half of them that it did not see."""
+    """The area under the ROC curve of a linear classifier that separates the sets, measured on the half of the samples that the classifier was
+    not trained on.
+    """
 
     Config: ClassVar[type[Section]] = EvidentlyModelConfig
-    in_unit_interval = True
+    distance_range = UNIT
 
     def _distance(self, reference: Any, current: Any) -> Any:
         from evidently.legacy.metrics.data_drift.embedding_drift_methods import model
@@ -120,10 +126,10 @@ class EvidentlyModelDriftMetric(_EvidentlyMetric):
 
 
 class EvidentlyRatioDriftMetric(_EvidentlyMetric):
-    """The share of features that have drifted, each by a test of its own."""
+    """The share of features that have drifted, according to a test of each feature."""
 
     Config: ClassVar[type[Section]] = EvidentlyRatioConfig
-    in_unit_interval = True
+    distance_range = UNIT
 
     def _distance(self, reference: Any, current: Any) -> Any:
         from evidently.legacy.metrics.data_drift.embedding_drift_methods import ratio
@@ -140,7 +146,13 @@ class EvidentlySimpleDistanceDriftMetric(_EvidentlyMetric):
     """The distance between the means of both sets."""
 
     Config: ClassVar[type[Section]] = EvidentlySimpleDistanceConfig
-    in_unit_interval = False
+    distance_range = NEVER_NEGATIVE
+
+    @classmethod
+    def range_of(cls, config: Section) -> tuple[float, float] | None:
+        """See `DriftMetric.range_of`."""
+        assert isinstance(config, EvidentlySimpleDistanceConfig)
+        return (0, 2) if config.distance_metric == "cosine" else cls.distance_range
 
     def _distance(self, reference: Any, current: Any) -> Any:
         from evidently.legacy.metrics.data_drift.embedding_drift_methods import distance
@@ -152,10 +164,10 @@ class EvidentlySimpleDistanceDriftMetric(_EvidentlyMetric):
 
 
 class EvidentlyHellingerDistanceDriftMetric(_EvidentlyMetric):
-    """The mean of the features' Hellinger distances, each between histograms over the values of both sets, with bins by Sturges' rule."""
+    """The mean Hellinger distance of the features, between histograms over the values of both sets with bins by Sturges' rule."""
 
     Config: ClassVar[type[Section]] = Section
-    in_unit_interval = True
+    distance_range = UNIT
 
     def _distance(self, reference: Any, current: Any) -> Any:
         from evidently.legacy.calculations.stattests import hellinger_stat_test
@@ -168,8 +180,8 @@ class EvidentlyHellingerDistanceDriftMetric(_EvidentlyMetric):
 
 
 @contextmanager
-def _numpy_generator_kept() -> Iterator[None]:
-    """Give NumPy's global generator back as it was: the library seeds it."""
+def _restore_numpy_generator() -> Iterator[None]:
+    """Restore NumPy's global generator after the block, because the library seeds it."""
     state = np.random.get_state()
     try:
         yield

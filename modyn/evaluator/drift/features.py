@@ -1,4 +1,4 @@
-"""Drift metrics that compare one feature at a time, and how their results become one."""
+"""Drift metrics that compare one feature at a time, and the reduction of all features' results to one result."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 Floats = NDArray[np.floating[Any]]
 
 NUM_COLUMNS: Final = 16
-"""Features that are compared at once: a test of a feature takes many times its memory."""
+"""Number of features that are compared together. A test of a feature needs many times the memory of the feature."""
 
 BIN_SAMPLES: Final = 5
-"""Samples of either set that a bin has at least, in the mean: with fewer, the histograms of one distribution differ by chance."""
+"""Smallest average number of samples of either set in a bin. With fewer samples, histograms of the same distribution differ by chance."""
 
 
 class FeatureConfig(Section):
     """Options of metrics that compare one feature at a time."""
 
     reduction: Literal["mean", "max"] = Field(
-        "mean", description="the distance is the mean, or the largest, of the features' distances"
+        "mean", description="the distance is the mean or the maximum of the distances of features"
     )
 
 
@@ -37,12 +37,13 @@ class FeatureTestConfig(FeatureConfig):
 
     correction: Literal["bonferroni", "fdr"] = Field(
         "bonferroni",
-        description="how the p-values of d tests become one: d · the least, or Benjamini-Hochberg's least adjusted one",
+        description="combination of the p-values of d tests: `bonferroni` takes d times the smallest p-value, `fdr` the smallest adjusted one "
+        "(Benjamini-Hochberg)",
     )
 
 
 class FeatureMetric(DriftMetric):
-    """Compares one feature at a time, and reduces the features' distances to one number and their p-values to one."""
+    """A metric that compares one feature at a time, and reduces the distances of all features to one distance and the p-values to one p-value."""
 
     def compare(self, reference: torch.Tensor, current: torch.Tensor) -> Drift:
         """See `DriftMetric.compare`."""
@@ -57,11 +58,15 @@ class FeatureMetric(DriftMetric):
 
     @abstractmethod
     def compare_features(self, reference: Floats, current: Floats) -> tuple[Floats, Floats | None]:
-        """Measure each of d features. Args: as of `DriftMetric.compare`. Returns: distances (d,) and p-values (d,), None: it has no test."""
+        """Measure each of d features.
+
+        Args: see `DriftMetric.compare`.
+        Returns: distances (d,), and p-values (d,); the p-values are None if the metric has no test.
+        """
 
 
 def combined(p_values: Floats, correction: str) -> float:
-    """One p-value for the hypothesis that no feature has drifted.
+    """Combine the p-values of all features into one, for the hypothesis that no feature has drifted.
 
     Args: correction: `bonferroni`: d · min p. `fdr`: min over k of d/k · p₍ₖ₎ (Benjamini and Hochberg 1995, as a global test: Simes 1986).
 
@@ -75,12 +80,12 @@ def combined(p_values: Floats, correction: str) -> float:
 
 
 def shares(reference: Floats, current: Floats, num_bins: int) -> tuple[Floats, Floats]:
-    """The share of each set in each bin of one feature: two arrays that each add up to 1.
+    """Return the share of each set in each bin of one feature: two arrays whose sums are 1.
 
-    Bins hold equal shares of the reference, by its quantiles, and the outer ones are open. There are fewer than `num_bins` where the smaller
-    set has less than `BIN_SAMPLES` samples a bin, and at least two. A feature whose values repeat, as labels do, is compared as a category:
-    if the reference has at most `num_bins` distinct values, and on average each of them twice, those that occur more than once have a bin
-    each, and all others share one.
+    The edges are quantiles of the reference, so that each bin contains an equal share of the reference; the outer bins are open. If the smaller set
+    has less than `BIN_SAMPLES` samples for each bin, there are fewer than `num_bins` bins, but at least two. A feature with repeated values, such as
+    a label, is compared as a category. Values are repeated if the reference has at most `num_bins` distinct values, and each value occurs twice or
+    more on average. Then every value that occurs more than once has its own bin, and all other values share one bin.
 
     Args: reference: (n,). current: (m,).
     """

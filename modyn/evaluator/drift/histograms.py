@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from modyn.config.base import Section
+from modyn.evaluator.drift.base import NEVER_NEGATIVE, UNIT
 from modyn.evaluator.drift.features import FeatureConfig, FeatureMetric, Floats, shares
 
 
@@ -19,8 +20,8 @@ class HistogramConfig(FeatureConfig):
         10,
         ge=2,
         le=10_000,
-        description="bins of each feature at most, with equal shares of the reference: fewer where a set has less than 5 samples a bin; "
-        "repeated values, at most so many, are categories",
+        description="largest number of bins of a feature, which hold equal shares of the reference; fewer if a set has less than 5 samples for "
+        "each bin. A feature with at most this number of repeated values is compared as a category",
     )
 
 
@@ -36,7 +37,7 @@ class _HistogramMetric(FeatureMetric):
         assert isinstance(config, HistogramConfig)
         if config.num_bins != HistogramConfig.model_fields["num_bins"].default:
             return ""
-        return f"of more than num_bins = {config.num_bins} classes it puts neighbours into one bin (write as many as there are classes)"
+        return f"it joins neighbours into one bin if there are more than num_bins = {config.num_bins} classes (set it to the number of classes)"
 
     def compare_features(self, reference: Floats, current: Floats) -> tuple[Floats, Floats | None]:
         """See `FeatureMetric.compare_features`."""
@@ -45,22 +46,38 @@ class _HistogramMetric(FeatureMetric):
 
     @abstractmethod
     def _distance(self, p: Floats, q: Floats, n: int, m: int) -> float:
-        """Between the shares of n reference samples and m current ones in each bin."""
+        """Compute the distance between the shares of n reference and m current samples in each bin."""
 
 
 class HellingerDriftMetric(_HistogramMetric):
-    """The Hellinger distance of each feature, sqrt(Σ (√p - √q)² / 2), in [0, 1]."""
+    """The Hellinger distance of each feature, sqrt(Σ (√p - √q)² / 2), in [0, 1].
 
-    in_unit_interval = True
+    >>> import torch
+    >>> from modyn.evaluator.drift import compare
+    >>> metric = HellingerDriftMetric(HistogramConfig(num_bins=5))
+    >>> drift = compare(metric, torch.arange(20.0), torch.arange(20.0) + 10)
+    >>> round(drift.distance, 3)
+    0.563
+    """
+
+    distance_range = UNIT
 
     def _distance(self, p: Floats, q: Floats, n: int, m: int) -> float:
         return float(np.sqrt(np.square(np.sqrt(p) - np.sqrt(q)).sum() / 2))
 
 
 class JensenShannonDriftMetric(_HistogramMetric):
-    """The Jensen-Shannon distance of each feature, to the base 2, in [0, 1]: the root of the mean relative entropy to (p + q) / 2."""
+    """The Jensen-Shannon distance of each feature, with base 2, in [0, 1]: the square root of the mean relative entropy to (p + q) / 2.
 
-    in_unit_interval = True
+    >>> import torch
+    >>> from modyn.evaluator.drift import compare
+    >>> metric = JensenShannonDriftMetric(HistogramConfig(num_bins=5))
+    >>> drift = compare(metric, torch.arange(20.0), torch.arange(20.0) + 10)
+    >>> round(drift.distance, 3)
+    0.587
+    """
+
+    distance_range = UNIT
 
     def _distance(self, p: Floats, q: Floats, n: int, m: int) -> float:
         middle = (p + q) / 2
@@ -69,12 +86,18 @@ class JensenShannonDriftMetric(_HistogramMetric):
 
 
 class PSIDriftMetric(_HistogramMetric):
-    """The population stability index of each feature, Σ (q - p) ln(q / p). By custom, 0.1 is noticeable and 0.25 large.
+    """The population stability index of each feature, Σ (q - p) ln(q / p). By convention, 0.1 is a noticeable change and 0.25 is a large change. Half
+    a sample is added to each bin, so that an empty bin does not make the index infinite.
 
-    Half a sample is added to each bin, so that an empty one does not make it infinite.
+    >>> import torch
+    >>> from modyn.evaluator.drift import compare
+    >>> metric = PSIDriftMetric(HistogramConfig(num_bins=5))
+    >>> drift = compare(metric, torch.arange(20.0), torch.arange(20.0) + 10)
+    >>> round(drift.distance, 3)
+    1.561
     """
 
-    in_unit_interval = False
+    distance_range = NEVER_NEGATIVE
 
     def _distance(self, p: Floats, q: Floats, n: int, m: int) -> float:
         p, q = ((part * count + 0.5) / (count + 0.5 * len(part)) for part, count in ((p, n), (q, m)))

@@ -1,7 +1,7 @@
-"""Sums over pairs of samples, part by part, kept from question to question: most of what a window holds the window before held too.
+"""Keep sums over pairs of samples between questions, part by part, because consecutive windows share most samples.
 
-A window is cut into parts of at most `PART` samples. The sum of a kernel over the pairs of two parts is computed of these two alone, whatever
-windows they are in and whatever was asked before: so a distance is the same number whether its sums are kept or made anew.
+A window is cut into parts of at most `PART` samples. The sum of a kernel over the pairs of two parts depends only on these two parts. A distance from
+kept sums is therefore the same number as a distance from computed sums.
 """
 
 from __future__ import annotations
@@ -18,39 +18,40 @@ import torch
 from modyn.evaluator.drift.pairs import FLOAT32_SQUARE, FLOAT64_SQUARE, PairSums
 
 PART: Final = 256
-"""Samples of a part, at most. Of larger ones more pairs are made anew at each check, and smaller ones take more calls for as many pairs."""
+"""Largest number of samples in a part. With larger parts, each check computes more pairs again. With smaller parts, the same pairs need more calls.
+"""
 _LIMIT: Final = 50_000
-"""Numbers that are made before those that nothing has asked for meanwhile are dropped: some 10 MB."""
+"""Number of new sums after which unused sums are dropped; about 10 MB."""
 _HELD_BYTES: Final = 2**26
-"""Of rows, and of squared distances, that are held for further questions of one pass."""
+"""Largest number of bytes of rows, and of squared distances, kept for further questions of one pass."""
 _FLOAT32_UNITS: Final = (1e-15, 1e15)
-"""Between these, squares of what is as long as a unit are numbers in float32."""
+"""Range of the lengths of a unit; the squares of these lengths are normal numbers in float32."""
 
 Kernel = Callable[[torch.Tensor, float], torch.Tensor]
-"""From squared distances, (n, m), and the length that counts as 1, to values in a tensor of its own."""
+"""Function from squared distances (n, m) and the unit length to values in a new tensor."""
 
 
 class PartOfWindow(NamedTuple):
-    """Some samples of a window."""
+    """A part of a window: some of the window's samples."""
 
     name: bytes
-    """Equal for the same samples with the same values, different for others."""
+    """Name of the part; names are equal only for the same samples with the same values."""
     size: int
 
 
 @dataclass(frozen=True, slots=True)
 class PartedWindow:
-    """The samples of a window, in parts, whose values are read where they are needed."""
+    """The samples of a window in parts. The values of a part are read when needed."""
 
     parts: Sequence[PartOfWindow]
     read: Callable[[int], torch.Tensor]
-    """Rows of a part, by its number: (size, d) of any numbers. Raises DataError: they cannot be compared."""
+    """Reads the rows of part i: (size, d) of any numeric dtype. Raises DataError: the values cannot be compared."""
     read_all: Callable[[], torch.Tensor]
-    """Rows of all of them around the middle of the window, (n, d) float32, in the order that `DriftMetric.compare` is given."""
+    """Reads all rows, centred at the middle of the window, (n, d) float32, in the order that `DriftMetric.compare` expects."""
 
     @property
     def name(self) -> bytes:
-        """As of a part."""
+        """Return the name of the whole window, built like the name of a part."""
         return b"".join(part.name for part in self.parts)
 
     def __len__(self) -> int:
@@ -58,7 +59,9 @@ class PartedWindow:
 
 
 class KeptSums:
-    """Numbers by what they were made of, at most 2 · `limit`: those that were asked for since so many others were made. Not for threads."""
+    """Cache of numbers by the names of their inputs; at most 2 · `limit` numbers. The cache drops a number that was not used while `limit` other
+    numbers were computed. The cache is not thread-safe.
+    """
 
     def __init__(self, limit: int = _LIMIT) -> None:
         self._limit = limit
@@ -69,7 +72,7 @@ class KeptSums:
         return len(self._new) + len(self._old)
 
     def get(self, name: bytes, make: Callable[[], float]) -> float:
-        """The number of this name, made now if it is not kept."""
+        """Return the number of this name; the number is computed first if it is not kept."""
         found = self._new.get(name)
         if found is None:
             found = self._old.pop(name, None)
@@ -84,23 +87,23 @@ class KeptSums:
 
 
 class _Rows(NamedTuple):
-    """Rows of a part, (n, d), and the squared length of each, (n,)."""
+    """The rows of a part, (n, d), and their squared lengths, (n,)."""
 
     values: torch.Tensor
     squares: torch.Tensor
     largest: float
-    """Of the squared lengths."""
+    """The largest squared length."""
 
 
 class _Place(NamedTuple):
-    """A part of a window."""
+    """A part, and the index of the part in a window."""
 
     window: PartedWindow
     number: int
 
     @property
     def part(self) -> PartOfWindow:
-        """Its name and size."""
+        """Return the name and the size of the part."""
         return self.window.parts[self.number]
 
 
@@ -109,20 +112,22 @@ def _in_order(a: _Place, b: _Place) -> tuple[_Place, _Place]:
 
 
 class HeldBlocks:
-    """Rows of parts, and squared distances between them, for all questions of one pass: kernels of several widths are made of the same ones."""
+    """Cache of the rows of parts, and of squared distances between these rows, for all questions of one pass. Kernels of several widths share the
+    cache.
+    """
 
     def __init__(self, limit: int = _HELD_BYTES) -> None:
-        """Args: limit: bytes of either; the oldest are dropped."""
+        """Args: limit: largest number of bytes of rows, and of distances; the oldest entries are dropped."""
         self._limit = limit
         self._rows: OrderedDict[bytes, _Rows] = OrderedDict()
         self._squares: OrderedDict[bytes, torch.Tensor] = OrderedDict()
         self._num_bytes = [0, 0]
 
     def rows(self, place: _Place, dtype: torch.dtype) -> _Rows:
-        """Rows of a part in that precision."""
+        """Return the rows of a part in this precision."""
         name = b"%d" % dtype.itemsize + place.part.name
         if name not in self._rows:
-            # A copy, which begins where memory is aligned: products of the same numbers elsewhere may differ in the last bits.
+            # The copy is aligned, because products of the same numbers at another alignment may differ in the last bits.
             values = place.window.read(place.number).to(dtype, copy=True)
             squares = (values * values).sum(1)
             self._rows[name] = _Rows(values, squares, float(squares.max()))
@@ -132,10 +137,11 @@ class HeldBlocks:
         return self._rows[name]
 
     def squares(self, a: _Place, b: _Place, dtype: torch.dtype) -> torch.Tensor:
-        """Squared distances of two parts, (n, m), as |a|² + |b|² - 2 a b in that precision; 0 where they would be less than what rounds away."""
+        """Return the squared distances of two parts, (n, m), as |a|² + |b|² - 2 a b in this precision; 0 where rounding would dominate."""
         name = b"%d" % dtype.itemsize + a.part.name + b.part.name
         if name not in self._squares:
             of_a, of_b = self.rows(a, dtype), self.rows(b, dtype)
+            # The norms are made smaller by the bound of their rounding errors. A distance that is smaller than the errors then becomes 0, not noise.
             shrunk = 1 - torch.finfo(dtype).eps * (4 + of_a.values.shape[1] ** 0.5 / 2)
             norms = (of_a.squares * shrunk).unsqueeze(1) + of_b.squares * shrunk
             found = torch.addmm(norms, of_a.values, of_b.values.T, alpha=-2, out=norms).clamp_(min=0)
@@ -148,15 +154,15 @@ class HeldBlocks:
 
 @dataclass(frozen=True, slots=True)
 class SumKeeper:
-    """Sums that are kept, and what they are made of."""
+    """Computes the sums over pairs of two windows, and keeps these sums."""
 
     kept: KeptSums
     held: HeldBlocks = field(default_factory=HeldBlocks)
 
     def pair_sums(self, x: PartedWindow, y: PartedWindow, kernel: Kernel, name: bytes, unit: float) -> PairSums:
-        """The sums of `pairs.pair_sums` over the samples of two windows.
+        """Return the sums of `pairs.pair_sums` for the samples of two windows.
 
-        Args: name: of the kernel, the same for no other. unit: the length that the kernel takes as 1.
+        Args: name: unique name of the kernel. unit: the length that the kernel treats as 1.
         """
         prefix = name + struct.pack("<d", unit)
         within_x, within_y = (self._within(window, kernel, prefix, unit) for window in (x, y))
@@ -165,15 +171,15 @@ class SumKeeper:
         return PairSums(*(torch.tensor(value, dtype=torch.float64) for value in (within_x, within_y, between)))
 
     def median_squared_distance(self, window: PartedWindow) -> float | None:
-        """The lower median of the squared distances between different samples, of those that the sums within the window need too.
-
-        None: float32 does not tell it, or there is one sample: `pairs.median_squared_distance` is to be asked.
+        """Return the lower median of the squared distances between different samples, from the distances that the sums within the window also need.
+        Return None if float32 is not precise enough or there is only one sample; the caller must then use `pairs.median_squared_distance`.
         """
         places, found, largest = [_Place(window, number) for number in range(len(window.parts))], [], 0.0
         for number, a in enumerate(places):
             largest = max(largest, self.held.rows(a, torch.float32).largest)
             for b in places[number:]:
                 if a is b:
+                    # Within a part, each pair is in the matrix twice, and each sample with itself. Only the entries above the diagonal count.
                     above = torch.triu_indices(a.part.size, a.part.size, 1)
                     found.append(self.held.squares(a, b, torch.float32)[above[0], above[1]])
                 else:
@@ -188,6 +194,7 @@ class SumKeeper:
             values = pairs.numpy()
             values.partition(where)
             median = float(values[where])
+        # float32 is precise enough if squares neither underflow nor overflow, and rows are not much longer than the typical distance.
         smallest, most = _FLOAT32_UNITS
         return median if smallest < median**0.5 < most and largest <= FLOAT32_SQUARE * median else None
 
@@ -199,8 +206,8 @@ class SumKeeper:
         return total
 
     def _of_parts(self, a: _Place, b: _Place, kernel: Kernel, prefix: bytes, unit: float) -> float:
-        """The sum over all pairs of a sample of one part and one of the other."""
-        a, b = _in_order(a, b)  # both orders are one number
+        """Return the sum over all pairs of a sample of the first part and a sample of the second part."""
+        a, b = _in_order(a, b)  # Both orders have the same sum.
         return self.kept.get(prefix + a.part.name + b.part.name, partial(self._make, a, b, kernel, unit))
 
     def _make(self, a: _Place, b: _Place, kernel: Kernel, unit: float, *, with_itself: bool = True) -> float:
@@ -210,7 +217,7 @@ class SumKeeper:
         return float(values.sum(dtype=torch.float64))
 
     def _values(self, a: _Place, b: _Place, kernel: Kernel, unit: float) -> torch.Tensor:
-        """The kernel of all pairs, (n, m), of squared distances that are computed as precisely as they need it: see `pairs.py`."""
+        """Compute the kernel of all pairs, (n, m), with squared distances in the needed precision: see `pairs.py`."""
         smallest, largest = _FLOAT32_UNITS
         for dtype, most in ((torch.float32, FLOAT32_SQUARE), (torch.float64, FLOAT64_SQUARE)):
             if dtype is torch.float64 or smallest < unit < largest:

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from modyn.config.base import Section
+from modyn.evaluator.drift.base import UNIT
 from modyn.evaluator.drift.features import FeatureMetric, FeatureTestConfig, Floats
 
 
@@ -16,18 +17,25 @@ class KSConfig(FeatureTestConfig):
 
     alternative_hypothesis: Literal["two-sided", "greater", "less"] = Field(
         "two-sided",
-        description="which difference of the distribution functions counts: any, or that of the reference being above or below",
+        description="differences of the distribution functions that count: all, or only where the reference is above or below",
     )
 
 
 class KSDriftMetric(FeatureMetric):
     """The Kolmogorov-Smirnov statistic of each feature: the largest difference between the two empirical distribution functions.
 
-    By `scipy.stats.ks_2samp`: p-values are exact for small sets, asymptotic for larger ones.
+    `scipy.stats.ks_2samp` computes the test: p-values are exact for small sets, and asymptotic for larger sets.
+
+    >>> import torch
+    >>> from modyn.evaluator.drift import compare
+    >>> metric = KSDriftMetric(KSConfig())
+    >>> drift = compare(metric, torch.arange(20.0), torch.arange(20.0) + 10)
+    >>> round(drift.distance, 3), round(drift.p_value, 3)
+    (0.5, 0.012)
     """
 
     Config: ClassVar[type[Section]] = KSConfig
-    in_unit_interval = True
+    distance_range = UNIT
     needs = ("scipy",)
     centred = False
     by_rank = True
@@ -36,7 +44,7 @@ class KSDriftMetric(FeatureMetric):
         """See `FeatureMetric.compare_features`."""
         from scipy.stats import ks_2samp
 
-        with warnings.catch_warnings():  # where exact p-values round too far, SciPy takes asymptotic ones
+        with warnings.catch_warnings():  # SciPy returns asymptotic p-values if exact p-values are not accurate enough.
             warnings.filterwarnings("ignore", "ks_2samp: Exact calculation unsuccessful", RuntimeWarning)
             found = ks_2samp(reference, current, alternative=self.config.alternative_hypothesis, axis=0)
         return found.statistic, found.pvalue

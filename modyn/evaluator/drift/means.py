@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from modyn.config.base import Section
-from modyn.evaluator.drift.base import Drift, DriftMetric, column_means
+from modyn.evaluator.drift.base import NEVER_NEGATIVE, Drift, DriftMetric, column_means
 
 if TYPE_CHECKING:
     import torch
@@ -16,20 +16,34 @@ if TYPE_CHECKING:
 class MeanDistanceConfig(Section):
     """Options of MeanDistanceDriftMetric."""
 
-    distance: Literal["euclidean", "cosine"] = Field("euclidean", description="between the means of both sets")
+    distance: Literal["euclidean", "cosine"] = Field("euclidean", description="distance between the means of both sets")
 
 
 class MeanDistanceDriftMetric(DriftMetric):
-    """The distance between the means of both sets: |a - b|, or 1 - cos(a, b). It sees no other change of a distribution."""
+    """The distance between the means of both sets: |a - b|, or 1 - cos(a, b). The metric detects no other change of a distribution.
+
+    >>> import torch
+    >>> from modyn.evaluator.drift import compare
+    >>> metric = MeanDistanceDriftMetric(MeanDistanceConfig())
+    >>> drift = compare(metric, torch.arange(20.0), torch.arange(20.0) + 10)
+    >>> round(drift.distance, 3)
+    10.0
+    """
 
     Config: ClassVar[type[Section]] = MeanDistanceConfig
-    in_unit_interval = False
+    distance_range = NEVER_NEGATIVE
     min_samples = 1
     has_test = False
     centred = False
 
+    @classmethod
+    def range_of(cls, config: Section) -> tuple[float, float] | None:
+        """See `DriftMetric.range_of`."""
+        assert isinstance(config, MeanDistanceConfig)
+        return (0, 2) if config.distance == "cosine" else cls.distance_range
+
     def compare(self, reference: torch.Tensor, current: torch.Tensor) -> Drift:
-        """See `DriftMetric.compare`; the cosine with a mean of 0 counts as 0, that of two such means as 1."""
+        """See `DriftMetric.compare`. The cosine with a zero mean counts as 0; the cosine of two zero means counts as 1."""
         a, b = column_means(reference), column_means(current)
         if self.config.distance == "euclidean":
             return Drift(float((a - b).norm()))

@@ -1,4 +1,4 @@
-"""A point among the samples of a set, around which distances are computed. Imports torch only for types."""
+"""The middle of a set of samples, from which distances are computed. The module imports torch for types only."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ if TYPE_CHECKING:
     import torch
 
 MIDDLE_ROWS: Final = 255
-"""Rows that the middle of a set is computed of."""
+"""Number of rows from which the middle of a set is computed."""
 
 
 def evenly_spaced(rows: torch.Tensor, number: int) -> torch.Tensor:
-    """At most so many of the rows. Args: rows: (n, d)."""
+    """Select at most `number` rows at equal distances. Args: rows: (n, d)."""
     return rows[:: -(-len(rows) // number)]
 
 
 def middle(rows: torch.Tensor) -> torch.Tensor:
-    """The median of each column, (d,), of at most `MIDDLE_ROWS` rows. Unlike a mean, it stays among the samples where some lie far out.
+    """Return the median of each column, (d,), from at most `MIDDLE_ROWS` rows. Unlike a mean, a median is robust against outliers.
 
     Args: rows: (n, d), n ≥ 1.
     """

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from modyn.evaluator.drift.kept_sums import PartedWindow, SumKeeper
     from modyn.evaluator.drift.pairs import PairSums
 
+UNBIASED_MMD: Final = (-1.0, 2.0)
+"""The range of the unbiased estimate with a kernel in [0, 1]: at least -(1/n + 1/m), with n and m of at least 2."""
 MEDIAN_ROWS: Final = 5000
-"""Rows that the median distance is computed of; of more, so many are drawn."""
+"""Number of rows from which the median distance is computed; larger sets are sampled."""
 
 
 EQUAL: Final = 1e-3
-"""The share of the least distance between unequal samples that is √2 σ where the median between any samples is 0."""
+"""If the median of all distances is 0, √2 σ is this share of the smallest distance between unequal samples."""
 
 
 class MMDConfig(PermutationConfig):
@@ -32,33 +34,47 @@ class MMDConfig(PermutationConfig):
         None,
         ge=1e-12,
         le=1e12,
-        description="σ of the kernel; none: the median heuristic, σ² = half the median of the squared distances",
+        description="width σ of the kernel; by default, σ² is half the median of the squared distances",
     )
     configure_kernel_from_x_ref: bool = Field(
         True,
-        description="whether the median is taken over the reference alone, which keeps σ the same from check to check; else over both",
+        description="the median is taken over the reference alone, so that σ is the same for all checks; if false, over both sets",
     )
     biased: bool = Field(
-        False, description="whether a sample is also compared with itself (never negative, larger with few samples)"
+        False,
+        description="pairs of a sample with itself count; then the distance is never negative, and larger with few samples",
     )
 
     @model_validator(mode="after")
     def _one_bandwidth(self) -> Self:
         if self.bandwidth is not None and "configure_kernel_from_x_ref" in self.model_fields_set:
-            raise ValueError("configure_kernel_from_x_ref has no effect beside a bandwidth; leave one of them out")
+            raise ValueError("configure_kernel_from_x_ref has no effect together with a bandwidth; leave one of them out")
         return self
 
 
 class MMDDriftMetric(DriftMetric):
     """The squared maximum mean discrepancy with a Gaussian kernel k(a, b) = exp(-|a - b|² / 2σ²).
 
-    mean k(x, x') + mean k(y, y') - 2 mean k(x, y), over pairs of different samples; without bias it is 0 in the mean where there is no
-    drift, and may be negative. The p-value is that of a permutation test, (1 + #{as large}) / (1 + permutations). The matrix of the kernel
-    is not held. (Gretton and others: A Kernel Two-Sample Test, JMLR 2012, lemma 6; Modyn, SIGMOD'25, section 5.1.)
+    The distance is mean k(x, x') + mean k(y, y') - 2 mean k(x, y), over pairs of different samples. The estimator is unbiased: without drift, the
+    distance is 0 on average, and may be negative. The p-value comes from a permutation test, (1 + #{at least as large}) / (1 + permutations). The
+    kernel matrix is never in memory as a whole. (Gretton and others: A Kernel Two-Sample Test, JMLR 2012, lemma 6; Modyn, SIGMOD'25, section 5.1.)
+
+    >>> import torch
+    >>> from modyn.evaluator.drift import compare
+    >>> metric = MMDDriftMetric(MMDConfig())
+    >>> drift = compare(metric, torch.arange(20.0), torch.arange(20.0) + 10)
+    >>> round(drift.distance, 3)
+    0.295
     """
 
     Config: ClassVar[type[Section]] = MMDConfig
-    in_unit_interval = False
+    distance_range = UNBIASED_MMD
+
+    @classmethod
+    def range_of(cls, config: Section) -> tuple[float, float] | None:
+        """See `DriftMetric.range_of`."""
+        assert isinstance(config, MMDConfig)
+        return (0, cls.distance_range[1]) if config.biased else cls.distance_range
 
     def compare(self, reference: torch.Tensor, current: torch.Tensor) -> Drift:
         """See `DriftMetric.compare`."""
@@ -75,7 +91,9 @@ class MMDDriftMetric(DriftMetric):
         return Drift(float(found[0]), permutation_p_value(found))
 
     def compare_kept(self, reference: PartedWindow, current: PartedWindow, sums: SumKeeper) -> Drift | None:
-        """Where σ is given, or of the reference alone: then it is computed once a reference. See `DriftMetric.compare_kept`."""
+        """See `DriftMetric.compare_kept`. The metric uses kept sums if σ is given or depends on the reference alone. Then σ is computed once for each
+        reference.
+        """
         config = self.config
         if config.num_permutations is not None:
             return None
@@ -101,7 +119,7 @@ class MMDDriftMetric(DriftMetric):
         return math.sqrt(2) * float(self.config.bandwidth)
 
     def _unit_of(self, reference: PartedWindow, sums: SumKeeper) -> float:
-        """The unit, by the reference alone; 0: where its samples are equal, as far as is looked, the current ones are needed too."""
+        """Return the unit from the reference alone, or 0 if all inspected samples are equal. In this case the unit also needs the current samples."""
         import torch
 
         from modyn.evaluator.drift.pairs import has_unequal
@@ -112,7 +130,7 @@ class MMDDriftMetric(DriftMetric):
         return self._unit(rows, rows, torch.Generator().manual_seed(self.seed)) if has_unequal(rows) else 0.0
 
     def _unit(self, reference: torch.Tensor, current: torch.Tensor, generator: torch.Generator) -> float:
-        """√2 σ: the kernel is exp(-|a - b|² / unit²)."""
+        """Return √2 σ: the kernel is exp(-|a - b|² / unit²)."""
         import torch
 
         from modyn.evaluator.drift.pairs import median_squared_distance, typical_distances
@@ -123,15 +141,15 @@ class MMDDriftMetric(DriftMetric):
         if len(rows) > MEDIAN_ROWS:
             rows = rows[torch.randperm(len(rows), generator=generator)[:MEDIAN_ROWS].to(rows.device)]
         typical, least = typical_distances(reference, current)
-        # Where more than half of all pairs are equal the median is 0, and any small σ tells equal from unequal samples.
+        # If more than half of all pairs are equal, the median is 0. Any small σ then separates equal from unequal samples.
         return math.sqrt(median_squared_distance(rows, typical)) or EQUAL * least
 
 
 def _kernel(squares: torch.Tensor) -> torch.Tensor:
-    """From |a - b|² / unit², in place."""
+    """Compute the kernel from |a - b|² / unit², in place."""
     return squares.neg_().exp_()
 
 
 def _scaled_kernel(squares: torch.Tensor, unit: float) -> torch.Tensor:
-    """From |a - b|²."""
+    """Compute the kernel from |a - b|²."""
     return (squares * (-1 / unit**2)).exp_()

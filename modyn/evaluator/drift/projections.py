@@ -1,6 +1,6 @@
-"""Projections of samples to fewer values, before drift is measured: found by the `id` of `projection` in a drift trigger.
+"""Projections of samples to fewer values before drift is measured, registered by the `id` of `projection` in a drift trigger.
 
-Imports torch only where something is projected: options are checked where torch need not be.
+The module imports torch only to project, because options are checked on machines without torch.
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ if TYPE_CHECKING:
     import torch
 
 BLOCK: Final = 4096
-"""Rows that are converted at once; and the width up to which the covariance of all columns is held."""
+"""Number of rows that are converted at once, and the largest width for which the covariance of all columns is held."""
 
 
 class ProjectionConfig(Section):
     """Options of projections."""
 
-    num_components: int = Field(ge=1, le=BLOCK, description="values of a sample after the projection")
+    num_components: int = Field(ge=1, le=BLOCK, description="number of values of a sample after the projection")
 
 
 class Projection(ABC):
-    """A linear map of samples, built from its `Config`. The same samples and the same `seed` give the same map."""
+    """A linear map of samples, built from its `Config`. The same samples and `seed` give the same map."""
 
     Config: ClassVar[type[Section]]
-    """Options of the projection: the keys of its section beside `id`."""
+    """Options of the projection: the keys of its section except `id`."""
 
     is_fitted: ClassVar[bool] = True
-    """Whether it depends on the reference. If not, each sample is projected as soon as it is made, and only what comes of it is kept."""
+    """Whether the map depends on the reference. Otherwise each sample is projected when the sample is decoded, and only the projected values are
+    kept.
+    """
 
     def __init__(self, config: Any, seed: int = 0) -> None:
         self.config: Any = config
@@ -42,14 +44,14 @@ class Projection(ABC):
 
     @property
     def min_samples(self) -> int:
-        """Samples that the reference must have at least: with fewer, nothing is projected, and no drift is measured."""
+        """Return the smallest number of reference samples. With fewer samples, no projection is learned and no drift is measured."""
         return 1
 
     @abstractmethod
     def fit(self, reference: torch.Tensor) -> None:
-        """Learn the map. Called once, before `apply`. Args: reference: (n, d) float32, at least `min_samples` rows.
+        """Learn the map. This method is called once, before `apply`. Args: reference: (n, d) float32, at least `min_samples` rows.
 
-        Raises ConfigError: samples have fewer values than components are asked for.
+        Raises ConfigError: samples have fewer values than the number of components.
         """
 
     @abstractmethod
@@ -57,7 +59,7 @@ class Projection(ABC):
         """Map (n, d) float32 to (n, num_components) float32, on the same device."""
 
     def check_width(self, width: int, what: str = "samples have {} values") -> None:
-        """Raise ConfigError: more components are asked for than `width`."""
+        """Raise ConfigError if more components are requested than `width`."""
         if self.config.num_components > width:
             number = self.config.num_components
             raise ConfigError(
@@ -66,14 +68,20 @@ class Projection(ABC):
 
 
 class RandomProjection(Projection):
-    """Rows are multiplied by a fixed matrix of independent normal numbers with variance 1 / num_components, so that squared distances are
-    the same in the mean. (Johnson and Lindenstrauss, 1984; Dasgupta and Gupta: An Elementary Proof, 2003.)"""
+    """Multiply rows by a fixed matrix of independent normal numbers with variance 1 / num_components, which keeps squared distances on average.
+
+    >>> import torch
+    >>> projection = RandomProjection(ProjectionConfig(num_components=2), seed=1)
+    >>> projection.fit(torch.eye(5))
+    >>> projection.apply(torch.eye(5)).shape
+    torch.Size([5, 2])
+    """
 
     Config: ClassVar[type[Section]] = ProjectionConfig
     is_fitted = False
 
     def fit(self, reference: torch.Tensor) -> None:
-        """Draw the matrix for rows of this width: nothing else of them counts."""
+        """Draw the matrix for rows of this width. The values of the rows do not matter."""
         import torch
 
         width, number = reference.shape[1], self.config.num_components
@@ -87,16 +95,22 @@ class RandomProjection(Projection):
 
 
 class PCAProjection(Projection):
-    """The principal components of the reference: the directions in which it varies most, as coordinates around its mean.
+    """The principal components of the reference: coordinates around the reference's mean, along the directions with the largest variance.
 
-    Of samples with more than 4,096 values, at most 4,096 rows of the reference, evenly spaced, are looked at. Computed in float64.
+    If samples have more than 4,096 values, at most 4,096 evenly spaced rows of the reference are used. The components are computed in float64.
+
+    >>> import torch
+    >>> projection = PCAProjection(ProjectionConfig(num_components=1))
+    >>> projection.fit(torch.tensor([[0.0, 0.0], [2.0, 2.0]]))
+    >>> projection.apply(torch.tensor([[2.0, 2.0]])).round(decimals=3)
+    tensor([[1.4140]])
     """
 
     Config: ClassVar[type[Section]] = ProjectionConfig
 
     @property
     def min_samples(self) -> int:
-        """As many as components: n samples vary in fewer than n directions."""
+        """Return the number of components: n samples vary in fewer than n directions."""
         return int(self.config.num_components)
 
     def fit(self, reference: torch.Tensor) -> None:
@@ -110,7 +124,7 @@ class PCAProjection(Projection):
         self.check_width(len(reference), "the reference has {} samples")
         self._mean = reference.mean(0, dtype=torch.float64)
         directions = self._of_covariance(reference) if width <= BLOCK else self._of_products(reference)
-        # The sign of a direction is free: the largest of its values is positive.
+        # The sign of a direction is arbitrary. The largest value of each direction is made positive.
         largest = directions.gather(0, directions.abs().argmax(0, keepdim=True))
         self._directions = directions * torch.where(largest < 0, -1.0, 1.0)
 
@@ -125,7 +139,7 @@ class PCAProjection(Projection):
         return projected
 
     def _largest(self, products: torch.Tensor) -> torch.Tensor:
-        """The eigenvectors of the largest eigenvalues, largest first, as columns."""
+        """Return the eigenvectors of the largest eigenvalues as columns, largest first."""
         import torch
 
         found: torch.Tensor = torch.linalg.eigh(products).eigenvectors[:, -self.config.num_components :].flip(1)
@@ -135,6 +149,7 @@ class PCAProjection(Projection):
         import torch
 
         width = reference.shape[1]
+        # float64, because sums of many products would lose digits in float32. Only one block is copied to float64 at a time.
         products = torch.zeros(width, width, dtype=torch.float64, device=reference.device)
         for first in range(0, len(reference), BLOCK):
             block = reference[first : first + BLOCK].double() - self._mean
@@ -142,7 +157,8 @@ class PCAProjection(Projection):
         return self._largest(products)
 
     def _of_products(self, reference: torch.Tensor) -> torch.Tensor:
-        """By the products of all pairs of rows, fewer than those of all pairs of columns: if XXᵀu = λu, then Xᵀu is a direction."""
+        """Compute the directions from the products of all pairs of rows, if there are fewer rows than columns: if XXᵀu = λu, then Xᵀu is a
+        direction."""
         import torch
 
         products = torch.zeros(len(reference), len(reference), dtype=torch.float64, device=reference.device)

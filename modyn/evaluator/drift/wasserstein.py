@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from modyn.config.base import Section
-from modyn.evaluator.drift.base import Drift, DriftMetric
+from modyn.evaluator.drift.base import NEVER_NEGATIVE, Drift, DriftMetric
 from modyn.evaluator.drift.features import NUM_COLUMNS, FeatureConfig, FeatureMetric, Floats
 
 if TYPE_CHECKING:
@@ -18,16 +18,22 @@ if TYPE_CHECKING:
 class WassersteinConfig(FeatureConfig):
     """Options of WassersteinDriftMetric."""
 
-    normalize: bool = Field(
-        True, description="whether each feature's distance is divided by its standard deviation in the reference"
-    )
+    normalize: bool = Field(True, description="divide the distance of each feature by its standard deviation in the reference")
 
 
 class WassersteinDriftMetric(FeatureMetric):
-    """The Wasserstein-1 distance of each feature: how far, in the mean, values of one set must move to become the other."""
+    """The Wasserstein-1 distance of each feature: the average distance by which values of one set must move to become the other set.
+
+    >>> import torch
+    >>> from modyn.evaluator.drift import compare
+    >>> metric = WassersteinDriftMetric(WassersteinConfig())
+    >>> drift = compare(metric, torch.arange(20.0), torch.arange(20.0) + 10)
+    >>> round(drift.distance, 3)
+    1.734
+    """
 
     Config: ClassVar[type[Section]] = WassersteinConfig
-    in_unit_interval = False
+    distance_range = NEVER_NEGATIVE
     has_test = False
 
     def compare_features(self, reference: Floats, current: Floats) -> tuple[Floats, Floats | None]:
@@ -42,14 +48,22 @@ class WassersteinDriftMetric(FeatureMetric):
 class SlicedWassersteinConfig(Section):
     """Options of SlicedWassersteinDriftMetric."""
 
-    num_projections: int = Field(100, ge=1, le=100_000, description="random directions")
+    num_projections: int = Field(100, ge=1, le=100_000, description="number of random directions")
 
 
 class SlicedWassersteinDriftMetric(DriftMetric):
-    """The mean Wasserstein-1 distance of both sets projected on random directions (Rabin and others 2011)."""
+    """The mean Wasserstein-1 distance of both sets projected on random directions (Rabin and others 2011).
+
+    >>> import torch
+    >>> from modyn.evaluator.drift import compare
+    >>> metric = SlicedWassersteinDriftMetric(SlicedWassersteinConfig())
+    >>> drift = compare(metric, torch.arange(20.0), torch.arange(20.0) + 10)
+    >>> round(drift.distance, 3)
+    10.0
+    """
 
     Config: ClassVar[type[Section]] = SlicedWassersteinConfig
-    in_unit_interval = False
+    distance_range = NEVER_NEGATIVE
     has_test = False
 
     def compare(self, reference: torch.Tensor, current: torch.Tensor) -> Drift:
@@ -67,7 +81,7 @@ class SlicedWassersteinDriftMetric(DriftMetric):
 
 
 def wasserstein(reference: Floats, current: Floats) -> Floats:
-    """The Wasserstein-1 distance of each column, (d,): the area between the two empirical distribution functions.
+    """Return the Wasserstein-1 distance of each column, (d,): the area between the two empirical distribution functions.
 
     Args: reference: (n, d). current: (m, d).
     """

@@ -1,4 +1,4 @@
-"""File formats of whole models, found by id. They run in the service: without torch, and without executing what they read."""
+"""File formats of whole models, found by id. The formats run in the service, do not import torch, and never execute the content of files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from modyn.registry import Registry
 
 
 class NoOptions(Section):
-    """The configuration of a format without options."""
+    """Configuration of a format without options."""
 
 
 class FullModelFormat(ABC):
-    """Converts the safetensors file that is sent to the file that is kept, and back, in bounded memory."""
+    """Converts the received safetensors file to the stored file, and back, in bounded memory."""
 
     Config: ClassVar[type[Section]] = NoOptions
 
@@ -33,22 +33,22 @@ class FullModelFormat(ABC):
     def decode(self, encoded: Path, layout: Layout, safetensors: Path) -> None:
         """Write the new file `safetensors` with the same tensors. `layout`: names, dtypes and shapes from the catalogue, in `wire_order`.
 
-        Raises CorruptStateError if `encoded` does not hold what `layout` promises.
+        Raises CorruptStateError if `encoded` does not contain the tensors of `layout`.
         """
 
 
 class SafetensorsFullModel(FullModelFormat):
-    """The safetensors file, unchanged: the default. Any tool that reads safetensors reads it."""
+    """Default format: the unchanged safetensors file, which any tool for safetensors can read."""
 
     def encode(self, safetensors: Path, encoded: Path) -> None:
-        """As `FullModelFormat.encode`: link the file to its new name, or copy it where the file system has no hard links."""
+        """Encode: link the file to its new name, or copy it if the file system has no hard links."""
         try:
             os.link(safetensors, encoded)  # costs nothing
         except OSError:  # the file system has no hard links
             shutil.copyfile(safetensors, encoded)
 
     def decode(self, encoded: Path, layout: Layout, safetensors: Path) -> None:
-        """As `FullModelFormat.decode`: link or copy the file back; its content is not checked here."""
+        """Decode: link or copy the file back. The content of the file is not checked here."""
         self.encode(encoded, safetensors)
 
 

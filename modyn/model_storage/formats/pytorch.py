@@ -1,7 +1,8 @@
-"""A state dict as `torch.save` writes it, so that `torch.load(path, weights_only=True)` reads it. Written and read without torch.
+"""A state dict in the format of `torch.save`, which `torch.load(path, weights_only=True)` reads. This module writes and reads the file without torch.
 
-Such a file is a zip archive, uncompressed: a pickle that names the tensors, and one member with the bytes of each. The pickle is written
-here opcode by opcode; it is never read back, because the catalogue knows the layout: so no content of a file can run code.
+Such a file is an uncompressed zip archive. One member is a pickle that names the tensors. Each other member has the bytes of one tensor. This module
+writes the pickle opcode by opcode. The module never reads the pickle, because the catalogue has the layout. Therefore no content of a file can run
+code.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _STORAGES: Final = {
     "F64": "DoubleStorage",
     "C64": "ComplexFloatStorage",
 }
-"""Dtypes that have a storage class of their own, by which torch has always saved them."""
+"""Dtypes for which torch has a storage class."""
 _UNTYPED: Final = {
     "U16": "uint16",
     "U32": "uint32",
@@ -40,11 +41,11 @@ _UNTYPED: Final = {
     "F8_E4M3FNUZ": "float8_e4m3fnuz",
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }
-"""Younger dtypes: saved as bytes and the name of the dtype."""
+"""Newer dtypes, which torch saves as bytes and the name of the dtype."""
 
 _ROOT: Final = "model"
 _ALIGNMENT: Final = 64
-"""torch maps storages into memory at the place where they are in the file."""
+"""Alignment of storages in the file, in bytes, because torch maps storages into memory at their file positions."""
 _ZIP64_BYTES: Final = 20
 
 
@@ -52,7 +53,7 @@ class PyTorchFullModel(FullModelFormat):
     """{name: tensor}, readable by torch ≥ 2.6 with `weights_only=True`."""
 
     def encode(self, safetensors: Path, encoded: Path) -> None:
-        """As `FullModelFormat.encode`: equal weights give equal files. Raises InvalidArgumentError for a dtype that torch lacks."""
+        """Encode: equal weights give equal files. Raises InvalidArgumentError for a dtype that torch lacks."""
         layout = wire_order(read_tensors(safetensors))
         with safetensors.open("rb") as source, zipfile.ZipFile(encoded, "x", zipfile.ZIP_STORED) as archive:
             for name, fixed in (("data.pkl", _pickled(layout)), ("byteorder", b"little"), ("version", b"3\n")):
@@ -61,7 +62,7 @@ class PyTorchFullModel(FullModelFormat):
                 _add(archive, f"{_ROOT}/data/{index}", spec.num_bytes, chunks(source, spec.start, spec.num_bytes))
 
     def decode(self, encoded: Path, layout: Layout, safetensors: Path) -> None:
-        """As `FullModelFormat.decode`: copy the members, not the pickle. Raises CorruptStateError if one is missing, packed or of another size."""
+        """Decode: copy the members, not the pickle. Raises CorruptStateError if a member is missing, compressed or of another size."""
         try:
             with zipfile.ZipFile(encoded) as archive, safetensors.open("xb") as target:
                 target.write(header_bytes(layout))
@@ -77,7 +78,7 @@ class PyTorchFullModel(FullModelFormat):
 
 
 def _add(archive: zipfile.ZipFile, name: str, num_bytes: int, parts: Iterable[bytes]) -> None:
-    """One member, with its bytes at a multiple of the alignment. No dates: equal weights give equal files."""
+    """Add one member whose bytes start at a multiple of the alignment. The member has no date, so that equal weights give equal files."""
     info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
     info.file_size = num_bytes
     large = num_bytes * 1.05 > zipfile.ZIP64_LIMIT
@@ -91,13 +92,13 @@ def _add(archive: zipfile.ZipFile, name: str, num_bytes: int, parts: Iterable[by
 
 
 def _pickled(layout: Layout) -> bytes:
-    """The pickle of {name: tensor of storage `index`}, protocol 2."""
+    """Return the pickle of {name: tensor}, protocol 2. A tensor refers to the storage with its index in `layout`."""
     items = b"".join(_pickled_text(spec.name) + _pickled_tensor(str(index), spec) for index, spec in enumerate(layout))
     return pickle.PROTO + b"\x02" + pickle.EMPTY_DICT + pickle.MARK + items + pickle.SETITEMS + pickle.STOP
 
 
 def _pickled_tensor(key: str, spec: TensorSpec) -> bytes:
-    """`_rebuild_tensor_v2(storage, offset, shape, strides, requires_grad, hooks)`, or v3 of it, which takes the dtype too."""
+    """Pickle a call of `_rebuild_tensor_v2(storage, offset, shape, strides, requires_grad, hooks)`, or of v3, which also takes the dtype."""
     stride, strides = 1, []
     for size in reversed(spec.shape):
         strides.append(stride)

@@ -1,8 +1,9 @@
-"""How proactive training draws from the history of a run: one way a file, found by the `strategy` of `online.history`.
+"""History policies, which draw samples from a run's history for proactive training. Each file has one policy. The key `strategy` in `online.history`
+chooses it.
 
-The trigger set of an online trigger is the sequence of its steps: `step_samples` new keys in the order of the stream, then `history_samples` keys
-of samples before these, and so on; the last step may have fewer new ones. With `update_samples` the new keys are those of online updates, and the
-drawn ones those of the step behind them, which may draw these too. So its batches are known from the section alone.
+The trigger set of an online trigger is the sequence of its steps. A step has `step_samples` new keys in the order of the stream, then
+`history_samples` keys of earlier samples. The last step may have fewer new keys. With `update_samples`, online updates train on the new keys, and the
+drawn keys belong to the step after these updates, which may also draw the updated samples. The batches depend only on the section `online`.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ _COUNT_TRIGGERS: Final = (
     "selection_strategy.downsampling_config.downsampling_list",
     "training.num_samples_to_pass",
 )
+"""Options that count triggers. A pipeline with the section `online` may not have these options, because online triggers would be counted too."""
 _GAP: Final = 8192
-"""Positions: what lies nearer to each other is read as one."""
+"""Positions that are at most this far apart are read together, because reading the samples in between costs less than a second read."""
 
 
 @dataclass(frozen=True, slots=True)
 class DueSteps:
-    """The steps that are due: step i takes the new samples with numbers [begins[i], begins[i + 1]) of the window, and history from [0, begins[i]).
+    """The steps to train now. Step i takes the new samples with numbers [begins[i], begins[i + 1]) of the window, and history from [0, begins[i]).
 
     begins: int64 (steps + 1,), ascending.
     """
@@ -44,7 +46,7 @@ class DueSteps:
 
     @classmethod
     def over(cls, first: int, end: int, step_samples: int) -> DueSteps:
-        """Those over new samples [first, end).
+        """Return the steps over new samples [first, end).
 
         >>> DueSteps.over(10, 15, 2).begins.tolist()
         [10, 12, 14, 15]
@@ -56,7 +58,7 @@ class DueSteps:
 
 
 class HistoryPolicy(ABC):
-    """Draws samples of the history. What it draws depends on its configuration, the window, the context and its files only."""
+    """Draws samples of the history. The drawn samples depend only on the configuration, the window, the context and the policy's files."""
 
     Config: ClassVar[type[Section]]
 
@@ -65,10 +67,10 @@ class HistoryPolicy(ABC):
 
     @abstractmethod
     def draw(self, window: SelectionWindow, steps: DueSteps, size: int, context: SelectionContext) -> Int64Array:
-        """Return the numbers of the samples in the window that each step takes of its history: int64 (steps, size).
+        """Draw `size` samples of the history for each step. Returns the numbers of these samples in the window: int64 (steps, size).
 
-        Where a history has fewer than `size`, samples come more than once. Args: window: from the begin of the stream, without deleted samples.
-        steps: each has a history.
+        If a history has fewer than `size` samples, samples repeat. Args: window: window from the beginning of the stream, without deleted samples.
+        steps: steps for which to draw; there are earlier samples before each step.
         """
 
 
@@ -85,10 +87,10 @@ HISTORY: Final[Registry[type[HistoryPolicy]]] = Registry(
 
 
 def check_history(pipeline: Mapping[str, Any]) -> list[Problem]:
-    """Return every mistake in how the section `online` of a whole pipeline draws from the history."""
+    """Return every mistake of a pipeline's section `online` about the history."""
     section = pipeline.get(ONLINE)
     if not isinstance(section, Mapping) or check_section(OnlineConfig, section, ONLINE):
-        return []  # It is the supervisor that refuses those.
+        return []  # The supervisor reports the mistakes of the section.
     found = check_policy(HISTORY, load_section(OnlineConfig, section, ONLINE).history, "strategy", f"{ONLINE}.history")
     if asked := asked_scores(pipeline):
         which = f"selection_strategy asks trainings for scores of samples ({', '.join(asked)}), which proactive steps do not give"
@@ -98,6 +100,7 @@ def check_history(pipeline: Mapping[str, Any]) -> list[Problem]:
         value: Any = pipeline
         for name in path.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
+        # False, 0 and an empty list count no triggers.
         if value:
             found.append(Problem(path, f"{which}; remove it, or the section {ONLINE}"))
     return found
@@ -106,15 +109,16 @@ def check_history(pipeline: Mapping[str, Any]) -> list[Problem]:
 def select_online(
     section: Mapping[str, Any], window: SelectionWindow, first_new: int, context: SelectionContext, *, tests_only: bool = False
 ) -> Selection:
-    """Select the trigger set of an online trigger. Args: section: `online`. window: from the begin of the stream. first_new: number of the first
-    new sample in it. tests_only: nothing is drawn."""
+    """Select the trigger set of an online trigger. Args: section: the section `online`. window: window from the beginning of the stream. first_new:
+    number of the first new sample in the window. tests_only: draw no history.
+    """
     config = load_section(OnlineConfig, {**section, **(TESTS_ONLY if tests_only else {})}, ONLINE)
     kind, options = load_policy(HISTORY, config.history, "strategy", f"{ONLINE}.history")
     steps = DueSteps.over(first_new, len(window), config.step_samples)
     new, size = np.arange(first_new, len(window)), config.history_samples
-    # What online updates have learned from is history of the step behind them.
+    # The step after online updates may also draw the samples of the updates.
     ends = steps.begins[:-1] if config.update_samples is None else steps.begins[1:]
-    # What stands before the first step may have been deleted: its own new samples are all the history that there is then.
+    # If all samples before the first step were deleted, its first new sample is the history.
     ends = np.maximum(ends, min(1, len(window)))
     drawn = kind(options).draw(window, DueSteps(np.append(ends, len(window))), size, context) if size and len(new) else None
     numbers = new if drawn is None else _in_steps(new, drawn, config.step_samples)
@@ -122,13 +126,13 @@ def select_online(
 
 
 def _in_steps(new: Int64Array, drawn: Int64Array, step_samples: int) -> Int64Array:
-    """The new numbers and those of the history, step by step."""
+    """Return the numbers of the new samples and of the drawn history, step by step."""
     parts = np.split(new, range(step_samples, len(new), step_samples))
     return np.concatenate([part for pair in zip(parts, drawn, strict=True) for part in pair])
 
 
 def keys_of(window: SelectionWindow, numbers: Int64Array) -> Int64Array:
-    """The keys of the samples with these numbers in the window, in their order, which may repeat: int64 (n,)."""
+    """Return the keys of the samples with these numbers in the window, in the same order, with repetitions: int64 (n,)."""
     wanted, order = np.unique(numbers, return_inverse=True)
     far = np.flatnonzero(np.diff(wanted) > _GAP) + 1
     bounds = pairwise([0, *far.tolist(), len(wanted)])

@@ -1,4 +1,4 @@
-"""The newest part of the history."""
+"""Draws uniformly from the newest part of the history."""
 
 from __future__ import annotations
 
@@ -15,16 +15,23 @@ from modyn.selector.window import SelectionContext, SelectionWindow
 class WindowOptions(Section):
     """Options of Window."""
 
-    num_samples: int = Field(ge=1, description="samples before a step's new ones that it may draw from", examples=[100_000])
+    num_samples: int = Field(
+        ge=1, description="number of samples before the new ones of a step from which it may draw", examples=[100_000]
+    )
 
 
 class WindowHistory(HistoryPolicy):
-    """Draws each step's samples uniformly at random, without replacement, from the `num_samples` that came right before its new ones."""
+    """Draws the samples of each step uniformly at random, without replacement, from the `num_samples` samples just before its new samples.
+
+    >>> from modyn.testing.fake_selector import example_history
+    >>> example_history({"strategy": "Window", "num_samples": 3})
+    [6, 7, 4, 5, 8, 9, 6, 7]
+    """
 
     Config = WindowOptions
     config: WindowOptions
 
     def draw(self, window: SelectionWindow, steps: DueSteps, size: int, context: SelectionContext) -> Int64Array:
-        """As the base says."""
+        """Draw samples; see `HistoryPolicy.draw`."""
         ends = steps.begins[:-1]
         return draw_between(np.maximum(ends - self.config.num_samples, 0), ends, size, context.generator())

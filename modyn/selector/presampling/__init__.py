@@ -1,5 +1,5 @@
-"""Presampling policies, which pick the candidates of a trigger set without knowing the model: one a file, found by the `strategy` of the
-`presampling_config` section.
+"""Presampling policies, which pick the candidates of a trigger set without the model. Each file has one policy. The key `strategy` in the section
+`presampling_config` chooses it.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ def _number_as_text(value: object) -> object:
 
 
 ColumnName = Annotated[str, BeforeValidator(_number_as_text, json_schema_input_type=str | int), Field(min_length=1)]
-"""A column of the dataset: its name, for JSON Lines with dots before fields of inner objects, or the number of a CSV column, from 0."""
+"""A column of the dataset: the column's name, or the number of a CSV column, from 0. In JSON Lines, dots in the name lead to fields of inner objects.
+"""
 
 
 class PresamplingConfig(Section):
-    """Keys of `presampling_config` that all presampling policies share, beside `strategy`."""
+    """Keys of `presampling_config` that all presampling policies share, besides `strategy`."""
 
     balances: ClassVar[bool] = False
     """Whether the policy balances a column."""
 
-    ratio_max: int = Field(100, ge=1, description="what `ratio` is a part of")
+    ratio_max: int = Field(100, ge=1, description="denominator of `ratio`")
     ratio: int = Field(ge=1, description="share of the window to keep, in units of 1 / `ratio_max`")
     force_column_balancing: bool = Field(False, description="must be false: only balanced strategies balance a column")
-    force_required_target_size: bool = Field(False, description="meet the target size; without effect, since it is met anyway")
+    force_required_target_size: bool = Field(False, description="meet the target size; without effect, because it is always met")
 
     @field_validator("force_column_balancing")
     @classmethod
@@ -50,7 +51,7 @@ class PresamplingConfig(Section):
         return value
 
     def target_size(self, num_samples: int) -> int:
-        """num_samples · ratio / ratio_max rounded down, but at least one sample of a window that is not empty.
+        """Return num_samples · ratio / ratio_max, rounded down, but at least 1 for a window that is not empty.
 
         >>> [PresamplingConfig(ratio=30).target_size(n) for n in (0, 1, 3, 4, 10)]
         [0, 1, 1, 1, 3]
@@ -59,28 +60,28 @@ class PresamplingConfig(Section):
 
 
 class PresamplingPolicy(StatefulPolicy, ABC):
-    """A presampling policy. As for `SelectionPolicy`, the same seed, window and state give the same keys."""
+    """A presampling policy. The same seed, window and state give the same keys, as for `SelectionPolicy`."""
 
     Config: ClassVar[type[PresamplingConfig]]
     needs_history: ClassVar[bool] = False
-    """Whether it is the same as another policy, or begins anew at each trigger, where no window has samples of earlier triggers."""
+    """Whether the policy acts differently on a window with samples of earlier triggers."""
 
     def __init__(self, config: PresamplingConfig) -> None:
         self.config = config
 
     @property
     def feedback(self) -> tuple[str, ...]:
-        """Names of the scores that it needs of trained samples, as for `SelectionPolicy`."""
+        """Names of the scores of trained samples that the policy needs, as for `SelectionPolicy`."""
         return ()
 
     @classmethod
     def notes(cls, config: PresamplingConfig) -> Iterator[tuple[str, str]]:
-        """Options that work, but probably not as they are meant: key and text, for warnings of `modyn check`."""
+        """Yield options that are valid but probably not intended, as (key, text), for warnings of `modyn check`."""
         yield from ()
 
     @property
     def columns(self) -> Mapping[str, str]:
-        """The columns of the dataset that it reads by `SelectionContext.column`, by the name of the option that names each."""
+        """The columns of the dataset that the policy reads through `SelectionContext.column`, by the name of the option that names the column."""
         return {}
 
     @abstractmethod

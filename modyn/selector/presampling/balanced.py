@@ -23,30 +23,29 @@ class BalancedPresamplingConfig(PresamplingConfig):
     force_column_balancing: bool = Field(
         False,
         description=(
-            "give every value of the balanced column exactly the same number of samples, that of the smallest if the share is larger, even if "
-            "the target size is missed; false: what smaller ones lack goes to the others"
+            "give each value of the balanced column the same number of samples (at most that of the rarest value), even if the target "
+            "size is missed; false: other values get what rare ones lack"
         ),
     )
-    force_required_target_size: bool = Field(
-        False, description="meet the target size even with `force_column_balancing`, which then only says how far all are equal"
-    )
+    force_required_target_size: bool = Field(False, description="meet the target size; overrides `force_column_balancing`")
 
 
 class BalancedPresampling(PresamplingPolicy):
-    """Keeps `ratio` of the window, the same number of samples from each stratum as far as it has them, each stratum sampled uniformly."""
+    """Keeps `ratio` of the window, with the same number of samples from each stratum, as far as a stratum has enough. Each stratum is sampled
+    uniformly."""
 
     Config: ClassVar[type[BalancedPresamplingConfig]] = BalancedPresamplingConfig
     config: BalancedPresamplingConfig
 
     what: ClassVar[str]
-    """What makes a stratum, in the plural, for messages."""
+    """Plural name of the strata, for messages."""
 
     @abstractmethod
     def column(self, window: SelectionWindow, context: SelectionContext) -> Column:
-        """Return what yields the stratum of each sample of the window: int64, in the chunks of the window."""
+        """Return a function that yields the stratum of each sample of the window: int64, in the chunks of the window."""
 
     def quotas(self, strata: Strata, size: int, generator: np.random.Generator) -> Int64Array:
-        """Divide `size` samples among the strata: int64 (n,). Raises ConfigError if that gives none to any."""
+        """Divide `size` samples among the strata: int64 (n,). Raises ConfigError if each stratum must get the same number, which would be 0."""
         config = self.config
         if not config.force_column_balancing or config.force_required_target_size or not len(strata.counts):
             return quotas(strata.counts, size, generator)
@@ -59,7 +58,7 @@ class BalancedPresampling(PresamplingPolicy):
         return np.full(len(strata.counts), share)
 
     def select(self, window: SelectionWindow, limit: int, context: SelectionContext) -> Selection:
-        """`target_size` samples of the window, at most `limit`, by `quotas`."""
+        """Select `target_size` samples of the window, at most `limit`, divided by `quotas`."""
         column, generator = self.column(window, context), context.generator()
         strata = count_strata(column, self.what)
         size = min(self.config.target_size(len(window)), limit)

@@ -1,7 +1,8 @@
-"""Online policies: a bounded buffer of keys that lives from trigger to trigger, and is offered each new sample of the stream once, in order.
+"""The base of online policies. Online policies keep a bounded buffer of samples from trigger to trigger. Each new sample of the stream is offered to
+the buffer once, in order.
 
-What a policy decides is pure (`Decider`): labels in, slots of the buffer out. This file brings the stream to it, and keeps the buffer in a file
-beside the trigger set. The buffer is the trigger set.
+A `Decider` contains the decisions of a policy, and knows only labels and slots of the buffer. This file feeds the stream to the decider, and stores
+the buffer in a file next to the trigger set. The trigger set is the content of the buffer.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class BufferConfig(PresamplingConfig):
     buffer_size: int = Field(
         ge=1,
         le=2**26,
-        description="keys that the buffer holds at most, also from trigger to trigger; with `tail_triggers`, of the samples of its window only",
+        description="largest number of keys in the buffer, which is kept from trigger to trigger; with `tail_triggers`, only keys of the window",
     )
 
     @field_validator("ratio")
@@ -44,26 +45,28 @@ class BufferConfig(PresamplingConfig):
         return value
 
     def capacity(self, window: SelectionWindow, limit: int) -> int:
-        """Samples that the buffer may hold: `buffer_size`, or the pipeline's `limit` if that is less. Args: as of `PresamplingPolicy.select`.
+        """Return the number of samples that the buffer may hold: the smaller of `buffer_size` and the pipeline's `limit`. Args: see
+        `PresamplingPolicy.select`.
 
-        How many samples the window has bounds nothing: the buffer serves later windows, too.
+        A window smaller than `buffer_size` does not bound the buffer, because later windows may be larger.
         """
         return self.buffer_size if limit == len(window) else min(self.buffer_size, limit)
 
 
 class Decider(Protocol):
-    """Decides which offered samples enter a buffer, and in place of which others."""
+    """Decides which offered samples enter a buffer, and which samples leave the buffer."""
 
     def offer(self, labels: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Decide upon samples that are offered one after the other, by their labels, int64 (n,): the same in whatever chunks they come.
+        """Decide on samples, which are offered in order, by their labels, int64 (n,). The decisions do not depend on how the stream is split into
+        calls.
 
-        Returns: the slots that change, each once, and the row of `labels` that each of them then holds: both int64 (m,). A slot behind the last
-        one makes the buffer longer; none is left out.
+        Returns: the slots that change, each once, and for each slot the row of `labels` whose sample the slot holds afterwards: both int64 (m,).
+        Slots after the last slot extend the buffer, without gaps.
         """
 
 
 class Buffer:
-    """Rows of a buffer, slot by slot: positions in the stream, keys and labels, int64 (n,), and what else a policy keeps of each sample."""
+    """A buffer with one row for each slot: position in the stream, key and label, int64, and further columns of the policy."""
 
     def __init__(self, columns: Mapping[str, Array] | None = None) -> None:
         self.columns: dict[str, Array] = dict(columns or dict.fromkeys(_ROW, _NOTHING))
@@ -72,11 +75,12 @@ class Buffer:
         return len(self.columns["positions"])
 
     def keep(self, kept: Array) -> None:
-        """Remove the other slots. Args: kept: bool (n,), or numbers of slots."""
+        """Keep these slots and remove all others. Args: kept: bool (n,), or numbers of slots."""
         self.columns = {name: values[kept] for name, values in self.columns.items()}
 
     def put(self, slots: Int64Array, rows: Mapping[str, Array]) -> None:
         """Write rows into slots, as `Decider.offer` returns them."""
+        # `np.resize` repeats old values in the new slots. This is harmless, because `slots` has no gaps and the next line writes them all.
         size = max(len(self), int(slots.max(initial=-1)) + 1)
         for name, values in self.columns.items():
             grown = np.resize(values, (size, *values.shape[1:])) if size > len(values) else values
@@ -85,24 +89,29 @@ class Buffer:
 
 
 class BufferedPresampling(PresamplingPolicy):
-    """The base of online policies. The buffer is that of a stream that begins where the window of the trigger does: where `tail_triggers` lets
-    the window begin elsewhere, the buffer begins anew, or loses what lies outside, by `restarts`. Deleted samples leave it."""
+    """The base of online policies. The buffer has seen the stream from the start of the trigger's window. If `tail_triggers` moves this start, a
+    policy with `restarts` begins again with an empty buffer, and other policies lose the samples outside the window. Deleted samples leave the
+    buffer.
+    """
 
     Config: ClassVar[type[BufferConfig]]
     needs_history = True
     config: BufferConfig
     restarts: ClassVar[bool] = False
+    """Whether the buffer becomes empty when the window moves. Otherwise a policy that counts the offered samples would count samples outside the
+    window, and a policy that refuses samples of full classes would lack samples of the new window.
+    """
 
     @abstractmethod
     def decider(self, buffer: Buffer, capacity: int, context: SelectionContext, before: Before) -> Decider:
-        """Make what decides. Args: buffer: as it is before the first offer. capacity: samples that it may hold."""
+        """Make the decider. Args: buffer: the buffer before the first offer. capacity: number of samples that the buffer may hold."""
 
     def keeps(self, decider: Any) -> tuple[Mapping[str, Array], Mapping[str, Any]]:
-        """Return columns of any length, and JSON values, that the decider of the next trigger finds in `before`."""
+        """Return the state of the decider: columns of any length, and JSON values. The next trigger's decider gets this state in `before`."""
         return {}, {}
 
     def select(self, window: SelectionWindow, limit: int, context: SelectionContext) -> Selection:
-        """Offer the samples that the buffer has not seen, and select what it then holds: at most `limit` keys."""
+        """Offer the samples that are new to the buffer, and select the content of the buffer: at most `limit` keys."""
         if not limit:
             return Selection(0, iter(()))
         before = Before.load(window, context, restarts=self.restarts)
@@ -118,11 +127,11 @@ class BufferedPresampling(PresamplingPolicy):
 
 
 class Before:
-    """What the trigger before has left, as far as the window of this one still holds it.
+    """The buffer of the previous trigger, without samples outside this trigger's window.
 
-    buffer: empty at the beginning. columns, values: of the policy. first: the first sample of the window, counted from its start, that was not
-    offered yet. end: behind the last position that was. num_deleted: samples that were offered and are deleted now; of these, num_lost
-    were in the buffer. kept: which of its slots are left, bool (n,).
+    buffer: empty before the first trigger. columns, values: state of the policy. first: number of the first sample in the window that was not yet
+    offered. end: position after the last offered sample. num_deleted: number of offered samples that were deleted since the previous trigger.
+    num_lost: number of deleted samples that were in the buffer. kept: which slots of the previous buffer remain, bool (n,).
     """
 
     def __init__(self, buffer: Buffer, columns: Mapping[str, Array], values: Mapping[str, Any], first: int, end: int) -> None:
@@ -132,7 +141,7 @@ class Before:
 
     @classmethod
     def load(cls, window: SelectionWindow, context: SelectionContext, *, restarts: bool) -> Before:
-        """Open it. Args: restarts: as of `BufferedPresampling`. Raises: CorruptStateError."""
+        """Open the buffer of the previous trigger. Args: restarts: see `BufferedPresampling`. Raises: CorruptStateError."""
         file = context.files.open(_FILE)
         if file is None or (restarts and file.meta["start"] != window.stream_start):
             return cls(Buffer(), {}, {}, window.start, window.stream_start)
@@ -141,6 +150,7 @@ class Before:
         own = {name: columns.pop(name) for name in names if name in meta["extra"]}
         first = index_of(window, meta["end"])
         before = cls(Buffer(columns), own, meta["values"], first, meta["end"])
+        # `num_live` samples of the window existed after the previous trigger. The part of the window up to `first` holds those that exist now.
         before.num_deleted = meta["num_live"] - (first - window.start)
         positions, keys = columns["positions"], columns["keys"]
         existing = ~window.deleted.contains(keys) if len(window.deleted) else np.ones(len(keys), np.bool_)
@@ -158,14 +168,14 @@ def store(
     extra: Mapping[str, Array],
     values: Mapping[str, Any],
 ) -> None:
-    """Write the buffer for the next trigger. Args: end: behind the last position that was offered. extra, values: of the policy."""
+    """Write the buffer for the next trigger. Args: end: position after the last offered sample. extra, values: state of the policy."""
     columns = {**buffer.columns, **extra}
     meta = {"start": window.stream_start, "end": end, "num_live": len(window), "columns": list(columns), "extra": list(extra)}
     context.files.write(_FILE, columns, {**meta, "values": dict(values)})
 
 
 def offers(window: SelectionWindow, first: int) -> Iterator[dict[str, Array]]:
-    """Yield the samples of a window from its `first` on as rows of a buffer, in chunks."""
+    """Yield the samples of a window from number `first` on, as rows of a buffer, in chunks."""
     for start in range(first, window.end, window.chunk_size):
         stop = min(start + window.chunk_size, window.end)
         batch = window.reader.read(start, stop)
@@ -180,9 +190,9 @@ def in_stream_order(positions: Int64Array, keys: Int64Array, chunk_size: int) ->
 
 
 def refuse_too_many_classes(strategy: str, num_classes: int, capacity: int) -> None:
-    """Raise ConfigError if a buffer is smaller than the classes that it is to hold: those of the window, of which no sample was deleted.
+    """Raise ConfigError if a buffer has fewer slots than the window has classes. Deleted samples do not count.
 
-    Args: strategy: its name in the pipeline.
+    Args: strategy: name of the policy in the pipeline.
     """
     if num_classes > capacity:
         raise ConfigError(
@@ -193,32 +203,32 @@ def refuse_too_many_classes(strategy: str, num_classes: int, capacity: int) -> N
 
 
 def changes(slots: Mapping[int, int]) -> tuple[Int64Array, Int64Array]:
-    """The row that each slot then holds, by slot, as `Decider.offer` returns it."""
+    """Convert rows by slot to the result of `Decider.offer`."""
     if not slots:
         return _NOTHING, _NOTHING
     return np.fromiter(slots.keys(), np.int64, len(slots)), np.fromiter(slots.values(), np.int64, len(slots))
 
 
 class Draws:
-    """Whole numbers drawn one at a time, without a call of NumPy for each: the same whatever is drawn between them."""
+    """Draws single random numbers without a NumPy call for each number. The sequence depends only on the generator."""
 
     def __init__(self, generator: np.random.Generator, block: int = 4096) -> None:
         self._generator, self._block = generator, block
         self._left: list[float] = []
 
     def uniform(self) -> float:
-        """A number of [0, 1)."""
+        """Return a number of [0, 1)."""
         if not self._left:
             self._left = self._generator.random(self._block)[::-1].tolist()
         return self._left.pop()
 
     def below(self, bound: int) -> int:
-        """A number of 0 … bound - 1, each equally likely but for 1 in 2^53 of it."""
+        """Return a number from 0 to bound - 1. All numbers are equally likely, up to a relative error of 2^-53."""
         return int(self.uniform() * bound)
 
 
 def members_by_class(labels: Int64Array) -> dict[int, list[int]]:
-    """The slots of each class of a buffer."""
+    """Return the slots of each class of a buffer."""
     members: dict[int, list[int]] = {}
     for slot, label in enumerate(labels.tolist()):
         members.setdefault(label, []).append(slot)
@@ -226,6 +236,6 @@ def members_by_class(labels: Int64Array) -> dict[int, list[int]]:
 
 
 def index_of(window: SelectionWindow, position: int) -> int:
-    """Return the first sample of the window, counted as its reader does, that stands at `position` of the stream or behind."""
+    """Return the number of the first sample of the window at or after `position` of the stream, in the numbering of the window's reader."""
     numbers = range(window.start, window.end)
     return window.start + bisect_left(numbers, position, key=lambda number: int(window.reader.positions(number, number + 1)[0]))

@@ -1,4 +1,4 @@
-"""A sample balanced by class, of which the samples stay that lower the loss of the others most when they are trained on."""
+"""A class-balanced buffer of the samples whose training lowers the loss most."""
 
 from __future__ import annotations
 
@@ -32,13 +32,18 @@ class CLiBConfig(BufferConfig):
 
 
 class CLiBPresampling(BufferedPresampling):
-    """Takes every sample, in place of the least important one of the class that then has most samples (Koh, Kim, Ha and Choi: Online Continual
-    Learning on Class Incremental Blurry Task Configuration with Anytime Inference, 2022, CLIB, sections 4.1 and A.2).
+    """Accepts every sample. In a full buffer, a new sample replaces the least important sample of the class with the most samples. The new sample
+    counts as a sample of its class (Koh, Kim, Ha and Choi: Online Continual Learning on Class Incremental Blurry Task Configuration with Anytime
+    Inference, 2022, CLIB, sections 4.1 and A.2).
 
-    The importance of a sample is a moving average of how far the loss of the buffer has fallen in the steps that trained on it. That comes back
-    from the training of the trigger before (`loss_decrease`): the loss of the batch before the step less that of the next batch, both drawn
-    from the buffer, in place of the paper's pass over all of the buffer. A new sample begins with the mean importance of its class. Of classes
-    of equal size, that which came first gives way; of equally important samples, the oldest.
+    The importance of a sample is a moving average of the decrease of the buffer's loss in the steps that trained on the sample. The training of the
+    previous trigger measures this decrease (`loss_decrease`): the loss of the batch before the step minus the loss of the next batch, both drawn from
+    the buffer. The paper passes over the whole buffer instead. A new sample begins with the mean importance of its class. Among the largest classes,
+    the class that came first loses a sample. Among equally important samples, the new sample replaces the oldest.
+
+    >>> from modyn.testing.fake_selector import example_presampling as presample
+    >>> presample({"strategy": "CLiB", "buffer_size": 4}, [0] * 6, [1, 1])
+    [[2, 3, 4, 5], [4, 5, 6, 7]]
     """
 
     Config = CLiBConfig
@@ -46,11 +51,11 @@ class CLiBPresampling(BufferedPresampling):
 
     @property
     def feedback(self) -> tuple[str, ...]:
-        """How far the loss has fallen in the step that trained on a sample."""
+        """The needed score: decrease of the loss by the step that trained on a sample."""
         return (_SCORE,)
 
     def decider(self, buffer: Buffer, capacity: int, context: SelectionContext, before: Before) -> ImportanceBalancer:
-        """The sample-wise importance memory, with what the trigger before has measured."""
+        """Make the sample-wise importance memory, with the measurements of the previous trigger."""
         importance = before.columns.get("importance", np.zeros(0))[before.kept]
         order = before.columns.get("order", np.zeros(0, np.int64))[before.kept]
         if (found := context.feedback(context.trigger_id - 1)) is not None:
@@ -59,17 +64,20 @@ class CLiBPresampling(BufferedPresampling):
         return ImportanceBalancer(capacity, buffer.columns["labels"], importance, order, classes)
 
     def keeps(self, decider: ImportanceBalancer) -> tuple[dict[str, Array], dict[str, object]]:
-        """The importance of each slot, when it was filled, and the classes in the order in which they came."""
+        """Return the importance of each slot, the order in which slots were filled, and the classes in the order in which they came."""
         return {"importance": decider.importance, "order": decider.order, "classes": decider.classes}, {}
 
 
 def updated(importance: Float64Array, keys: Int64Array, feedback: Feedback, rate: float) -> Float64Array:
-    """Return the importance, float64 (n,), of the samples with these keys, int64 (n,), after a training, each measurement in its turn."""
+    """Return the importance, float64 (n,), of the samples with these keys, int64 (n,), after a training. Measurements are applied in the order in
+    which the training made them.
+    """
     result, order = importance.copy(), np.argsort(keys)
     if _SCORE not in feedback.header.widths or not len(keys):
         return result
     for rows in feedback.chunks():
         measured = rows.scores[_SCORE][:, 0].astype(np.float64)
+        # Measured samples that are not in the buffer find the slot of another key. The comparison below leaves them out.
         found = np.minimum(np.searchsorted(keys, rows.keys, sorter=order), len(keys) - 1)
         slots = order[found]
         valid = (keys[slots] == rows.keys) & np.isfinite(measured)
@@ -89,8 +97,9 @@ class ImportanceBalancer:
         order: Int64Array | None = None,
         classes: Int64Array | None = None,
     ) -> None:
-        """Args: held, importance, order: of the slots of the buffer: labels, importance, and numbers that grow with the time at which they were
-        filled. classes: in the order in which they came."""
+        """Args: held, importance: label and importance of each slot. order: for each slot, a number that is larger for a slot that was filled later.
+        classes: the classes in the order in which they came.
+        """
         self._capacity = capacity
         labels = np.zeros(0, np.int64) if held is None else held
         self._importance: list[float] = [] if importance is None else importance.tolist()
@@ -98,7 +107,9 @@ class ImportanceBalancer:
         self._next = max(self._order, default=-1) + 1
         self._classes: dict[int, _Class] = {}
         self._by_size: dict[int, list[tuple[int, _Class]]] = {}
-        """A heap of the classes of each size, by the order in which they came; also of those that had it once."""
+        """For each size, a heap of the classes of this size, ordered by when they came. A heap may still hold classes whose size has changed, because
+        an immediate removal would take a search. `_largest` removes these classes.
+        """
         self._most = 0
         for label in [] if classes is None else classes.tolist():
             self._classes[label] = _Class(len(self._classes))
@@ -108,12 +119,12 @@ class ImportanceBalancer:
 
     @property
     def importance(self) -> Float64Array:
-        """Of each slot, float64 (n,)."""
+        """Importance of each slot, float64 (n,)."""
         return np.array(self._importance, np.float64)
 
     @property
     def order(self) -> Int64Array:
-        """Numbers that grow with the time at which each slot was filled, int64 (n,)."""
+        """For each slot, a number that is larger for a slot that was filled later, int64 (n,)."""
         return np.array(self._order, np.int64)
 
     @property
@@ -122,7 +133,7 @@ class ImportanceBalancer:
         return np.array(list(self._classes), np.int64)
 
     def offer(self, labels: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """As `Decider.offer`. Raises: ConfigError: there are more classes than room."""
+        """See `Decider.offer`. Raises: ConfigError: there are more classes than slots."""
         changed: dict[int, int] = {}
         for row, label in enumerate(labels.tolist()):
             own = self._classes.get(label)
@@ -134,6 +145,7 @@ class ImportanceBalancer:
                 self._order.append(0)
             else:
                 slot = self._take_least_important(own)
+            # A new sample begins with the mean importance of its class.
             importance = own.total / len(own.heap) if own.heap else 0.0
             self._importance[slot], self._order[slot] = importance, self._next
             self._add(own, slot, importance, self._next)
@@ -142,7 +154,8 @@ class ImportanceBalancer:
         return changes(changed)
 
     def _take_least_important(self, own: _Class) -> int:
-        """Free a slot of the class that has most samples, the new one counted. Args: own: the class of the new one. Raises as `offer`."""
+        """Free a slot of the class with the most samples, counting the new sample. Args: own: class of the new sample. Raises the errors of
+        `offer`."""
         if not own.heap:
             refuse_too_many_classes("CLiB", 1 + sum(bool(other.heap) for other in self._classes.values()), self._capacity)
         largest, size = self._largest(), len(own.heap) + 1
@@ -154,11 +167,11 @@ class ImportanceBalancer:
         return slot
 
     def _largest(self) -> _Class:
-        """The class with most samples; of several, that which came first."""
+        """Return the class with the most samples. If several classes have the most samples, return the class that came first."""
         while True:
             heap = self._by_size[self._most]
             while heap and len(heap[0][1].heap) != self._most:
-                heappop(heap)[1].sizes.remove(self._most)  # its size has changed since
+                heappop(heap)[1].sizes.remove(self._most)  # The size of the class has changed.
             if heap:
                 return heap[0][1]
             self._most -= 1
@@ -177,8 +190,9 @@ class ImportanceBalancer:
 
 
 class _Class:
-    """The samples of a class in a buffer. number: of the class, in the order in which they came. heap: (importance, order, slot). total: of the
-    importance. sizes: under which it stands among the classes of a size."""
+    """The samples of a class in a buffer. number: number of the class, in the order in which classes came. heap: (importance, order, slot) of each
+    sample. total: sum of the importance of these samples. sizes: sizes under which the class is in `_by_size`.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number

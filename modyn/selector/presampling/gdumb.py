@@ -23,13 +23,17 @@ from modyn.selector.window import SelectionContext
 
 
 class GDumbPresampling(BufferedPresampling):
-    """Takes a sample while its class holds less than its equal share of the buffer, if need be in place of a random sample of the largest class
-    (Prabhu, Torr and Dokania: GDumb: A Simple Approach that Questions Our Progress in Continual Learning, 2020, algorithm 1).
+    """Accepts a sample while its class has less than an equal share of the buffer. In a full buffer the accepted sample replaces a random sample of
+    the largest class (Prabhu, Torr and Dokania: GDumb: A Simple Approach that Questions Our Progress in Continual Learning, 2020, algorithm 1).
 
-    The share is buffer_size over the classes seen so far, and not rounded. As in the paper, a class does not get more than it where others do not
-    use theirs, so room is left free for classes of which little has come yet; ClassBalancedReservoir fills it. A class that has its share takes no
-    sample any more: once all have, the buffer stands still, which `modyn check` warns of; ClassBalancedReservoir goes on. For the rest of the
-    method, train from scratch (`use_previous_model: false`).
+    The share is buffer_size divided by the number of classes so far, not rounded. As in the paper, no class gets more than its share, even if slots
+    stay empty because other classes are rare. (ClassBalancedReservoir fills these slots.) A class with its full share accepts no more samples. When
+    all classes have their full shares, the buffer does not change any more, and `modyn check` warns of this; the buffer of ClassBalancedReservoir
+    continues to change. GDumb also trains each model from scratch: set `use_previous_model: false`.
+
+    >>> from modyn.testing.fake_selector import example_presampling as presample
+    >>> presample({"strategy": "GDumb", "buffer_size": 4}, [0] * 6, [1])
+    [[0, 1, 2, 3], [0, 1, 3, 6]]
     """
 
     Config = BufferConfig
@@ -37,11 +41,11 @@ class GDumbPresampling(BufferedPresampling):
 
     @classmethod
     def notes(cls, config: PresamplingConfig) -> Iterator[tuple[str, str]]:
-        """A warning that the buffer stands still once it is full."""
+        """Warn that the buffer does not change once it is full."""
         yield "strategy", GDUMB_FULL
 
     def decider(self, buffer: Buffer, capacity: int, context: SelectionContext, before: Before) -> GreedyBalancer:
-        """The greedy balancing sampler, with the generator of the trigger."""
+        """Make the greedy balancing sampler with the generator of the trigger."""
         return GreedyBalancer(capacity, context.generator(), buffer.columns["labels"])
 
 
@@ -49,17 +53,18 @@ class GreedyBalancer:
     """Decides for `GDumbPresampling`."""
 
     def __init__(self, capacity: int, generator: np.random.Generator, held: Int64Array | None = None) -> None:
-        """Args: held: the labels of the samples in the buffer, by slot."""
+        """Args: held: labels of the samples in the buffer, by slot."""
         self._capacity, self._draws = capacity, Draws(generator)
         self._members = members_by_class(np.zeros(0, np.int64) if held is None else held)
         self._num_held = 0 if held is None else len(held)
 
     def offer(self, labels: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """As `Decider.offer`. Raises: ConfigError: there are more classes than room."""
+        """See `Decider.offer`. Raises: ConfigError: there are more classes than slots."""
         slots: dict[int, int] = {}
         members, capacity = self._members, self._capacity
         for row, label in enumerate(labels.tolist()):
             own = members.get(label)
+            # The class has its share: len(own) >= capacity / len(members), without a division.
             if own is not None and len(own) * len(members) >= capacity:
                 continue
             if self._num_held < capacity:
@@ -73,10 +78,11 @@ class GreedyBalancer:
         return changes(slots)
 
     def _take_from_largest(self) -> int:
-        """Free the slot of a random sample of the largest class, of several a random one."""
+        """Free the slot of a random sample of the largest class. If several classes are largest, one of these classes is drawn."""
         most = max(map(len, self._members.values()))
         largest = [own for own in self._members.values() if len(own) == most]
         own = largest[self._draws.below(len(largest))]
         number = self._draws.below(most)
+        # Removing the last element takes constant time. The order of the slots has no meaning.
         own[number], own[-1] = own[-1], own[number]
         return own.pop()

@@ -1,4 +1,4 @@
-"""A sample whose gradients point in as many directions as possible."""
+"""A buffer of samples whose gradients differ most in direction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from modyn.selector.presampling.buffered import Before, Buffer, BufferConfig, in
 from modyn.selector.window import Feedback, Selection, SelectionContext, SelectionWindow, uniform
 
 _MOST_COMPARED: Final = 8192
-"""Samples among which `iqp` chooses at once: matrices of 512 MiB."""
+"""Largest number of samples among which `iqp` chooses at once: matrices of 512 MiB."""
 
 
 class GSSConfig(BufferConfig):
@@ -25,19 +25,22 @@ class GSSConfig(BufferConfig):
 
     variant: Literal["greedy", "iqp"] = Field(
         "greedy",
-        description="`greedy`: compare each sample with a few of the buffer; `iqp`: choose the buffer anew out of all, time and again",
+        description="`greedy`: compare each sample with a few of the buffer; `iqp`: choose the whole buffer again repeatedly",
     )
-    num_compared: int = Field(10, ge=1, description="greedy: samples of the buffer that a new one is compared with")
+    num_compared: int = Field(
+        10, ge=1, description="for `greedy`: number of samples of the buffer with which a new one is compared"
+    )
     recent_size: int = Field(
         100,
         ge=1,
-        description=f"iqp: new samples after which the buffer is chosen anew; with `buffer_size` at most {_MOST_COMPARED}",
+        description="for `iqp`: number of new samples after which the buffer is chosen again; together with `buffer_size` at most "
+        f"{_MOST_COMPARED}",
     )
     gradient_size: int = Field(
         32,
         ge=2,
         le=4096,
-        description="numbers to which the gradient of a sample by the weights of the last layer is projected at random",
+        description="number of values to which the gradient of a sample by the last layer's weights is projected at random",
     )
 
     @field_validator("recent_size")
@@ -52,13 +55,18 @@ class GSSConfig(BufferConfig):
 
 
 class GSSPresampling(PresamplingPolicy):
-    """Trains on all new samples, and on a buffer of earlier ones whose gradients differ most in direction (Aljundi, Lin, Goujaud and Bengio:
+    """Trains on all new samples, and on a buffer of earlier samples whose gradients differ most in direction (Aljundi, Lin, Goujaud and Bengio:
     Gradient based Sample Selection for Online Continual Learning, 2019, algorithms 1, GSS-IQP, and 2, GSS-Greedy).
 
-    A sample can be chosen for the buffer once it was trained on: its gradient comes back from the last epoch of the training of the trigger before,
-    as that by the weights of the last layer, projected to `gradient_size` numbers by a fixed random projection that keeps cosines in the mean.
-    Gradients of the buffer are renewed by each training. `limit` leaves at least half of the trigger set to the buffer, and samples new ones
-    uniformly; those left out are not trained on and never chosen. Where nothing is new and nothing held, a uniform sample of the window is taken.
+    A sample can enter the buffer after a training on it. In its last epoch, the training of the previous trigger returns for each sample the gradient
+    by the weights of the last layer. A fixed random projection, which keeps cosines in the mean, reduces the gradient to `gradient_size` numbers.
+    Each training renews the gradients of the buffer. With `limit`, at least half of the trigger set is reserved for the buffer, and the new samples
+    are drawn uniformly. New samples that are not drawn are never trained on, and never enter the buffer. If there are no new samples and the buffer
+    is empty, the policy takes a uniform sample of the window.
+
+    >>> from modyn.testing.fake_selector import example_presampling as presample
+    >>> presample({"strategy": "GSS", "buffer_size": 4}, [0] * 3, [1] * 2)  # No training has returned gradients: the buffer is empty.
+    [[0, 1, 2], [3, 4]]
     """
 
     Config = GSSConfig
@@ -71,14 +79,16 @@ class GSSPresampling(PresamplingPolicy):
         return (f"gradient_{self.config.gradient_size}",)
 
     def select(self, window: SelectionWindow, limit: int, context: SelectionContext) -> Selection:
-        """Renew the buffer by what the training before has scored; select it and what is new, at most `limit` keys."""
+        """Renew the buffer with the scores of the previous training. Select the buffer and the new samples, at most `limit` keys."""
         if not limit:
             return Selection(0, iter(()))
         before = Before.load(window, context, restarts=False)
         new = replace(window, start=before.first)
+        # Without a limit of the pipeline, `limit` is the size of the window, which holds buffer and new samples together.
         rest = limit if limit == len(window) else max(limit - len(new), (limit + 1) // 2)
-        buffer = self._renewed(window, before, context, self.config.capacity(window, rest))
+        buffer = self._renew_buffer(window, before, context, self.config.capacity(window, rest))
         end = int(window.reader.positions(new.end - 1, new.end)[0]) + 1 if len(new) else before.end
+        # The next trigger offers the samples from `previous` on, because the training on this trigger's set returns their gradients.
         store(context, window, buffer, end, {}, {"previous": before.end})
         if not len(new) and not len(buffer):
             return uniform(window, min(self.config.buffer_size, limit), context.generator(1))
@@ -86,13 +96,14 @@ class GSSPresampling(PresamplingPolicy):
         fresh = uniform(new, limit - held.num_keys, context.generator(1))
         return Selection(held.num_keys + fresh.num_keys, chain(held.chunks, fresh.chunks))
 
-    def _renewed(self, window: SelectionWindow, before: Before, context: SelectionContext, capacity: int) -> Buffer:
-        """The buffer after the samples of the trigger before were offered to it."""
+    def _renew_buffer(self, window: SelectionWindow, before: Before, context: SelectionContext, capacity: int) -> Buffer:
+        """Offer the samples of the previous trigger to the buffer, and return the buffer."""
         (name,), buffer, generator = self.feedback, before.buffer, context.generator()
         size = self.config.gradient_size
         buffer.columns.setdefault("gradients", np.zeros((0, size), np.float32))
         buffer.columns.setdefault("scores", np.zeros(0))
         if len(buffer) > capacity:
+            # The capacity may be less than before, for example if more new samples share the limit.
             buffer.keep(np.sort(generator.choice(len(buffer), capacity, replace=False)))
         found = context.feedback(context.trigger_id - 1)
         if found is None or found.header.widths.get(name) != size:
@@ -116,7 +127,7 @@ class GSSPresampling(PresamplingPolicy):
 
 
 def _renewed_gradients(keys: Int64Array, gradients: Float32Array, found: Feedback, name: str) -> Float32Array:
-    """The gradients of the samples with these keys, (n, d): the newest that are known."""
+    """Return the newest known gradients of the samples with these keys, (n, d)."""
     renewed, order = gradients.copy(), np.argsort(keys)
     for rows in found.last_epoch() if len(keys) else ():
         slots = order[np.minimum(np.searchsorted(keys, rows.keys, sorter=order), len(keys) - 1)]
@@ -127,10 +138,11 @@ def _renewed_gradients(keys: Int64Array, gradients: Float32Array, found: Feedbac
 
 
 def _located(selector: GradientSelector, buffer: Buffer, window: SelectionWindow, before: Before) -> Buffer:
-    """The chosen samples as a buffer, with their positions in the stream; those that the window does not hold are left out."""
+    """Return the chosen samples as a buffer, with their positions in the stream; samples outside the window are left out."""
     rows: dict[str, list[Array]] = {name: [] for name in ("positions", "keys", "labels")}
     previous = index_of(window, before.values.get("previous", window.stream_start))
     held = {name: buffer.columns[name] for name in rows}
+    # The buffer knows the positions of its samples. The other chosen samples are found by their keys in the part of the stream that was offered.
     for part in chain([held], offers(replace(window, end=before.first), previous)):
         chosen = np.isin(part["keys"], selector.keys)
         for name, values in part.items():
@@ -142,8 +154,9 @@ def _located(selector: GradientSelector, buffer: Buffer, window: SelectionWindow
 
 
 class GradientSelector(ABC):
-    """A buffer of samples with their gradients, to which others are offered one after the other. keys: int64 (n,). gradients: float32 (n, d).
-    scores: float64 (n,), of the greedy variant."""
+    """A buffer of samples with their gradients. `offer` gets the samples in order. keys: int64 (n,). gradients: float32 (n, d). scores: float64
+    (n,), for the greedy variant.
+    """
 
     def __init__(self, capacity: int, keys: Int64Array, gradients: Float32Array, scores: Float64Array) -> None:
         self._capacity = capacity
@@ -151,11 +164,11 @@ class GradientSelector(ABC):
 
     @abstractmethod
     def offer(self, keys: Int64Array, gradients: Float32Array) -> None:
-        """Offer samples, which the buffer does not hold, in this order: the same in whatever chunks they come."""
+        """Offer samples that are not in the buffer, in this order. The result does not depend on how the samples are split into calls."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Decide upon what was offered and not decided upon yet."""
+        """Decide on the samples that were offered since the last decision."""
 
     def _append(self, keys: Int64Array, gradients: Float32Array, scores: Float64Array) -> None:
         self.keys = np.concatenate([self.keys, keys])
@@ -164,8 +177,10 @@ class GradientSelector(ABC):
 
 
 class Greedy(GradientSelector):
-    """GSS-Greedy, algorithm 2: the score of a sample is 1 + its greatest cosine with a few random ones of the buffer, when it came. One that points
-    away from all of these, a score below 1, takes the place of a sample i, drawn by its score Cᵢ, with probability Cᵢ / (Cᵢ + its own)."""
+    """GSS-Greedy, algorithm 2. The score of a sample is 1 plus the greatest cosine between its gradient and the gradients of a few random samples of
+    the buffer, at the time of its offer. If a new sample has a score C below 1, its gradient points away from all these gradients. Then a sample i of
+    the buffer is drawn with a probability proportional to its score Cᵢ. The new sample replaces sample i with probability Cᵢ / (Cᵢ + C).
+    """
 
     def __init__(
         self,
@@ -181,7 +196,7 @@ class Greedy(GradientSelector):
         self._directions = _directions(gradients)
 
     def offer(self, keys: Int64Array, gradients: Float32Array) -> None:
-        """As `GradientSelector.offer`."""
+        """See `GradientSelector.offer`."""
         room = self._capacity - len(self.keys)
         size = len(self.keys)
         self._append(keys[:room], gradients[:room], np.zeros(len(keys[:room])))
@@ -195,16 +210,19 @@ class Greedy(GradientSelector):
             if score >= 1 or not total[-1] > 0:
                 continue
             slot = int(np.searchsorted(total, self._generator.random() * total[-1], side="right"))
+            # By rounding, the drawn number may equal the total.
             slot = min(slot, len(self.keys) - 1)
             if self._generator.random() * (self.scores[slot] + score) < self.scores[slot]:
                 self.keys[slot], self.gradients[slot], self.scores[slot] = keys[row], gradients[row], score
                 self._directions[slot] = directions[row]
 
     def finish(self) -> None:
-        """Do nothing: each sample was decided upon when it was offered."""
+        """Do nothing, because `offer` decides about each sample at once."""
 
     def _score(self, direction: Float64Array, num_held: int) -> float:
-        """1 + the greatest cosine with random ones of the first `num_held`; 1 without any, as if at right angles to all."""
+        """Return 1 plus the greatest cosine with random samples among the first `num_held`. For an empty buffer, return 1, as for a gradient that is
+        orthogonal to all gradients of the buffer.
+        """
         if not num_held:
             return 1.0
         compared = self._directions[:num_held]
@@ -214,8 +232,9 @@ class Greedy(GradientSelector):
 
 
 class Quadratic(GradientSelector):
-    """GSS-IQP, algorithm 1: once more than `recent_size` samples have come, and at the end, the buffer becomes the set of given size, out of it and
-    them, whose sum of cosines over all pairs is least."""
+    """GSS-IQP, algorithm 1. After more than `recent_size` offered samples, and at the end, the policy chooses the buffer again: from the samples of
+    the buffer and the offered samples, the set of given size whose sum of cosines over all pairs is smallest.
+    """
 
     def __init__(self, capacity: int, keys: Int64Array, gradients: Float32Array, scores: Float64Array, recent_size: int) -> None:
         super().__init__(capacity, keys, gradients, scores)
@@ -224,7 +243,7 @@ class Quadratic(GradientSelector):
         self._num_recent = 0
 
     def offer(self, keys: Int64Array, gradients: Float32Array) -> None:
-        """As `GradientSelector.offer`."""
+        """See `GradientSelector.offer`."""
         start = 0
         while start < len(keys):
             stop = min(start + self._recent_size + 1 - self._num_recent, len(keys))
@@ -235,7 +254,7 @@ class Quadratic(GradientSelector):
             start = stop
 
     def finish(self) -> None:
-        """Choose the buffer anew."""
+        """Choose the buffer again."""
         for keys, gradients in self._recent:
             self._append(keys, gradients, np.zeros(len(keys)))
         self._recent, self._num_recent = [], 0
@@ -246,14 +265,15 @@ class Quadratic(GradientSelector):
 
 
 def least_similar(similarities: Float64Array, size: int) -> Int64Array:
-    """Choose `size` of n items such that the sum of their similarities, (n, n) and symmetric, over all pairs is small: numbers, ascending.
+    """Choose `size` of n items with a small sum of similarities, (n, n) and symmetric, over all pairs. Returns the numbers of the items, ascending.
 
-    This is an integer quadratic program, which is NP-hard: the item that is most similar to the rest is removed until `size` are left, then items
-    are exchanged one for one while that lowers the sum; no single exchange lowers the result further.
+    The result is approximate, because this integer quadratic program is NP-hard. The item most similar to the rest is removed until `size` items are
+    left. Then items are exchanged one for one while this lowers the sum; no single exchange lowers the result further.
     """
     kept = np.ones(len(similarities), np.bool_)
     sums, own = similarities.sum(1), np.diag(similarities)
     for _ in range(len(similarities) - size):
+        # Without item i, the sum over all ordered pairs is smaller by 2 · sumsᵢ - ownᵢ.
         worst = int(np.where(kept, 2 * sums - own, -np.inf).argmax())
         kept[worst] = False
         sums -= similarities[worst]
@@ -261,8 +281,11 @@ def least_similar(similarities: Float64Array, size: int) -> Int64Array:
         inside, outside = np.flatnonzero(kept), np.flatnonzero(~kept)
         if not len(inside) or not len(outside):
             return inside
+        # Row i, column j: change of the sum if kept item i leaves and item j enters. The last term is the pair (i, j), which the others count
+        # wrongly.
         change = (own - 2 * sums)[inside, None] + (own + 2 * sums)[None, outside] - 2 * similarities[np.ix_(inside, outside)]
         leaves, enters = np.unravel_index(int(change.argmin()), change.shape)
+        # A smaller decrease may be a rounding error, with which the loop might never end.
         if change[leaves, enters] > -1e-9:
             return inside
         kept[inside[leaves]], kept[outside[enters]] = False, True
@@ -270,7 +293,7 @@ def least_similar(similarities: Float64Array, size: int) -> Int64Array:
 
 
 def _directions(gradients: Float32Array) -> Float64Array:
-    """Gradients of length 1, float64 (n, d); 0 of those that are 0, which are at right angles to all."""
+    """Scale gradients to length 1, float64 (n, d). A zero gradient stays 0, which is orthogonal to all gradients."""
     wide = gradients.astype(np.float64)
     lengths = np.linalg.norm(wide, axis=1, keepdims=True)
     directions: Float64Array = wide / np.where(lengths > 0, lengths, 1.0)

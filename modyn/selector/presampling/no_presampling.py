@@ -22,10 +22,15 @@ class NoPresamplingConfig(PresamplingConfig):
 
 
 class NoPresampling(PresamplingPolicy):
-    """Keeps the whole window; beyond `limit`, a uniform sample without replacement."""
+    """Keeps the whole window. If the window is larger than `limit`, keeps `limit` samples, uniformly at random without replacement.
+
+    >>> from modyn.testing.fake_selector import example_presampling as presample
+    >>> presample({"strategy": "No"}, [0] * 3, [0] * 2)
+    [[0, 1, 2], [0, 1, 2, 3, 4]]
+    """
 
     Config = NoPresamplingConfig
 
     def select(self, window: SelectionWindow, limit: int, context: SelectionContext) -> Selection:
-        """The window, or `limit` of its samples drawn by the generator of the trigger."""
+        """Select the window, or `limit` of its samples drawn with the generator of the trigger."""
         return uniform(window, limit, context.generator())

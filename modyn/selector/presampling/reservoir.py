@@ -10,18 +10,22 @@ from modyn.selector.window import SelectionContext
 
 
 class ReservoirPresampling(BufferedPresampling):
-    """Holds a uniform sample, without replacement, of all samples that the stream has brought (Vitter: Random Sampling with a Reservoir, 1985,
-    algorithm R): sample number n takes the place of a random one with probability buffer_size / n.
+    """Holds a uniform sample, without replacement, of all samples of the stream so far (Vitter: Random Sampling with a Reservoir, 1985, algorithm R).
+    Sample number n replaces a random held sample with probability buffer_size / n.
 
-    Samples that are deleted from the dataset leave room for as many later ones as there are deleted samples in all, by random pairing (Gemulla,
-    Lehner and Haas: Maintaining Bounded-Size Sample Synopses of Evolving Datasets, 2008), so that the sample stays uniform.
+    After deletions from the dataset, the same number of later samples make up for the deleted samples by random pairing (Gemulla, Lehner and Haas:
+    Maintaining Bounded-Size Sample Synopses of Evolving Datasets, 2008), which keeps the sample uniform.
+
+    >>> from modyn.testing.fake_selector import example_presampling as presample
+    >>> presample({"strategy": "Reservoir", "buffer_size": 3}, [0] * 5, [0] * 5)
+    [[0, 3, 4], [3, 4, 9]]
     """
 
     Config = BufferConfig
     restarts = True
 
     def decider(self, buffer: Buffer, capacity: int, context: SelectionContext, before: Before) -> AlgorithmR:
-        """Algorithm R, with the generator of the trigger."""
+        """Make algorithm R with the generator of the trigger."""
         lost, passed = before.values.get("holes", (0, 0))
         holes = lost + before.num_lost, passed + before.num_deleted - before.num_lost
         return AlgorithmR(
@@ -29,7 +33,7 @@ class ReservoirPresampling(BufferedPresampling):
         )
 
     def keeps(self, decider: AlgorithmR) -> tuple[dict[str, Int64Array], dict[str, object]]:
-        """How many samples the stream has shown, and how many deletions are not made up for yet."""
+        """Return the number of offered samples, and the numbers of deletions that no later sample has replaced yet."""
         return {}, {"num_seen": decider.num_seen, "holes": decider.holes}
 
 
@@ -39,13 +43,14 @@ class AlgorithmR:
     def __init__(
         self, capacity: int, generator: np.random.Generator, num_held: int = 0, num_seen: int = 0, holes: tuple[int, int] = (0, 0)
     ) -> None:
-        """Args: num_held: samples in the buffer. num_seen: samples offered so far that exist. holes: deleted samples not made up for yet: those
-        that were in the buffer, and the others."""
+        """Args: num_held: number of samples in the buffer. num_seen: number of offered samples that still exist. holes: number of samples that were
+        deleted from the buffer, and number of other deleted samples; deletions for which a later sample has made up do not count.
+        """
         self._capacity, self._generator, self._num_held = capacity, generator, num_held
         self.num_seen, self.holes = num_seen, holes
 
     def offer(self, labels: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """As `Decider.offer`."""
+        """See `Decider.offer`."""
         slots, paired = self._make_up_for_deletions(len(labels))
         rows = np.arange(paired, len(labels))
         num_added = min(len(rows), self._capacity - self._num_held) if not sum(self.holes) else 0
@@ -53,7 +58,7 @@ class AlgorithmR:
         self._num_held += num_added
         self.num_seen += num_added
         rest = rows[num_added:]
-        # Not by `integers`: what it draws for one number may depend on how many are asked for.
+        # `integers` is not used here: with it, a number may depend on how many are drawn in one call, and the split into chunks must not matter.
         drawn = (self._generator.random(len(rest)) * (self.num_seen + 1 + np.arange(len(rest)))).astype(np.int64)
         self.num_seen += len(rest)
         chosen = np.flatnonzero(drawn < self._capacity)
@@ -61,9 +66,10 @@ class AlgorithmR:
         return changes(slots)
 
     def _make_up_for_deletions(self, count: int) -> tuple[dict[int, int], int]:
-        """Pair the first of `count` offers with deleted samples. Returns: the rows of those that enter, by slot, and how many were paired."""
+        """Pair the first of `count` offers with deleted samples. Returns: the rows that enter, by slot, and the number of pairs."""
         lost, passed = self.holes
         count = min(count, lost + passed)
+        # A block of one number: numbers that were drawn in advance and not used would change the draws of `offer`.
         draws, slots = Draws(self._generator, 1), dict[int, int]()
         for row in range(count):
             if draws.below(lost + passed) < lost:

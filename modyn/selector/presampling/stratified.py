@@ -18,15 +18,20 @@ class StratifiedConfig(PresamplingConfig):
     """Options of Stratified."""
 
     column: ColumnName | None = Field(
-        None, description="column of the dataset whose shares are kept, as for `ColumnBalanced`; none: those of the labels"
+        None, description="column of the dataset whose shares of values are kept, as for `ColumnBalanced`; none: shares of labels"
     )
 
 
 class StratifiedPresampling(PresamplingPolicy):
-    """Keeps `ratio` of the window with the shares that its labels have there, to the sample, and at least one sample of each label.
+    """Keeps `ratio` of the window. The share of each label is the same as in the window, exact to one sample, and each label keeps at least one
+    sample.
 
-    Uniform within a label. Where the target size is less than the number of labels, labels with the largest shares come first. With `column`, its
-    values stand in place of labels.
+    Samples of a label are drawn uniformly. If the target size is less than the number of labels, labels with the largest shares come first. With
+    `column`, the values of this column take the place of the labels.
+
+    >>> from modyn.testing.fake_selector import example_presampling as presample
+    >>> presample({"strategy": "Stratified", "ratio": 50}, [0, 0, 0, 0, 0, 0, 1, 1])
+    [[0, 1, 5, 6]]
     """
 
     Config = StratifiedConfig
@@ -34,11 +39,11 @@ class StratifiedPresampling(PresamplingPolicy):
 
     @property
     def columns(self) -> Mapping[str, str]:
-        """The column, if one is named."""
+        """The column, if the options name one."""
         return {"column": self.config.column} if self.config.column is not None else {}
 
     def select(self, window: SelectionWindow, limit: int, context: SelectionContext) -> Selection:
-        """`target_size` samples of the window, at most `limit`, divided by the counts of labels or values."""
+        """Select `target_size` samples of the window, at most `limit`, divided by the counts of labels or values."""
         by, generator = self.config.column, context.generator()
         column: Column = partial(label_strata, window) if by is None else ColumnStrata(window, context, by)
         strata = count_strata(column, "labels" if by is None else "values of the column")

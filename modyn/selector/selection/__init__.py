@@ -1,5 +1,5 @@
-"""Selection strategies: from the window of a trigger to its trigger set, the keys and weights to train on. One a file, found by the `name`
-of the `selection_strategy` section.
+"""Selection strategies, which select the trigger set (keys and weights to train on) from the window of a trigger. Each file has one strategy. The key
+`name` in the section `selection_strategy` chooses it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from modyn.selector.window import Selection, SelectionContext, SelectionWindow, 
 
 
 class SelectionConfig(Section):
-    """Keys of `selection_strategy` that all strategies share, beside `name`."""
+    """Keys of `selection_strategy` that all strategies share, besides `name`."""
 
     maximum_keys_in_memory: int = Field(
-        ge=1, le=2**31 - 1, description="keys that the selector holds at once; also the size of a partition of a trigger set"
+        ge=1,
+        le=2**31 - 1,
+        description="largest number of keys that the selector holds at once; also the size of a partition of a trigger set",
     )
-    limit: int = Field(-1, ge=-1, description="samples in a trigger set at most; -1 = no limit")
+    limit: int = Field(-1, ge=-1, description="largest number of samples in a trigger set; -1: no limit")
     storage_backend: Literal["database", "local"] = Field(
         "local",
         description=(
-            "where informed samples are kept: in columnar files (`local`), or also as rows of a PostgreSQL table (`database`), for policies "
-            "that select with SQL; no built-in policy reads the rows yet, and writing them costs time"
+            "where the selector keeps samples: in columnar files (`local`), or also as rows of a PostgreSQL table (`database`), for "
+            "policies that select with SQL; no built-in policy reads the rows yet, and writing them costs time"
         ),
     )
     uses_weights: bool = Field(
@@ -36,12 +38,13 @@ class SelectionConfig(Section):
     tail_triggers: int | None = Field(
         None,
         ge=0,
-        description="earlier triggers whose samples are selected from too; none = all history, 0 = since the last trigger",
+        description="number of earlier triggers whose samples are also selected from; none: all history; 0: only samples since the last trigger",
     )
     keep_scores: bool = Field(
         False,
-        description="keep the loss of each sample in each epoch of the trainings, and by which score and with which weight downsampling chose it, "
-        "for `modyn show RUN --scores` and `modyn data show --run RUN --trigger T`; policies that need scores get them without this",
+        description="keep the loss of each sample in each epoch of the trainings, and the score and weight with which downsampling chose it, "
+        "for `modyn show RUN --scores` and `modyn data show --run RUN --trigger T`. Policies that need scores get them without this "
+        "option",
     )
 
     @field_validator("limit")
@@ -52,15 +55,15 @@ class SelectionConfig(Section):
         return value
 
     def capped(self, size: int) -> int:
-        """`size`, or `limit` where that is less."""
+        """Return the smaller of `size` and `limit`."""
         return size if self.limit < 0 else min(size, self.limit)
 
 
 class SelectionPolicy(StatefulPolicy, ABC):
-    """A selection strategy. It is built from its `Config` for each trigger of a run.
+    """A selection strategy. Each trigger of a run builds a new object from the `Config`.
 
-    A selection depends on the configuration, the window, the context and the saved state only: not on a clock, a global generator or
-    the batches in which the stream arrived. Selecting for a trigger twice gives the same keys.
+    A selection depends only on the configuration, the window, the context and the saved state, and not on a clock, a global generator or the batches
+    in which the stream arrived. Two selections for a trigger give the same keys.
     """
 
     Config: ClassVar[type[SelectionConfig]]
@@ -70,25 +73,27 @@ class SelectionPolicy(StatefulPolicy, ABC):
 
     @property
     def feedback(self) -> tuple[str, ...]:
-        """Names of the scores that trainings are to compute of each sample for later selections and for users: `loss`, `loss_decrease` and
-        `gradient_32` (with other numbers, too), as docs/plugins.md has them."""
+        """Names of the scores that trainings compute for each sample, for later selections and for users: `loss`, `loss_decrease` or `gradient_N`
+        with N numbers, for example `gradient_32`. See docs/how-to/plugins.md.
+        """
         return ("loss",) if self.config.keep_scores else ()
 
     @property
     def columns(self) -> Mapping[str, str]:
-        """The columns of the dataset that it reads by `SelectionContext.column`, by the path of the option that names each."""
+        """The columns of the dataset that the policy reads through `SelectionContext.column`, by the path of the option that names the column."""
         return {}
 
     @classmethod
     def check(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
-        """Return every mistake of the section without its `name`, with paths below `path`."""
+        """Return every mistake of the section. Args: options: the section without its `name`. path: path of the section, with which paths of mistakes
+        begin."""
         return check_section(cls.Config, dict(options), path)
 
     @classmethod
     def check_history(cls, name: str, options: Mapping[str, Any], path: str) -> list[Problem]:
-        """Return a warning if windows have no samples of earlier triggers, for a policy that is the same as another one then.
+        """Return a warning if windows have no samples of earlier triggers, because the policy would then act like a simpler policy.
 
-        Args: name: of the policy. options, path: as for `check`.
+        Args: name: name of the policy. options, path: see `check`.
         """
         if options.get("tail_triggers") != 0:
             return []
@@ -97,9 +102,9 @@ class SelectionPolicy(StatefulPolicy, ABC):
 
     @abstractmethod
     def select(self, window: SelectionWindow, context: SelectionContext) -> Selection:
-        """Return keys of the window in stream order, each at most once, with float32 weights; at most `limit` keys.
+        """Return at most `limit` keys of the window in stream order, each at most once, with float32 weights.
 
-        `num_keys` must be known before the chunks are read; each should hold at most `window.chunk_size` keys.
+        `num_keys` must be known before the chunks are read. Each chunk should hold at most `window.chunk_size` keys.
         """
 
 
@@ -130,7 +135,8 @@ def validate_selection_section(pipeline: Mapping[str, object]) -> list[Problem]:
 
 
 def asked_scores(pipeline: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the names of the scores that a whole pipeline's selection asks trainings for, see `SelectionPolicy.feedback`; none if it is wrong.
+    """Return the names of the scores that a pipeline's selection needs from trainings (see `SelectionPolicy.feedback`); empty if the section is
+    invalid.
 
     >>> asked_scores({"selection_strategy": {"name": "NewDataStrategy", "maximum_keys_in_memory": 100, "keep_scores": True}})
     ('loss',)
@@ -142,7 +148,7 @@ def asked_scores(pipeline: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def build_selection(section: Mapping[str, Any]) -> SelectionPolicy:
-    """Build the policy of a `selection_strategy` section. Raises ConfigError that lists every mistake.
+    """Build the policy of a `selection_strategy` section. Raises a ConfigError that lists every mistake.
 
     >>> build_selection({"name": "NewDataStrategy", "maximum_keys_in_memory": 100}).config.limit
     -1

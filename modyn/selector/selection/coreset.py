@@ -1,4 +1,4 @@
-"""Train on a subset: a presampling policy picks candidates here, a downsampling policy in the trainer picks among them."""
+"""Train on a subset. A presampling policy picks candidates here, and a downsampling policy in the trainer picks among them."""
 
 from __future__ import annotations
 
@@ -19,27 +19,32 @@ class CoresetConfig(SelectionConfig):
 
     warmup_triggers: int = Field(0, ge=0, description="number of first triggers that train on the whole window (up to `limit`)")
     presampling_config: dict[str, Any] = Field(
-        default_factory=lambda: {"strategy": "No"}, description="how candidates are picked; chosen by `strategy`"
+        default_factory=lambda: {"strategy": "No"}, description="how candidates are picked; `strategy` names the policy"
     )
     downsampling_config: dict[str, Any] | None = Field(
         None, description="how the trainer picks among the candidates; validated by the trainer server"
     )
     downsampling_list: list[dict[str, Any]] | None = Field(
         None,
-        description="several downsampling strategies in turn, in place of `downsampling_config`; validated by the trainer server",
+        description="downsampling strategies that take turns, instead of `downsampling_config`; validated by the trainer server",
     )
-    # Of two kinds; the trainer server names what is wrong with either.
+    # The value has one of two kinds; the trainer server names the mistakes of both.
     downsampling_thresholds: Any = Field(
         None,
-        description="for each strategy of `downsampling_list` but the first, the number of the trigger at which it takes its turn; or the score of "
-        "the newest model from which it serves; validated by the trainer server",
+        description="for each strategy of `downsampling_list` except the first: the trigger number, or the score of the newest model, from "
+        "which it is used; validated by the trainer server",
     )
 
 
 class CoresetStrategy(SelectionPolicy):
-    """Selects the candidates of the presampling policy; in the first `warmup_triggers` triggers, the whole window.
+    """Selects the whole window in the first `warmup_triggers` triggers, and afterwards the candidates of the presampling policy.
 
-    `limit` holds in both cases: during warm-up, a larger window is sampled uniformly at random.
+    A trigger set never has more than `limit` samples. During warm-up, a larger window is sampled uniformly at random.
+
+    >>> from modyn.testing.fake_selector import example_sets
+    >>> half = {"strategy": "Random", "ratio": 50}
+    >>> example_sets({"name": "CoresetStrategy", "warmup_triggers": 1, "presampling_config": half}, [0] * 3, [0] * 3)
+    [[0, 1, 2], [1, 2, 4]]
     """
 
     Config = CoresetConfig
@@ -52,7 +57,7 @@ class CoresetStrategy(SelectionPolicy):
 
     @classmethod
     def check(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
-        """Also the problems of `presampling_config`; those of `downsampling_config` are found by the trainer server."""
+        """Check the options and `presampling_config`; the trainer server checks `downsampling_config`."""
         section = options.get("presampling_config", {"strategy": "No"})
         problems = super().check(options, path)
         if isinstance(section, Mapping):
@@ -66,25 +71,25 @@ class CoresetStrategy(SelectionPolicy):
 
     @property
     def feedback(self) -> tuple[str, ...]:
-        """What the presampling policy needs, and what is kept for users."""
+        """Scores that the presampling policy needs or that users keep."""
         return tuple(dict.fromkeys((*super().feedback, *self.presampling.feedback)))
 
     @property
     def columns(self) -> Mapping[str, str]:
-        """Those of the presampling policy."""
+        """The columns that the presampling policy reads."""
         return {f"presampling_config.{option}": column for option, column in self.presampling.columns.items()}
 
     def select(self, window: SelectionWindow, context: SelectionContext) -> Selection:
-        """The window during warm-up, else what the presampling policy picks; at most `limit` keys."""
+        """Select the window during warm-up, and the candidates of the presampling policy afterwards. The result has at most `limit` keys."""
         if context.trigger_id < self.config.warmup_triggers:
             return uniform(window, self.config.capped(len(window)), context.generator())
         return self.presampling.select(window, self.config.capped(len(window)), context)
 
     def state(self) -> dict[str, Any]:
-        """The state of the presampling policy."""
+        """Return the state of the presampling policy."""
         return {"version": 1, "presampling": self.presampling.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the presampling policy. Raises CorruptStateError if its part is missing or unknown."""
+        """Restore the state of the presampling policy. Raises CorruptStateError if this state is missing or unknown."""
         super().load_state({name: value for name, value in state.items() if name != "presampling"})
         self.presampling.load_state(state.get("presampling", {}))

@@ -1,4 +1,4 @@
-"""Train on a mixture of samples that were never trained on and samples that were."""
+"""Train on a mixture of samples that no earlier trigger set has and samples of earlier trigger sets."""
 
 from __future__ import annotations
 
@@ -19,15 +19,20 @@ class FreshnessConfig(SelectionConfig):
     """Options of FreshnessSamplingStrategy."""
 
     unused_data_ratio: int = Field(
-        50, ge=1, le=99, description="percent of each trigger set that no earlier trigger set had; the rest was in one"
+        50, ge=1, le=99, description="percent of each trigger set that no earlier trigger set contained"
     )
 
 
 class FreshnessSamplingStrategy(SelectionPolicy):
-    """Selects the largest trigger set in which `unused_data_ratio` percent of the samples are in none of the earlier ones; both kinds uniformly.
+    """Selects the largest trigger set with `unused_data_ratio` percent of samples that no earlier set has. Used and unused samples are drawn
+    uniformly.
 
-    `limit` makes it smaller and changes no share. Where the window has samples of one kind only, as for the first trigger, they are selected
-    alone. Which were selected is kept in a file of one bit a sample of the stream.
+    `limit` makes the set smaller without changing the shares. If the window has only unused samples, as at the first trigger, or only used samples,
+    the set consists of these samples. A file with one bit per sample of the stream stores which samples were selected.
+
+    >>> from modyn.testing.fake_selector import example_sets
+    >>> example_sets({"name": "FreshnessSamplingStrategy", "unused_data_ratio": 50}, [0] * 4, [0] * 2)
+    [[0, 1, 2, 3], [1, 2, 4, 5]]
     """
 
     Config = FreshnessConfig
@@ -35,15 +40,16 @@ class FreshnessSamplingStrategy(SelectionPolicy):
 
     @classmethod
     def check(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
-        """Also a warning where no window would have used samples."""
+        """Check the options; warn if no window has used samples."""
         return super().check(options, path) + cls.check_history("FreshnessSamplingStrategy", options, path)
 
     def select(self, window: SelectionWindow, context: SelectionContext) -> Selection:
-        """At most `limit` keys with weight 1."""
+        """Select at most `limit` keys with weight 1."""
         used, generator = UsedSamples(context.files, window), context.generator()
         counts, percent = (used.num_unused, used.num_used), self.config.unused_data_ratio
         shares, size = (percent, 100 - percent), self.config.capped(len(window))
         if all(counts):
+            # The largest set in which neither kind needs more samples than the window has of it.
             size = min(size, *(100 * count // share for count, share in zip(counts, shares, strict=True)))
         unused, again = quotas(np.array(counts), size, generator, weights=shares).tolist()
         return used.select(unused, again, generator)

@@ -1,4 +1,4 @@
-"""Train on all samples of the window, on the newest, or on a uniform sample."""
+"""Train on all samples of the window, on the newest samples, or on a uniform sample."""
 
 from __future__ import annotations
 
@@ -19,16 +19,21 @@ class NewDataConfig(SelectionConfig):
 
 
 class NewDataStrategy(SelectionPolicy):
-    """Selects the whole window; beyond `limit` samples, the newest ones (`lastX`) or a uniform sample (`sampleUAR`).
+    """Selects the whole window. If the window is larger than `limit`, selects the newest samples (`lastX`) or a uniform sample (`sampleUAR`).
 
-    The newest are those at the end of the stream: highest (timestamp, key) in a replay, last arrived in production.
+    The newest samples are at the end of the stream. In a replay, these samples have the highest (timestamp, key). In production, these samples
+    arrived last.
+
+    >>> from modyn.testing.fake_selector import example_sets
+    >>> example_sets({"name": "NewDataStrategy", "limit": 3}, [0] * 2, [0] * 3)
+    [[0, 1], [2, 3, 4]]
     """
 
     Config = NewDataConfig
     config: NewDataConfig
 
     def select(self, window: SelectionWindow, context: SelectionContext) -> Selection:
-        """At most `limit` keys with weight 1; repeatable, as the generator is seeded by run and trigger."""
+        """Select at most `limit` keys with weight 1. The result is repeatable, because run and trigger seed the generator."""
         size = self.config.capped(len(window))
         if self.config.limit_reset == "lastX":
             return whole(window.last(size))

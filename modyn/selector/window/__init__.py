@@ -1,4 +1,4 @@
-"""What selection policies get and give: windows of a run's stream, and how samples are drawn from them."""
+"""Input and output of selection policies: windows of a run's stream, and samples drawn from windows."""
 
 from modyn.selector.window.feedback import Feedback, FeedbackFiles
 from modyn.selector.window.sampling import BLOCK, sample_positions
@@ -10,6 +10,7 @@ from modyn.selector.window.selection_window import (
     Selection,
     SelectionContext,
     SelectionWindow,
+    StatefulPolicy,
     StreamReader,
     trigger_before_window,
     uniform,
@@ -17,7 +18,6 @@ from modyn.selector.window.selection_window import (
     window_of_trigger,
 )
 from modyn.selector.window.state_files import StateFiles
-from modyn.selector.window.stateful_policy import StatefulPolicy
 
 __all__ = [
     "BLOCK",

@@ -1,4 +1,6 @@
-"""Strata by a column of the dataset: each sample's value is read from storage once in a run, and kept in a file of the policy's state."""
+"""Strata by a column of the dataset. Storage is asked for a sample's value once in a run. Afterwards a file of the policy's state holds the sample's
+stratum.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,19 @@ from modyn.selector.window.selection_window import SelectionContext, SelectionWi
 
 _NAME: Final = "column"
 _AT_ONCE: Final = 1 << 17
-"""Samples whose values are asked for at once, and strata that are written at once: 1 MiB."""
+"""Largest number of samples whose values are requested at once, and of strata that are written at once (1 MiB)."""
 
 
 class ColumnStrata:
-    """The strata of a window by a column, as `Column` yields them.
+    """The strata of a window by a column of the dataset. See `Column`.
 
-    They lie in a file by position in the stream, from the window's start on, so that the deletion of others changes nothing; what lies before a
-    window is forgotten: windows move forward only. Positions of deleted samples hold any number.
+    A file holds the strata by position in the stream, from the window's start on, so that deletions do not move strata. Earlier strata are dropped,
+    because windows only move forward. The number at the position of a deleted sample has no meaning.
     """
 
     def __init__(self, window: SelectionWindow, context: SelectionContext, column: str) -> None:
-        """Read the values that no earlier trigger has read. Args: context: of the trigger; its file is written. Raises: as `ReadColumn`."""
+        """Read the values that no earlier trigger has read, and write the file. Args: context: context of the trigger. Raises the errors of
+        `ReadColumn`."""
         self._window, self._context, self._column = window, context, column
         file = context.files.open(_NAME)
         # The stratum of position `_first` is the first of the file.
@@ -39,7 +42,7 @@ class ColumnStrata:
         return (self._strata[positions - self._first] for positions in self._window.positions())
 
     def _extend(self) -> None:
-        """Write a file of the strata of the whole window, and open it; not if that of the trigger before has them."""
+        """Write a file with the strata of the whole window, and open it. If the file of the previous trigger has all strata, keep this file."""
         window = self._window
         first, last = (int(window.reader.positions(at, at + 1)[0]) for at in (window.start, window.end - 1))
         if self._first <= first and last < self._first + len(self._strata):
@@ -50,20 +53,22 @@ class ColumnStrata:
             parts = replace(window, chunk_size=min(window.chunk_size, _AT_ONCE))
             for positions, keys in zip(parts.positions(), parts.all_keys(), strict=True):
                 done = _append(writer, done, positions, self._strata_of(positions, keys))
+        # The strata are mapped from the written file, because a large window may not fit into memory.
         written = self._context.files.reopen(_NAME)
         self._first, self._strata = first, written.column("strata")
 
     def _strata_of(self, positions: Int64Array, keys: Int64Array) -> Int64Array:
-        """The strata of samples, of which those behind the file are read. Args: positions, keys: int64 (n,), positions ascending."""
+        """Return the strata of samples. The values of samples that the file lacks are read. Args: positions, keys: int64 (n,), positions
+        ascending."""
         known = int(np.searchsorted(positions, self._first + len(self._strata)))
-        # A window of before began later only if none had read this column yet.
+        # The file is used only if it begins at or before these samples. Otherwise all values are read.
         known = known if known and int(positions[0]) >= self._first else 0
         new = self._context.column(self._column, keys[known:]) if known < len(keys) else keys[:0]
         return np.concatenate([self._strata[positions[:known] - self._first], new])
 
 
 def _append(writer: ColumnWriter, done: int, positions: Int64Array, strata: Int64Array) -> int:
-    """Write the strata of positions from `done` on, 0 where there is none; return the first position that is not written."""
+    """Write the strata of positions from `done` on, 0 for positions without samples. Returns the first position that is not written."""
     end = int(positions[-1]) + 1
     while done < end:
         stop = min(done + _AT_ONCE, end)

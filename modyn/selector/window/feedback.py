@@ -1,4 +1,4 @@
-"""What trainings have scored, kept with the run: a file of columns for each trigger. Selection policies and users read it."""
+"""Scores of trainings, stored with the run for selection policies and users, in one file of columns for each trigger."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError,
 from modyn.records import FeedbackHeader, FeedbackRows, RunId
 
 MOST_WIDTH: Final = 4096
-"""Numbers that a score has at most."""
+"""Largest number of values in a score."""
 MOST_SCORES: Final = 64
+"""Largest number of scores of one training."""
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_KIND: Final = FileKind(b"MODYNFBK", 1, "feedback of a training", "restore it from a backup, or delete the run and start it anew")
+_KIND: Final = FileKind(
+    b"MODYNFBK", 1, "feedback of a training", "restore it from a backup, or delete the run and start it again"
+)
 _CHUNK_ROWS: Final = 65_536
 
 
 class Feedback:
-    """What one training has scored, mapped from its file and read in chunks."""
+    """The scores of one training, mapped from a file and read in chunks."""
 
     def __init__(self, file: ColumnFile, run_id: RunId) -> None:
         meta = file.meta
@@ -33,7 +36,7 @@ class Feedback:
         self._file = file
 
     def rows(self, start: int, stop: int) -> FeedbackRows:
-        """Rows [start, stop) of those that there are."""
+        """Return the existing rows among [start, stop)."""
         keys, epochs = (np.array(self._file.column(name)[start:stop]) for name in ("keys", "epochs"))
         return FeedbackRows(
             keys, epochs, {name: np.array(self._file.column(f"score.{name}")[start:stop]) for name in self.header.widths}
@@ -45,7 +48,7 @@ class Feedback:
             yield self.rows(start, start + _CHUNK_ROWS)
 
     def last_epoch(self) -> Iterator[FeedbackRows]:
-        """Yield the rows of the last epoch: each sample at most once, scored by the newest weights."""
+        """Yield the rows of the last epoch: each sample at most once, scored with the newest weights."""
         last = max((int(rows.epochs.max()) for rows in self.chunks()), default=0)
         for rows in self.chunks():
             kept = rows.epochs == last
@@ -54,28 +57,27 @@ class Feedback:
 
 
 class FeedbackFiles:
-    """The feedback of a run, in files `000007.feedback` of a folder, each complete or absent."""
+    """The feedback of a run: one file for each trigger, such as `000007.feedback`. A file is complete or does not exist."""
 
     def __init__(self, folder: Path, run_id: RunId) -> None:
         self._folder, self._run_id = folder, run_id
 
     def put(self, header: FeedbackHeader, parts: Iterable[tuple[int, FeedbackRows]]) -> FeedbackHeader:
-        """Write the feedback of a training, unless there is that of this attempt or of a later one; durable on return.
+        """Write the feedback of a training, unless feedback of this or a later attempt exists. The file is durable on return.
 
-        Args: parts: the rows in order, each part with the position of its first row.
-        Returns: the header of what there is now.
-        Raises: InvalidArgumentError: the rows are not those that the header announces. UnavailableError: the disk refuses.
+        Args: parts: the rows in order, each part with the position of its first row. Returns: the header of the stored feedback. Raises:
+        InvalidArgumentError: the rows do not match the header. UnavailableError: the disk fails.
         """
         _check(header)
         try:
             held = self.find(header.trigger_id)
         except CorruptStateError:
-            held = None  # What is sent takes its place.
+            held = None  # The new feedback replaces it.
         if held is not None and held.header.attempt >= header.attempt:
             return held.header
         path, done = self._path(header.trigger_id), 0
         try:
-            self._folder.mkdir(exist_ok=True)  # Not those above: the run may be deleted meanwhile.
+            self._folder.mkdir(exist_ok=True)  # Parent folders are not created, because the run may be deleted at the same time.
             sync(self._folder.parent)
         except OSError as error:
             raise UnavailableError(f"cannot write {path}: {error.strerror}; free or repair the disk and try again") from error
@@ -98,9 +100,10 @@ class FeedbackFiles:
         return header
 
     def find(self, trigger_id: int, *, verify: bool = True) -> Feedback | None:
-        """Open what the training of a trigger has scored; None: there is none. Raises: CorruptStateError, UnavailableError.
+        """Open the scores of a trigger's training. Return None without scores. Raises: CorruptStateError: the file is damaged. UnavailableError:
+        the disk fails.
 
-        Args: verify: compare all rows with their checksums, not the header alone.
+        Args: verify: compare all rows with their checksums, not only the header.
         """
         path = self._path(trigger_id)
         try:
@@ -115,10 +118,13 @@ class FeedbackFiles:
         return feedback
 
     def get(self, trigger_id: int, attempt: int, position: int = 0) -> Feedback:
-        """Open what this attempt at the training of a trigger has scored, to read it from `position` on. Before the first row, all are verified.
+        """Open the scores of this attempt at the training of a trigger, to read them from `position` on. All rows are verified before the first row
+        is read.
 
-        Raises: NotFoundError. ConflictError: another attempt has taken its place. InvalidArgumentError: there is no such position.
+        Raises: NotFoundError: there are no scores. ConflictError: scores of another attempt have replaced these scores. InvalidArgumentError: the
+        position does not exist.
         """
+        # A caller reads from position 0 on, in several calls. The first call verifies the whole file for all of them.
         found = self.find(trigger_id, verify=position == 0)
         if found is None:
             raise NotFoundError(f"no training of trigger {trigger_id} of run '{self._run_id}' has sent scores")
@@ -133,12 +139,12 @@ class FeedbackFiles:
         return found
 
     def headers(self) -> list[FeedbackHeader]:
-        """Return what trainings of the run have scored, by trigger."""
+        """Return the headers of the scores of the run's trainings, by trigger."""
         found = [self.find(int(path.stem), verify=False) for path in sorted(self._folder.glob("*.feedback"))]
         return [feedback.header for feedback in found if feedback is not None]
 
     def repair(self) -> None:
-        """Remove what a crash has left of files that were being written."""
+        """Remove unfinished files that a crash has left."""
         for path in self._folder.glob(f"*{TEMPORARY_SUFFIX}"):
             remove(path)
 

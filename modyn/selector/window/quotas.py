@@ -1,4 +1,4 @@
-"""How many samples each stratum gives: exact integer water-filling. Pure arithmetic, without rounding errors at any size."""
+"""Compute the number of samples of each stratum by exact integer water-filling, without rounding errors at any size."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def quotas(
     least: int = 0,
     unbiased: bool = False,
 ) -> Int64Array:
-    """Divide `budget` samples among strata in proportion to their weights, none getting more than it has.
+    """Divide `budget` samples among strata in proportion to their weights. No stratum gets more than its count.
 
-    There is one level λ for which the shares min(countᵢ, max(least, λ·weightᵢ)) add up to the budget: what a full stratum leaves goes to
-    the others by their weights. Shares that are not whole are rounded down, and the samples that are left go one each to the largest
-    remainders (Hamilton's method); among equal remainders, the generator decides. The budget is used in full.
+    The share of stratum i is min(countᵢ, max(least, λ·weightᵢ)), with the level λ for which all shares add up to the budget. If a stratum has fewer
+    samples than its weight demands, the other strata get the rest, in proportion to their weights. Shares are rounded down. The remaining samples go,
+    one each, to the strata with the largest remainders (Hamilton's method). The generator decides among equal remainders. The budget is used in full.
 
     Args:
-        counts: samples of each stratum, int64 (n,).
-        budget: to divide; more than there are samples gives all of them.
-        weights: n integers, not negative, of any size; None: all equal. Strata of weight 0 get samples only when all others are full.
-        least: samples that each stratum gets at least, as far as it has them; 0 where that would be more than the budget in all.
-        unbiased: what is left goes to strata at random, with probabilities equal to their remainders, so that the expected quotas are the shares.
-    Returns: samples of each stratum, int64 (n,), whose sum is the smaller of the budget and all samples.
+        counts: number of samples of each stratum, int64 (n,). budget: number of samples to divide. If the budget exceeds the sum of counts, each
+        stratum gets its count. weights: n integers, not negative, of any size. None gives all strata the same weight. Strata of weight 0 get samples
+        only if all other strata are full. least: smallest quota of each stratum that has this many samples. The option has no effect if these quotas
+        together exceed the budget. unbiased: the remaining samples go to random strata with probabilities equal to their remainders, so that the
+        expected quotas are the shares.
+    Returns: quota of each stratum, int64 (n,). The sum of the quotas is the smaller of the budget and the sum of counts.
     Raises: ValueError: the budget is negative.
 
     >>> quotas(np.array([2, 50, 3, 100]), 40, np.random.default_rng(0)).tolist()
@@ -50,16 +50,16 @@ def quotas(
     given = floor.copy()
     free = (counts > 0) & (weighed > 0)
     if int(given[~free].sum() + most[free].sum()) < budget:
-        # Those with a weight get all they have, and the others divide the rest as equals.
+        # Strata with a weight get all their samples, and the others divide the rest equally.
         rest = np.where(free, 0, counts)
         return np.where(free, counts, quotas(rest, budget - int(counts[free].sum()), generator, least=least, unbiased=unbiased))
     while True:
         left, total = budget - int(given[~free].sum()), int(weighed[free].sum())
-        share = left * weighed  # times 1 / total
+        share = left * weighed  # The share of each stratum, multiplied by `total`: fractions stay exact.
         over, under = free & (share > most * total), free & (share < floor * total)
         excess, deficit = (share - most * total)[over].sum(), (floor * total - share)[under].sum()
-        # The level can only rise where strata are over their counts by more than others are under their floor, and those stay over; and
-        # the other way round.
+        # Fixing both kinds of strata changes the level. If the excess is larger than the deficit, the level rises, and strata above their counts stay
+        # above them: these can be fixed now. If the deficit is larger, the level falls, and strata below their floors can be fixed.
         fixed = (over & (excess >= deficit)) | (under & (deficit >= excess))
         if not fixed.any():
             break
@@ -78,9 +78,9 @@ def quotas(
 def _systematic(order: Sequence[int], remainders: Any, total: int, generator: np.random.Generator) -> list[int]:
     """Choose strata, each with probability remainder / total, by systematic sampling in a random order.
 
-    Args: remainders: Python's integers, of all strata; those in `order` add up to a multiple of `total`.
+    Args: remainders: remainders of all strata, Python integers; the remainders of the strata in `order` add up to a multiple of `total`.
     """
-    # 64 bits more than `total` has: the bias is less than 2^-64.
+    # The draw has 64 bits more than `total`, so that its bias is less than 2^-64.
     at, chosen = int.from_bytes(generator.bytes(total.bit_length() // 8 + 9)) % max(total, 1), list[int]()
     for stratum in order:
         at += remainders[stratum]

@@ -1,4 +1,4 @@
-"""Uniform samples of positions, drawn block by block."""
+"""Draw uniform samples of positions block by block."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from modyn.records import Int64Array
 
 BLOCK = 65_536
-"""Positions that a sampler decides on at once. Fixed, because a seed means the same sample only as long as this stays."""
+"""Number of positions that a sampler decides at once. The number must not change, because a seed would then give another sample."""
 
 
 def sample_positions(population: int, size: int, generator: np.random.Generator, block: int = BLOCK) -> Iterator[Int64Array]:
     """Yield `size` distinct positions of [0, population), each subset equally likely: int64, ascending, at most `block` at a time.
 
-    Draws first how many fall into each `block` neighbouring positions, then which ones. Memory: `block` positions and 16 bytes a block,
-    so 24 KB for a hundred million. Raises ValueError unless 0 <= size <= population.
+    The function first draws the number of samples in each block of `block` positions, then the positions of these samples. Memory: `block` positions,
+    and 16 bytes for each block, which are 24 KB for a population of a hundred million. Raises ValueError unless 0 <= size <= population.
 
     >>> [block.tolist() for block in sample_positions(10, 10, np.random.default_rng(0))]
     [[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]]
@@ -32,10 +32,11 @@ def sample_positions(population: int, size: int, generator: np.random.Generator,
 
 
 def _counts(lengths: Int64Array, size: int, generator: np.random.Generator) -> Int64Array:
-    """Draw how many of `size` draws without replacement fall into urns of these lengths.
+    """Draw `size` times without replacement from urns of these lengths. Returns the number of draws from each urn.
 
-    A coin flip per position, all with one probability, gives a uniform sample of random size; taking random ones out or in until `size`
-    is met keeps it uniform. NumPy's own hypergeometric draw would need one call a block and ends at 10^9 positions.
+    If each position is taken with the same probability, the sample is uniform and has a random size. Random positions are then added or removed until
+    the size is `size`, and the sample stays uniform. NumPy's hypergeometric draw would need one call for each block, and supports at most 10^9
+    positions.
     """
     population = int(lengths.sum())
     if size in (0, population):
@@ -50,7 +51,9 @@ def _counts(lengths: Int64Array, size: int, generator: np.random.Generator) -> I
 
 
 def _draw(urns: Int64Array, size: int, generator: np.random.Generator) -> Int64Array:
-    """Draw how many of `size` balls, drawn without replacement, come from each of the urns. Memory grows with `size`, a small correction."""
+    """Draw `size` balls without replacement. Returns the number of balls from each urn. Memory grows with `size`, which is small here, because the
+    draw only corrects the size of a sample.
+    """
     ends = np.cumsum(urns)
     balls = generator.choice(int(ends[-1]), size, replace=False, shuffle=False)
     return np.bincount(np.searchsorted(ends, balls, side="right"), minlength=len(urns)).astype(np.int64)
@@ -59,7 +62,7 @@ def _draw(urns: Int64Array, size: int, generator: np.random.Generator) -> Int64A
 def _in_block(length: int, count: int, generator: np.random.Generator) -> Int64Array:
     if 2 * count <= length:
         return np.sort(generator.choice(length, count, replace=False, shuffle=False)).astype(np.int64, copy=False)
-    # Drawing the positions that stay out is shorter.
+    # Drawing the positions that are left out takes less time.
     chosen = np.ones(length, np.bool_)
     chosen[generator.choice(length, length - count, replace=False, shuffle=False)] = False
     return np.flatnonzero(chosen)

@@ -1,18 +1,18 @@
-"""What a selection policy takes and returns: the samples of a run's stream that a trigger covers, read in chunks, and the selected keys.
+"""Input and output of a selection policy: the samples of the stream that a trigger covers, in chunks, and the selected keys.
 
-Then the readers of these samples: by position in the stream, deleted ones left out.
+The readers of these samples are also here: readers by position in the stream, and a reader that leaves out deleted samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from modyn._core import KeySet
-from modyn.errors import ConfigError
+from modyn.errors import ConfigError, CorruptStateError
 from modyn.records import Int64Array, KeysAndWeights, LabelArray, SampleBatch
 from modyn.rpc.retry import CancellationToken
 from modyn.selector.window.feedback import Feedback
@@ -20,17 +20,18 @@ from modyn.selector.window.sampling import BLOCK, sample_positions
 from modyn.selector.window.state_files import StateFiles
 
 MOST_RANGES = 65_536
-"""Ranges of one trigger set: 1 MiB."""
+"""Largest number of ranges of one trigger set: 1 MiB."""
 NO_KEYS = KeySet(np.zeros(0, np.int64))
 _MAX_CHUNK_SIZE = 1_048_576
+"""Largest number of samples that are read at once (24 MiB), however large `maximum_keys_in_memory` is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A trigger set to be written: `chunks` hold `num_keys` keys in all, in stream order.
+    """A trigger set to be written. Its `chunks` hold `num_keys` keys in all, in stream order.
 
-    ranges: the positions [start, end) of the run's stream that these keys stand at, in order, if all have weight 1: they are stored in
-    place of the keys. None: the keys are stored.
+    ranges: the positions [start, end) of these keys in the run's stream, in order. If all weights are 1, the file may have these ranges instead of
+    the keys. None: the file has the keys.
     """
 
     num_keys: int
@@ -44,12 +45,12 @@ def _no_column(column: str, keys: Int64Array) -> Int64Array:
 
 @dataclass(frozen=True, slots=True)
 class SelectionContext:
-    """Which trigger a selection is for, its source of randomness, and what earlier triggers have left.
+    """The trigger of a selection, its source of randomness, and the state of earlier triggers.
 
-    files: what the policy keeps from trigger to trigger and what is too large for `state()`. trigger_ends: returns how many samples of the
-    stream each earlier trigger covers, int64, ascending. feedback: returns what the training of an earlier trigger has scored, of what
-    `SelectionPolicy.feedback` asks for; None: it has not. column: returns a stratum for each of some keys, int64 (n,), by their values in the
-    column of this name of the dataset: see `modyn.selector.window.column_strata`, by which each is asked for once. Raises: ConfigError.
+    files: state of the policy between triggers that is too large for `state()`. trigger_ends: returns the number of samples of the stream that each
+    earlier trigger covers, int64, ascending. feedback: returns the scores that `SelectionPolicy.feedback` names from an earlier trigger's training,
+    or None without scores. column: returns the stratum of each key, int64 (n,), by the sample's value in the column of this name; raises ConfigError.
+    Read columns through `modyn.selector.window.column_strata`, which requests each value once.
     """
 
     seed: int
@@ -60,7 +61,7 @@ class SelectionContext:
     column: Callable[[str, Int64Array], Int64Array] = _no_column
 
     def generator(self, purpose: int = 0) -> np.random.Generator:
-        """Return a generator of its own for each purpose, independent of what the generators of others have drawn.
+        """Return a generator for a purpose, independent of the draws of other generators.
 
         Args: purpose: number that distinguishes the generators of one selection.
         """
@@ -71,8 +72,8 @@ class SelectionContext:
 class SelectionWindow:
     """Positions [start, end) of a run's stream, read at most `chunk_size` samples at a time.
 
-    stream_start: where in the stream the window of the trigger begins, whether the sample there is deleted or not. deleted: keys of samples that
-    are left out.
+    stream_start: position in the stream at which the window of the trigger begins, even if its sample is deleted. deleted: keys of samples that are
+    left out.
     """
 
     reader: SampleReader
@@ -86,11 +87,11 @@ class SelectionWindow:
         return self.end - self.start
 
     def last(self, size: int) -> SelectionWindow:
-        """Return the window of the `size` samples that were informed last (all, if there are fewer)."""
+        """Return the window of the last `size` samples of this window, or of all samples if the window has fewer."""
         return replace(self, start=max(self.start, self.end - size))
 
     def ranges(self) -> list[tuple[int, int]] | None:
-        """Return the window as ranges [start, end) of positions in the stream; None if they would take more space than keys."""
+        """Return the window as ranges [start, end) of positions in the stream; None if ranges would take more space than keys."""
         return self.reader.ranges(self.start, self.end)
 
     def samples(self) -> Iterator[SampleBatch]:
@@ -109,16 +110,19 @@ class SelectionWindow:
             yield self.reader.read_labels(first, min(first + self.chunk_size, self.end))
 
     def positions(self) -> Iterator[Int64Array]:
-        """Yield where each sample stands in the run's stream, int64, ascending, at most `chunk_size` at once. A deletion changes none."""
+        """Yield the position of each sample in the run's stream, int64, ascending, at most `chunk_size` at once. Deletions change no position."""
         for first in range(self.start, self.end, self.chunk_size):
             yield self.reader.positions(first, min(first + self.chunk_size, self.end))
 
     def keys_at(self, blocks: Iterator[Int64Array]) -> Iterator[Int64Array]:
-        """Yield the keys at the positions in `blocks`, int64, ascending, counted from the window's start: one or more arrays a block."""
+        """Yield the keys at the positions in `blocks`. Positions are int64, ascending, and counted from the window's start. Each block gives one or
+        more arrays of keys.
+        """
         for block in blocks:
             done = 0
             while done < len(block):
                 first = int(block[done])
+                # A read covers at most `chunk_size` samples, even if the positions of a block are far apart.
                 stop = int(np.searchsorted(block, first + self.chunk_size))
                 held = self.reader.read_keys(self.start + first, self.start + int(block[stop - 1]) + 1)
                 yield held[block[done:stop] - first]
@@ -126,9 +130,9 @@ class SelectionWindow:
 
 
 def trigger_before_window(trigger_id: int, tail_triggers: int | None) -> int | None:
-    """Return the trigger behind whose samples the window of `trigger_id` begins; None: it begins with the stream.
+    """Return the last trigger whose samples the window of `trigger_id` leaves out, or None if the window begins with the stream.
 
-    Args: tail_triggers: how many earlier triggers it reaches back; None: all of them.
+    Args: tail_triggers: number of earlier triggers that the window includes; None includes all triggers.
 
     >>> [trigger_before_window(3, tail) for tail in (None, 0, 1, 3)]
     [None, 2, 1, None]
@@ -141,8 +145,8 @@ def window_of_trigger(
 ) -> SelectionWindow:
     """Return the window of a trigger over the first `end` samples of the stream, from position `start` on.
 
-    Args: maximum_keys_in_memory: samples to read at once, but at least a block of the sampler (2 MB) and at most 2^20. deleted: keys of samples
-    that the window is to leave out; its positions count those that exist.
+    Args: maximum_keys_in_memory: number of samples to read at once, but at least a block of the sampler (2 MB) and at most 2^20. deleted: keys of
+    samples that the window leaves out. The window numbers only the remaining samples.
     """
     chunk_size = min(max(maximum_keys_in_memory, BLOCK), _MAX_CHUNK_SIZE)
     if len(deleted):
@@ -166,38 +170,38 @@ def uniform(window: SelectionWindow, size: int, generator: np.random.Generator) 
 
 
 class SampleReader(Protocol):
-    """Random access to the samples of one run by position in its stream: SampleLog, or arrays in tests."""
+    """Reads the samples of one run by position in its stream. Tests use arrays in place of a `SampleLog`."""
 
     def read(self, start: int, end: int) -> SampleBatch:
-        """Return samples [start, end), positions from 0 in the stream, all of which must exist."""
+        """Return the samples at positions [start, end) of the stream, counted from 0. All these samples must exist."""
 
     def read_keys(self, start: int, end: int) -> Int64Array:
-        """Return the keys of samples [start, end), int64 (end - start,), which is what most policies need."""
+        """Return the keys of samples [start, end), int64 (end - start,). Most policies need only the keys."""
 
     def read_labels(self, start: int, end: int) -> LabelArray:
         """Return the labels of samples [start, end), int64 or float64 (end - start,)."""
 
     def positions(self, start: int, end: int) -> Int64Array:
-        """Return where samples [start, end) stand in the run's stream: int64 (end - start,), ascending."""
+        """Return the positions of samples [start, end) in the run's stream: int64 (end - start,), ascending."""
 
     def ranges(self, start: int, end: int) -> list[tuple[int, int]] | None:
-        """Return samples [start, end) as ranges [start, end) of positions in the run's stream; None if they would take more space than keys."""
+        """Return samples [start, end) as ranges of positions in the run's stream, or None if the ranges would take more space than keys."""
 
 
 class StreamReader:
-    """The part of a reader of a whole stream, whose samples are numbered by their positions."""
+    """Base of readers of a whole stream, which number samples by their positions."""
 
     def positions(self, start: int, end: int) -> Int64Array:
         """Return the positions [start, end)."""
         return np.arange(start, end)
 
     def ranges(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Return samples [start, end) as ranges of positions: one, or none if there are no samples."""
+        """Return samples [start, end) as one range of positions, or as no range if there are no samples."""
         return [(start, end)] if end > start else []
 
 
 class CancellableReader:
-    """Reads as `reader` does, until `token` is cancelled: from then on each read raises its cause."""
+    """Reads as `reader` does. After `token` is cancelled, each read raises the cause of the cancellation, which ends the selection."""
 
     def __init__(self, reader: SampleReader, token: CancellationToken) -> None:
         self._reader = reader
@@ -219,7 +223,7 @@ class CancellableReader:
         return self._reader.read_labels(start, end)
 
     def positions(self, start: int, end: int) -> Int64Array:
-        """Return where samples [start, end) stand in the stream."""
+        """Return the positions of samples [start, end) in the stream."""
         self._token.check()
         return self._reader.positions(start, end)
 
@@ -230,9 +234,9 @@ class CancellableReader:
 
 
 class LiveReader:
-    """Samples [start, end) of a stream without those whose keys are deleted, numbered from 0 in stream order.
+    """Reads samples [start, end) of a stream without deleted samples, numbered from 0 in stream order.
 
-    All keys are read once when it is made. Memory: 16 bytes for each BLOCK samples, and a block.
+    The constructor reads all keys once. Memory: 16 bytes for each BLOCK samples, and one block of keys.
     """
 
     def __init__(self, reader: SampleReader, start: int, end: int, deleted: KeySet) -> None:
@@ -243,7 +247,7 @@ class LiveReader:
             last = min(first + BLOCK, end)
             existing.append(last - first - int(np.count_nonzero(deleted.contains(reader.read_keys(first, last)))))
         self._numbers = np.cumsum(existing, dtype=np.int64)
-        """How many samples exist before each of `_positions`."""
+        """The number of samples that exist before each of `_positions`."""
 
     def __len__(self) -> int:
         return int(self._numbers[-1])
@@ -267,17 +271,19 @@ class LiveReader:
         return np.concatenate(labels) if labels else self._reader.read_labels(self._end, self._end)
 
     def positions(self, start: int, end: int) -> Int64Array:
-        """Return where the samples with numbers [start, end) stand in the stream: int64 (end - start,)."""
+        """Return the positions of the samples with numbers [start, end) in the stream: int64 (end - start,)."""
         return np.concatenate([np.zeros(0, np.int64), *(first + chosen for first, _, chosen in self._blocks(start, end))])
 
     def ranges(self, start: int, end: int) -> list[tuple[int, int]] | None:
-        """Return the samples with numbers [start, end) as ranges of positions in the stream; None if these are more than MOST_RANGES, or
-        more than half as many as the samples."""
+        """Return the samples with numbers [start, end) as ranges of positions in the stream. Return None if there would be more than MOST_RANGES
+        ranges, or more than one range per two samples.
+        """
         found: list[tuple[int, int]] = []
         for first, _, chosen in self._blocks(start, end):
             breaks = np.flatnonzero(np.diff(chosen) != 1) + 1
-            for stretch in np.split(chosen + first, breaks):
-                begin, stop = int(stretch[0]), int(stretch[-1]) + 1
+            for run in np.split(chosen + first, breaks):
+                begin, stop = int(run[0]), int(run[-1]) + 1
+                # A range may continue from block to block.
                 if found and found[-1][1] == begin:
                     begin = found.pop()[0]
                 found.append((begin, stop))
@@ -286,7 +292,9 @@ class LiveReader:
         return found
 
     def _blocks(self, start: int, end: int) -> Iterator[tuple[int, Int64Array, Int64Array]]:
-        """Yield, for blocks that hold samples with numbers [start, end): first position, all keys, and which of them are these samples."""
+        """Yield the blocks that hold samples with numbers [start, end). For each block: its first position, all its keys, and the indices of these
+        samples among the keys.
+        """
         nearest = int(np.searchsorted(self._numbers, start, "right")) - 1
         position, number = int(self._positions[nearest]), int(self._numbers[nearest])
         while number < end and position < self._end:
@@ -295,3 +303,23 @@ class LiveReader:
             if len(chosen := existing[max(start - number, 0) : end - number]):
                 yield position, keys, chosen
             position, number = position + len(keys), number + len(existing)
+
+
+class StatefulPolicy:
+    """A policy that may keep state from one trigger of a run to the next trigger. This base keeps no state."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for the next trigger of the run, as small JSON with a `version`. The selector calls this method after all chunks of the
+        selection were read.
+
+        State that grows with the stream belongs in `SelectionContext.files`.
+        """
+        return {"version": 1}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the `state()` of the previous trigger. Raises CorruptStateError if this version cannot read the state."""
+        if dict(state) != {"version": 1}:
+            raise CorruptStateError(
+                f"the saved state of {type(self).__name__} is {dict(state)}, but it keeps none; "
+                "resume the run with the release that started it"
+            )

@@ -1,4 +1,4 @@
-"""Files of what a policy keeps from one trigger of a run to the next, for what grows with the stream: bitmaps, buffers of keys."""
+"""Files for the state of a policy that grows with the stream, such as bitmaps and buffers of keys. The next trigger of the run opens these files."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from modyn.columnar import Array, ColumnFile, ColumnWriter, FileKind, column_wri
 from modyn.errors import CorruptStateError, NotFoundError, UnavailableError
 
 _KIND: Final = FileKind(
-    b"MODYNPOL", 1, "state of a selection policy", "restore it from a backup, or delete the run and start it anew"
+    b"MODYNPOL", 1, "state of a selection policy", "restore it from a backup, or delete the run and start it again"
 )
 
 References = Mapping[str, Mapping[str, str]]
-"""File name and SHA-256 (of the header, and so of all columns) of each file, by the name that the policy gave it."""
+"""The policy's name for a file → the file's name on disk, and the SHA-256 of the file's header. The header holds checksums of all columns."""
 
 
 class StateFiles:
-    """Files of columns by name, beside the trigger sets of a run, as one selection sees them.
+    """Files of columns by name, next to the trigger sets of a run, for one selection.
 
-    `open` reads what the triggers before have left; `write` and `writer` make what the next trigger opens under that name. A name that is
-    not written keeps its file. Nothing of a selection counts before the row of its trigger does, which holds `references`: one that was
-    cut off and is made again opens the same files as the first time.
+    `open` opens a file of the previous triggers. `write` and `writer` write the file that the next trigger opens under this name. A name that the
+    selection does not write keeps its file. Written files become valid when the row of their trigger is committed, because the row holds
+    `references`. A selection that repeats an interrupted selection therefore opens the same files.
 
         buffer = context.files.open("buffer")
         keys = buffer.column("keys") if buffer else np.zeros(0, np.int64)
@@ -35,15 +35,15 @@ class StateFiles:
     """
 
     def __init__(self, folder: Path, trigger_id: int, before: References | None = None) -> None:
-        """Args: folder: of the run's trigger sets; made when a file is written. before: `references` after the trigger before."""
+        """Args: folder: folder of the run's trigger sets, created with the first file. before: `references` of the previous trigger."""
         self._folder, self._trigger_id = folder, trigger_id
         self._before = dict(before or {})
         self._written: dict[str, Mapping[str, str]] = {}
 
     def open(self, name: str) -> ColumnFile | None:
-        """Open the file that an earlier trigger wrote last under `name`; None if none did. Its columns are mapped, not read.
+        """Open the last file that an earlier trigger wrote under `name`; None without such a file. The columns are mapped, not read.
 
-        Raises: CorruptStateError: it is missing, damaged or another one. UnavailableError: it cannot be read now.
+        Raises: CorruptStateError: the file is missing or damaged, or is not the file that was written. UnavailableError: the file cannot be read now.
         """
         if name not in self._before:
             return None
@@ -58,14 +58,15 @@ class StateFiles:
         return file
 
     def reopen(self, name: str) -> ColumnFile:
-        """Open the file that this selection has written under `name`, to read what is larger than memory. Raises: as `open`."""
+        """Open the file that this selection has written under `name`. The columns are mapped, so the data need not fit into memory. Raises the errors
+        of `open`."""
         return ColumnFile.open(self._folder / self._written[name]["file"], _KIND)
 
     def write(self, name: str, columns: Mapping[str, Array], meta: Mapping[str, Any] | None = None) -> None:
-        """Write the file that the next trigger opens under `name`, which is durable on return; the last one of a selection counts.
+        """Write the file that the next trigger opens under `name`. The file is durable on return. A second file under this name replaces the first.
 
-        Args: name: letters, digits, `-` and `_`. columns: numbers, of any shapes. meta: values that JSON can express, `meta` of the opened file.
-        Raises: UnavailableError: the disk refuses.
+        Args: name: letters, digits, `-` and `_`. columns: arrays of numbers, of any shapes. meta: JSON values, which the opened file has as `meta`.
+        Raises: UnavailableError: the disk fails.
         """
         with self.writer(name, {column: (values.dtype, values.shape) for column, values in columns.items()}) as writer:
             writer.meta.update(meta or {})
@@ -74,7 +75,7 @@ class StateFiles:
 
     @contextmanager
     def writer(self, name: str, columns: Mapping[str, tuple[npt.DTypeLike, int | tuple[int, ...]]]) -> Iterator[ColumnWriter]:
-        """Write a file as `write` does, part by part; it counts once the block has ended without an error.
+        """Write a file as `write` does, but part by part. The file is complete when the block ends without an error.
 
         Args: columns: dtype and shape, or number of values, by name.
         """
@@ -90,5 +91,5 @@ class StateFiles:
         self._written[name] = {"file": path.name, "sha256": writer.written.digest}
 
     def references(self) -> dict[str, Mapping[str, str]]:
-        """Return what the next trigger finds, as JSON values for the row of this one."""
+        """Return the files that the next trigger finds, as JSON values for the row of this trigger."""
         return {**self._before, **self._written}

@@ -1,4 +1,6 @@
-"""Samples drawn from strata of a window, such as its classes: a pass that counts the strata, and a pass that draws from each what it is to give."""
+"""Draw samples from strata of a window, such as its classes: one pass counts the samples of each stratum, and a second pass draws the quota of each
+stratum.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,18 @@ from modyn.records import Int64Array, KeysAndWeights, LabelArray
 from modyn.selector.window.selection_window import Selection, SelectionWindow
 
 MOST_STRATA = 1 << 20
-"""Strata that a window may have: about 100 MB where there are so many."""
+"""Largest number of strata of a window; this number takes about 100 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Strata:
-    """The strata of a window by the value that their samples share: values, int64 (n,), ascending, and how many samples each has, int64 (n,)."""
+    """The strata of a window: for each stratum, the value that its samples share, int64 (n,), ascending, and its number of samples, int64 (n,)."""
 
     values: Int64Array
     counts: Int64Array
 
     def draw(self, quotas: Int64Array, seed: Seed) -> StratifiedDraw:
-        """Return what draws so many samples of each, uniformly without replacement. Args: quotas: int64 (n,), at most `counts`."""
+        """Return a function that draws `quotas` samples of the strata, uniformly without replacement. Args: quotas: int64 (n,), at most `counts`."""
         return StratifiedDraw(self.values, self.counts, np.ascontiguousarray(quotas, np.int64), seed)
 
 
@@ -32,17 +34,17 @@ Seed = tuple[int, int, int, int]
 
 
 def new_seed(generator: np.random.Generator) -> Seed:
-    """Return a seed for `Strata.draw`, which draws the same samples each time that it gets it."""
+    """Return a random seed for `Strata.draw`, which draws the same samples for the same seed."""
     words: list[int] = generator.integers(0, 2**64, 4, np.uint64).tolist()
     return words[0], words[1], words[2], words[3]
 
 
 Column = Callable[[], Iterator[Int64Array]]
-"""Yields, each time it is called, the stratum of each sample of a window, int64, in as many chunks as the window's own."""
+"""Each call yields the stratum of each sample of a window, int64, in the same chunks as the window."""
 
 
 def count_strata(column: Column, what: str) -> Strata:
-    """Count the samples of each stratum. Args: what: the plural of what makes a stratum, for errors.
+    """Count the samples of each stratum. Args: what: plural noun for the strata, for errors.
 
     Raises: ConfigError: there are more than MOST_STRATA.
     """
@@ -57,16 +59,16 @@ def count_strata(column: Column, what: str) -> Strata:
 
 
 def draw_from_strata(window: SelectionWindow, column: Column, strata: Strata, quotas: Int64Array, seed: Seed) -> Selection:
-    """Select, with weight 1, so many samples of each stratum, each subset of a stratum equally likely; in stream order.
+    """Select `quotas` samples of each stratum with weight 1, uniformly within a stratum, in stream order.
 
-    Args: column: what `strata` were counted by. quotas: int64 (n,), one for each of the strata.
+    Args: column: column by which `strata` were counted. quotas: int64 (n,), one for each stratum.
     """
     drawn = _drawn(strata.draw(quotas, seed), column)
     return Selection(int(quotas.sum()), map(KeysAndWeights.unweighted, window.keys_at(drawn)))
 
 
 def _drawn(draw: StratifiedDraw, column: Column) -> Iterator[Int64Array]:
-    """Positions in the window, ascending, of what is drawn."""
+    """Yield the positions of the drawn samples in the window, ascending."""
     start = 0
     for values in column():
         if len(chosen := draw.next(values)):
@@ -75,7 +77,7 @@ def _drawn(draw: StratifiedDraw, column: Column) -> Iterator[Int64Array]:
 
 
 def label_strata(window: SelectionWindow) -> Iterator[Int64Array]:
-    """Yield the labels of a window as strata: of float labels their bits, with one zero and one NaN."""
+    """Yield the labels of a window as strata. The bits of a float label are its stratum. Both zeros are one stratum, and all NaN are one stratum."""
     return map(as_strata, window.labels())
 
 
@@ -87,4 +89,5 @@ def as_strata(labels: LabelArray) -> Int64Array:
     """
     if labels.dtype.kind != "f":
         return np.ascontiguousarray(labels, np.int64)
+    # Adding 0.0 turns -0.0 into 0.0.
     return np.where(np.isnan(labels), np.nan, labels + 0.0).view(np.int64)

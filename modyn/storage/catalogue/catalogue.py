@@ -1,6 +1,7 @@
-"""The catalogue in PostgreSQL: rows of datasets, files, segments and problems. One transaction per change, none per sample.
+"""The catalogue in PostgreSQL: rows of datasets, files, segments and problems. Each change is one transaction, for any number of samples.
 
-Every change to a dataset names the version that it was made from; if another process committed first, nothing is changed.
+Every change to a dataset names the version that it was made from. If another process has committed a change to this version before, nothing is
+changed.
 """
 
 from __future__ import annotations
@@ -28,18 +29,22 @@ from modyn.storage.model.records import FileProblem
 from modyn.storage.model.schema import DatasetSchema
 
 LISTED_PROBLEMS = 10_000
-"""At most so many problems of a dataset are listed, the newest ones; all are counted."""
+"""Largest number of listed problems of a dataset, the newest ones. All problems are counted."""
 _ROWS_AT_ONCE = 1 << 13
+"""Number of rows that one read of a streamed query fetches."""
 _FILE_COLUMNS = "file_id, path, size, mtime_ns, indexed_end, num_samples, fingerprint, altered, tail"
 _CHECKED_COLUMNS = f"checked_bytes, crc32, times_forgotten, {_FILE_COLUMNS}"
 _FORGOTTEN = ", checked_bytes = 0, crc32 = 0, times_forgotten = times_forgotten + 1"
+"""Resets the checksum of a forgotten file. The count of forgettings is larger afterwards, so that `keep_checksums` refuses a checksum that was
+computed before."""
 _OF_INDEXED: Final = "the rest of the file is indexed: once it is corrected, `modyn data reindex` takes it again"
 _SEGMENT_COLUMNS = "first_key, num_samples, min_timestamp, max_timestamp, num_bytes, checksum, file_name"
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetRow:
-    """A registered dataset. `identity`: of this registration, and name of the folder of its segments. `version` grows with each change."""
+    """A registered dataset. `identity`: identity of this registration, which also names the folder of its segments. `version` grows with each
+    change."""
 
     id: int
     config: DatasetConfig
@@ -48,7 +53,7 @@ class DatasetRow:
     next_key: int
     version: int
     schema: DatasetSchema | None = None
-    """None: no file has decided it yet, or the format has none."""
+    """Columns of the files; None: no file has decided the schema yet, or the format has no schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ class SegmentRow:
 
 @dataclass(frozen=True, slots=True)
 class ProblemRow:
-    """A file that was set aside. `signature`: its state when the problem was found; the file is tried again when it is another."""
+    """A file that was set aside. `signature`: state of the file when the problem was found. The file is tried again when its state changes."""
 
     path: str
     signature: str
@@ -69,7 +74,7 @@ class ProblemRow:
 
 
 class SkippedRow(NamedTuple):
-    """A row of an indexed file that cannot be used, from byte `offset` on."""
+    """An unusable row of an indexed file. offset: offset of its first byte."""
 
     path: str
     offset: int
@@ -78,7 +83,7 @@ class SkippedRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What one transaction changes in a dataset."""
+    """The changes of one transaction in a dataset."""
 
     next_key: int
     new_files: Sequence[FileRow] = ()
@@ -90,11 +95,11 @@ class Change:
     solved: Sequence[str] = ()
     """Paths whose problem is gone."""
     skipped: Sequence[SkippedRow] = ()
-    """Rows of files of this change; known ones may be among them."""
+    """Skipped rows of the changed files, possibly including known ones."""
     forgotten: Sequence[FileRow] = ()
-    """Files of which nothing is indexed any more, nor known of rows that were skipped."""
+    """Files that have no indexed bytes any more. The skipped rows of these files are removed."""
     schema: DatasetSchema | None = None
-    """None: it stays."""
+    """The new schema; None: the schema stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,7 @@ class Contents:
     files: FileTable = field(repr=False)
     segments: Sequence[SegmentRow] = field(repr=False)
     problems: dict[str, str] = field(repr=False)
-    """Signature by path."""
+    """Signatures of the problems, by path."""
     num_skipped: int = 0
     """Rows that were skipped."""
 
@@ -114,7 +119,7 @@ class Catalogue:
     """The tables of storage. Thread-safe. Methods raise UnavailableError if the database cannot be reached.
 
     Args of its methods: dataset_id: `DatasetRow.id`, the number of a registration in the database. version: `DatasetRow.version`, which
-    each change raises: a change that is meant for another version is refused.
+    each change increases; a change for another version is refused.
     """
 
     def __init__(self, database: Database) -> None:
@@ -130,12 +135,12 @@ class Catalogue:
         self.database.close()
 
     def datasets(self, *, deleting: bool = False) -> list[DatasetRow]:
-        """Return by name all datasets, or (`deleting`) those whose deletion has begun and not ended."""
+        """Return all datasets by name. With `deleting`, return those whose deletion has begun but not ended."""
         with self.database.raw() as connection, connection.cursor() as cursor:
             return _dataset_rows(cursor, "WHERE deleting = %s ORDER BY name", (deleting,))
 
     def dataset(self, name: str) -> DatasetRow | None:
-        """The dataset of this name; None if there is none, or if it is being deleted."""
+        """Return the dataset of this name; None if there is no such dataset, or if the dataset is being deleted."""
         with self.database.raw() as connection, connection.cursor() as cursor:
             return next(iter(_dataset_rows(cursor, "WHERE name = %s AND NOT deleting", (name,))), None)
 
@@ -158,32 +163,35 @@ class Catalogue:
         return row
 
     def begin_delete(self, dataset_id: int) -> None:
-        """Stop listing the dataset; `end_delete` follows when its files are removed, after a restart if necessary."""
+        """Stop listing the dataset. The caller calls `end_delete` when the dataset's files are removed, if necessary after a restart."""
+        # The version grows, so that an ingestion of another process gets a conflict instead of a commit into a deleted dataset.
         with self.database.raw() as connection, connection.cursor() as cursor:
             cursor.execute("UPDATE storage.datasets SET deleting = true, version = version + 1 WHERE id = %s", (dataset_id,))
 
     def end_delete(self, dataset_id: int) -> None:
         """Remove all rows of the dataset."""
         with self.database.raw() as connection, connection.cursor() as cursor:
+            # `files` has no foreign key, because its check would make adding files much slower. So its rows are deleted separately.
             cursor.execute("DELETE FROM storage.datasets WHERE id = %s", (dataset_id,))
             cursor.execute("DELETE FROM storage.files WHERE dataset_id = %s", (dataset_id,))
 
     def version(self, dataset_id: int) -> int | None:
-        """The version of a dataset; None if it was deleted."""
+        """Return the version of a dataset; None if it was deleted."""
         with self.database.raw() as connection, connection.cursor() as cursor:
             cursor.execute("SELECT version FROM storage.datasets WHERE id = %s AND NOT deleting", (dataset_id,))
             found = cursor.fetchone()
         return None if found is None else int(found[0])
 
     def contents(self, name: str) -> Contents | None:
-        """All rows of a dataset, from one snapshot of the database; None if there is no such dataset."""
+        """Return all rows of a dataset, from one snapshot of the database; None if there is no such dataset."""
         with self.database.raw() as connection, connection.cursor() as cursor:
+            # One snapshot for all queries: a commit between two of them would give rows of different versions.
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             rows = _dataset_rows(cursor, "WHERE name = %s AND NOT deleting", (name,))
             if not rows:
                 return None
             id_ = (rows[0].id,)
-            with connection.cursor("files") as streamed:  # There may be millions.
+            with connection.cursor("files") as streamed:  # There may be millions of rows.
                 streamed.itersize = _ROWS_AT_ONCE
                 files = FileTable(_file_rows(streamed, "WHERE dataset_id = %s ORDER BY file_id", id_))
             cursor.execute(f"SELECT {_SEGMENT_COLUMNS} FROM storage.segments WHERE dataset_id = %s ORDER BY first_key", id_)
@@ -195,13 +203,14 @@ class Catalogue:
         return Contents(rows[0], files, segments, problems, int(found[0]) if found else 0)
 
     def file(self, dataset_id: int, file_id: int) -> FileRow:
-        """The row of one indexed file. Raises: ConflictError: `file_id` is no longer in the catalogue."""
+        """Return the row of one indexed file. Raises: ConflictError: `file_id` is no longer in the catalogue."""
         return self.checked_file(dataset_id, file_id).row
 
     def num_skipped(self, dataset_id: int, file: FileRow) -> int:
-        """How many rows were skipped in what is indexed of a file."""
+        """Return the number of skipped rows in the indexed part of a file."""
         with self.database.raw() as connection, connection.cursor() as cursor:
             cursor.execute(
+                # The index is on the digest of the path, because a path may be too long for an index entry.
                 "SELECT count(*) FROM storage.skipped_rows WHERE dataset_id = %s AND sha256(path) = sha256(%s) AND at < %s",
                 (dataset_id, os.fsencode(file.path), file.indexed_end),
             )
@@ -209,20 +218,20 @@ class Catalogue:
         return int(found[0]) if found else 0
 
     def files(self, dataset_id: int) -> list[FileRow]:
-        """The rows of all files, by id: some hundred bytes each."""
+        """Return the rows of all files, by id. Each takes some hundred bytes."""
         with self.database.raw() as connection, connection.cursor() as cursor:
             return list(_file_rows(cursor, "WHERE dataset_id = %s ORDER BY file_id", (dataset_id,)))
 
     def checked_file(self, dataset_id: int, file_id: int) -> CheckedFile:
-        """One indexed file, with its checksum. Raises: as `file`."""
+        """Return one indexed file, with its checksum. Raises: as `file`."""
         found = self._checked_files("AND file_id = %s", (dataset_id, file_id))
         if not found:
             raise ConflictError(f"file {file_id} of dataset {dataset_id} is not in the catalogue any more")
         return found[0]
 
     def files_to_check(self, dataset_id: int, first_id: int, at_most: int) -> list[CheckedFile]:
-        """The files from id `first_id` on, in order, of which bytes are indexed and that are not known to be altered."""
-        condition = "AND file_id >= %s AND num_samples > 0 AND indexed_end > 0 AND NOT altered ORDER BY file_id LIMIT %s"
+        """Return the files from id `first_id` on, in order, that have indexed bytes."""
+        condition = "AND file_id >= %s AND num_samples > 0 AND indexed_end > 0 ORDER BY file_id LIMIT %s"
         return self._checked_files(condition, (dataset_id, first_id, at_most))
 
     def _checked_files(self, condition: str, values: tuple[object, ...]) -> list[CheckedFile]:
@@ -231,8 +240,10 @@ class Catalogue:
             return [CheckedFile(_file_row(row[3:]), Checksum(row[0], row[1]), row[2]) for row in cursor]
 
     def keep_checksums(self, dataset_id: int, files: Sequence[CheckedFile]) -> None:
-        """Keep the checksums of `files`, at least one, but of those that were forgotten since they were read, or that have one of as many bytes.
-        Files that a commit is changing are left out: to wait for it could keep it waiting for others of them."""
+        """Store the checksums of `files`, at least one. The method skips files that were forgotten since the read, files that already have a checksum
+        of at least the same number of bytes, altered files, and files that a running commit changes: a wait for such a commit could deadlock, because
+        the commit may wait for another of these rows.
+        """
         values = [(file.row.file_id, file.times_forgotten, *file.checksum) for file in files]
         of_dataset = f"dataset_id = {int(dataset_id)} AND file_id IN ({', '.join(str(int(file.row.file_id)) for file in files)})"
         statement = (
@@ -245,19 +256,16 @@ class Catalogue:
             execute_values(cursor, statement, values, page_size=len(values))
 
     def commit(self, dataset_id: int, version: int, change: Change) -> tuple[int, int]:
-        """Apply `change` to the dataset at `version`, all of it or nothing.
+        """Apply the whole `change` to the dataset at `version`, or nothing.
 
-        Returns: the new version; by how much the number of known skipped rows grew.
-        Raises: ConflictError: another process has changed the dataset. UnavailableError: it is not known whether the change was made.
+        Returns: the new version, and by how much the number of known skipped rows grew.
+        Raises: ConflictError: another process has changed the dataset. UnavailableError: the database did not answer; the change may have been made
+        or not.
         """
         with self.database.raw() as connection, connection.cursor() as cursor:
-            cursor.execute(
-                "UPDATE storage.datasets SET version = version + 1, next_key = %s, columns = coalesce(%s, columns) "
-                "WHERE id = %s AND version = %s AND NOT deleting",
-                (change.next_key, change.schema and change.schema.to_json(), dataset_id, version),
-            )
-            if cursor.rowcount != 1:
-                raise ConflictError(f"dataset {dataset_id} was changed or deleted by another process; repeat the command")
+            schema = change.schema and change.schema.to_json()
+            changes = "version = version + 1, next_key = %s, columns = coalesce(%s, columns)"
+            _update_dataset(cursor, dataset_id, version, changes, change.next_key, schema)
             _copy_files(cursor, dataset_id, change.new_files)
             for files, more in ((change.changed_files, ""), (change.forgotten, _FORGOTTEN)):
                 for file in files:
@@ -279,16 +287,11 @@ class Catalogue:
         return version + 1, num_skipped
 
     def change_config(self, dataset_id: int, version: int, config: DatasetConfig, schema: DatasetSchema | None) -> int:
-        """Give the dataset at `version` other options and their schema, and return the new version. Raises: ConflictError: another process has
+        """Change the options and the schema of the dataset at `version`, and return the new version. Raises: ConflictError: another process has
         changed it."""
         with self.database.raw() as connection, connection.cursor() as cursor:
-            cursor.execute(
-                "UPDATE storage.datasets SET version = version + 1, spec = %s, columns = %s "
-                "WHERE id = %s AND version = %s AND NOT deleting",
-                (json.dumps(config.model_dump(mode="json")), schema and schema.to_json(), dataset_id, version),
-            )
-            if cursor.rowcount != 1:
-                raise ConflictError(f"dataset {dataset_id} was changed or deleted by another process; repeat the command")
+            values = json.dumps(config.model_dump(mode="json")), schema and schema.to_json()
+            _update_dataset(cursor, dataset_id, version, "version = version + 1, spec = %s, columns = %s", *values)
         return version + 1
 
     def replace(
@@ -300,27 +303,27 @@ class Catalogue:
         segments: Sequence[SegmentRow],
         schema: DatasetSchema | None = None,
     ) -> None:
-        """Replace all files and segments of the dataset at `version`, which becomes `new_version`. Keys go on behind the last segment.
+        """Replace all files and segments of the dataset at `version`, which becomes `new_version`. The next key of the dataset is the key after the
+        last segment.
 
-        Args: files: by id, from 0 without gaps. segments: by first key. schema: None: it is not known.
+        Args: files: all files in the order of their ids, from 0 without gaps. segments: in the order of their first keys. schema: None: the schema is
+        not known.
         Raises: ConflictError: another process has changed the dataset.
         """
         with self.database.raw() as connection, connection.cursor() as cursor:
-            cursor.execute(
-                "UPDATE storage.datasets SET version = %s, next_key = %s, columns = %s WHERE id = %s AND version = %s AND NOT deleting",
-                (new_version, segments[-1].info.end_key if segments else 0, schema and schema.to_json(), dataset_id, version),
-            )
-            if cursor.rowcount != 1:
-                raise ConflictError(f"dataset {dataset_id} was changed or deleted by another process; repeat the command")
+            values = new_version, segments[-1].info.end_key if segments else 0, schema and schema.to_json()
+            _update_dataset(cursor, dataset_id, version, "version = %s, next_key = %s, columns = %s", *values)
             for table in ("files", "segments"):
                 cursor.execute(f"DELETE FROM storage.{table} WHERE dataset_id = %s", (dataset_id,))
             _copy_files(cursor, dataset_id, files)
             _insert_segments(cursor, dataset_id, segments)
 
     def problems(self, dataset_id: int, full_path: Callable[[str], str]) -> list[FileProblem]:
-        """The newest problems and skipped rows first, at most LISTED_PROBLEMS. `full_path`: path in the dataset's folder → path to show."""
+        """Return problems and skipped rows, the newest first, at most LISTED_PROBLEMS. Args: full_path: converts a path in the dataset's folder to
+        the path to show."""
         with self.database.raw() as connection, connection.cursor() as cursor:
             cursor.execute(
+                # at: -1 marks a problem of a whole file, so that one query lists both kinds.
                 "SELECT path, reason, found_at, -1 AS at FROM storage.problems WHERE dataset_id = %s UNION ALL "
                 "SELECT path, reason, found_at, at FROM storage.skipped_rows WHERE dataset_id = %s "
                 "ORDER BY found_at DESC, path, at LIMIT %s",
@@ -343,6 +346,15 @@ def _dataset_rows(cursor: extensions.cursor, condition: str, values: tuple[objec
     return found
 
 
+def _update_dataset(cursor: extensions.cursor, dataset_id: int, version: int, changes: str, *values: object) -> None:
+    """Update the row of a dataset at `version`. Raises: ConflictError: another process has changed it."""
+    cursor.execute(
+        f"UPDATE storage.datasets SET {changes} WHERE id = %s AND version = %s AND NOT deleting", (*values, dataset_id, version)
+    )
+    if cursor.rowcount != 1:
+        raise ConflictError(f"dataset {dataset_id} was changed or deleted by another process; repeat the command")
+
+
 def _file_rows(cursor: extensions.cursor, condition: str, values: tuple[object, ...]) -> Iterator[FileRow]:
     cursor.execute(f"SELECT {_FILE_COLUMNS} FROM storage.files {condition}", values)
     for row in cursor:
@@ -354,6 +366,7 @@ def _file_row(row: tuple[Any, ...]) -> FileRow:
 
 
 def _copy_files(cursor: extensions.cursor, dataset_id: int, files: Sequence[FileRow]) -> None:
+    # COPY, because an ingestion may add millions of files. Paths are bytes, which COPY reads in hexadecimal after `\x`.
     lines = (
         f"{dataset_id}\t{file.file_id}\t\\\\x{os.fsencode(file.path).hex()}\t{file.size}\t{file.mtime_ns}\t{file.indexed_end}\t"
         f"{file.num_samples}\t{file.fingerprint}\t{file.altered}\t{file.tail}\n"
@@ -371,6 +384,7 @@ def _insert_segments(cursor: extensions.cursor, dataset_id: int, segments: Seque
 
 def _replace_problems(cursor: extensions.cursor, dataset_id: int, change: Change) -> None:
     gone = [os.fsencode(path) for path in [*change.solved, *(problem.path for problem in change.problems)]]
+    # In parts, which bounds the size of a statement.
     for first in range(0, len(gone), 10_000):
         cursor.execute(
             "DELETE FROM storage.problems WHERE dataset_id = %s AND sha256(path) IN (SELECT sha256(p) FROM unnest(%s::bytea[]) AS p)",
@@ -383,7 +397,7 @@ def _replace_problems(cursor: extensions.cursor, dataset_id: int, change: Change
 
 
 def _insert_skipped(cursor: extensions.cursor, dataset_id: int, skipped: Sequence[SkippedRow]) -> int:
-    """Insert those that are not there; return their number."""
+    """Insert the rows that are not known yet. Returns the number of inserted rows."""
     now = time.time()
     values = [(dataset_id, os.fsencode(row.path), row.offset, sanitize(row.reason), now) for row in skipped]
     statement = (
@@ -393,7 +407,7 @@ def _insert_skipped(cursor: extensions.cursor, dataset_id: int, skipped: Sequenc
 
 
 def _delete_skipped(cursor: extensions.cursor, dataset_id: int, files: Sequence[FileRow]) -> int:
-    """Delete the skipped rows of files; return their number."""
+    """Delete the skipped rows of files. Returns the number of deleted rows."""
     for_files = "DELETE FROM storage.skipped_rows WHERE dataset_id = %s AND sha256(path) IN (SELECT sha256(p) FROM unnest(%s::bytea[]) AS p)"
     if files:
         cursor.execute(for_files, (dataset_id, [os.fsencode(file.path) for file in files]))

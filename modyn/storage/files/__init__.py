@@ -1,1 +1,1 @@
-"""File systems of datasets: local folders and buckets, their listings, and which files are still being written."""
+"""File systems of datasets: local folders and buckets, their listings, and the detection of files that are still being written."""

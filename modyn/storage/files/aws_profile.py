@@ -1,4 +1,4 @@
-"""Keys of a profile of AWS: obstore knows the environment and the machine's roles, and reads no profiles."""
+"""Keys of an AWS profile, for obstore, which reads the environment and the machine's roles, but no profiles."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from typing import TypedDict
 from modyn.errors import ConfigError
 
 _READ_AGAIN = timedelta(minutes=15)
+"""Longest time for which obstore keeps keys, because other programs may renew the keys in the files."""
 _NO_KEYS = ("role_arn", "credential_process", "sso_session", "sso_start_url", "sso_account_id")
-"""Settings of a profile whose keys come from elsewhere."""
+"""Settings that show that the keys of a profile come from elsewhere."""
 _FIRST = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
-"""Variables that name credentials by themselves, and win over a profile that nothing names."""
+"""Variables that name credentials themselves. These variables take precedence over the default profile."""
 
 
 class Credential(TypedDict):
-    """As obstore takes it."""
+    """Credentials in the form that obstore takes."""
 
     access_key_id: str
     secret_access_key: str
@@ -30,7 +31,7 @@ class Credential(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class AwsProfile:
-    """A profile. Its keys are read again after at most a quarter of an hour: other programs renew them."""
+    """A profile. The keys of the profile are read again after at most 15 minutes, because other programs renew them."""
 
     name: str
     credentials_file: Path
@@ -38,7 +39,7 @@ class AwsProfile:
 
     @staticmethod
     def selected(environment: Mapping[str, str]) -> AwsProfile:
-        """The profile that `AWS_PROFILE` names, or the default one; it may not be there."""
+        """Return the profile that `AWS_PROFILE` names, or else the default profile, which may not exist."""
         home = Path(environment.get("HOME", "/"))
         return AwsProfile(
             environment.get("AWS_PROFILE") or "default",
@@ -48,11 +49,11 @@ class AwsProfile:
 
     @staticmethod
     def of(environment: Mapping[str, str]) -> AwsProfile | None:
-        """The profile that holds the keys of this process; None if they come from elsewhere.
+        """Return the profile with the keys of this process; None if the keys come from elsewhere.
 
         Args: environment: variables of this process, by name.
-        Raises: ConfigError: `AWS_PROFILE` names a profile that is not there, or one without keys, such as of a role or of SSO; so is the default
-        profile, and nothing else names keys.
+        Raises: ConfigError: `AWS_PROFILE` names a missing profile, or one without keys, such as a profile of a role or of SSO; or nothing names
+        a profile or keys, and the default profile is one of a role or of SSO without keys.
         """
         if "AWS_ACCESS_KEY_ID" in environment:
             return None
@@ -72,11 +73,11 @@ class AwsProfile:
 
     @property
     def region(self) -> str | None:
-        """The region that the profile names, whether it has keys or not. Raises: ConfigError: a file of profiles cannot be read."""
+        """Return the region of the profile, which may have no keys. Raises: ConfigError: a file of profiles cannot be read."""
         return self._settings().get("region")
 
     def __call__(self) -> Credential:
-        """Read the keys, as obstore asks for them. Raises: ConfigError: they are there no more."""
+        """Read the keys, as obstore asks for them. Raises: ConfigError: the keys no longer exist."""
         if (keys := self._keys()) is None:
             raise ConfigError(f"the AWS profile '{self.name}' has no keys any more; put them back into {self.credentials_file}")
         return keys
@@ -94,7 +95,7 @@ class AwsProfile:
         )
 
     def _settings(self) -> dict[str, str]:
-        """What both files say of the profile; the file of credentials wins."""
+        """Return the settings of the profile in both files. The file of credentials takes precedence."""
         found: dict[str, str] = {}
         section = self.name if self.name == "default" else f"profile {self.name}"
         for path, name in (self.config_file, section), (self.credentials_file, self.name):
@@ -104,7 +105,7 @@ class AwsProfile:
                     parser.read_file(file)
             except (configparser.Error, UnicodeDecodeError) as error:
                 # The error may show lines of the file, which hold secrets.
-                raise ConfigError(f"{path} is no file of AWS profiles: {type(error).__name__}; correct it") from None
+                raise ConfigError(f"{path} is not a file of AWS profiles: {type(error).__name__}; correct it") from None
             except OSError as error:
                 raise ConfigError(f"{path} cannot be read: {error.strerror}; make it readable for storage") from error
             if parser.has_section(name):

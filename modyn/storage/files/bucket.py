@@ -1,4 +1,4 @@
-"""Datasets in buckets of S3, Google Cloud Storage or Azure: listing, copying and reading objects, each as the one version that was seen."""
+"""Datasets in buckets of S3, Google Cloud Storage or Azure. Objects are listed, copied and read; of each object, only the listed version is read."""
 
 from __future__ import annotations
 
@@ -40,20 +40,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PAGE = 1000
-"""Objects that are looked at together: as many as servers list with one answer."""
+"""Number of objects that are compared with the index together. One answer of a server has this number of objects."""
 _READS_AHEAD = 32
-"""Most requests that are under way or whose answers wait to be taken, for each call of `in_parallel`."""
+"""Largest number of running requests and waiting answers, for each call of `in_parallel`."""
 _BYTES_AHEAD = 64 << 20
-"""Most bytes of their answers, unless a single one is larger."""
+"""Largest sum in bytes of the waiting answers, unless a single answer is larger."""
 _REQUESTS_AT_ONCE = 16
+"""Number of threads that wait for answers of the server."""
 _ETAGS = 1 << 16
-"""Objects whose ETags are remembered, so that an answer with another version is not even sent."""
+"""Number of objects whose ETags are kept in memory. With the ETag, a request gets no other version from the server."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class _Client:
-    """The client of one process, and threads that wait for its answers."""
+    """The client of one process, and the threads that wait for answers of the server."""
 
     pid: int
     store: ObjectStore
@@ -62,20 +63,21 @@ class _Client:
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """What the last listing keeps: statuses of new and changed objects and of their companions. Of what is indexed and as it was there is none."""
+    """State kept from the last listing: statuses of new and changed objects and of their companions, but not of unchanged indexed objects."""
 
     statuses: dict[str, FileStatus]
     names: Names
     known: FileTable
 
     def leaves_out(self, name: str) -> bool:
-        """Whether there may be an object of this name, relative to the folder, of which no status is kept."""
+        """Whether an object of this name, relative to the folder, may exist without a kept status."""
         return self.known.id_of(_sample_of(name, self.names)) is not None
 
 
 class BucketFiles(FileSystem):
-    """A prefix of a bucket. Full paths are `s3://BUCKET/PREFIX/NAME`, without the options of the URL. Thread-safe; after a fork the child makes
-    a client of its own."""
+    """A prefix of a bucket. Full paths are `s3://BUCKET/PREFIX/NAME`, without the options of the URL. Thread-safe. After a fork, the child process
+    makes its own client.
+    """
 
     appends: ClassVar[bool] = False
 
@@ -85,7 +87,7 @@ class BucketFiles(FileSystem):
         limits: StoreLimits = StoreLimits(),  # noqa: B008  (frozen)
         make_store: Callable[[BucketUrl, StoreLimits], ObjectStore] = open_store,
     ) -> None:
-        """Opens no connection.
+        """Make the file system without opening a connection.
 
         Args: base_path: `s3://BUCKET/PREFIX?OPTION=VALUE&…`, or gs://, az://, as in `DatasetConfig.base_path`. make_store: makes the client.
         Raises: ConfigError.
@@ -101,6 +103,7 @@ class BucketFiles(FileSystem):
         client = self._client
         if client is None or client.pid != os.getpid():
             store = self._make_store(self.url, self._limits)
+            # A forked child has none of the parent's threads, so it makes its own.
             requests = ThreadPoolExecutor(_REQUESTS_AT_ONCE, thread_name_prefix="bucket")
             self._client = client = _Client(os.getpid(), store, requests)
         return client
@@ -111,7 +114,7 @@ class BucketFiles(FileSystem):
         return self._of_this_process().requests
 
     def check_roots(self, roots: Roots) -> None:
-        """Raise SecurityError unless a configured root holds the prefix, with the same options. Asks no server."""
+        """Raise SecurityError unless a configured root holds the prefix, with the same options. The method asks no server."""
         allowed = [BucketUrl.of_root(root) for root in roots.buckets]
         if (roots.folders or roots.buckets) and not any(root.holds(self.url) for root in allowed):
             raise SecurityError(
@@ -120,26 +123,25 @@ class BucketFiles(FileSystem):
             )
 
     def check(self, roots: Roots) -> None:
-        """As `FileSystem.check`, with one request. Raises also: ConfigError, UnavailableError: the server does not answer."""
+        """See `FileSystem.check`. The check takes one request. Raises also: ConfigError, UnavailableError: the server does not answer."""
         self.check_roots(roots)
-        with suppress(BadKeyError):  # There are objects, and the listing says what is wrong with one.
+        with suppress(BadKeyError):  # The bucket has objects, and the listing reports a bad one.
             if next(self._pages(), []) or not self.url.prefix:
                 return
             raise NotFoundError(f"there are no objects below {self.base}; check bucket and prefix, or put the first object there")
 
     def list_files(self, names: Names, roots: Roots, known: FileTable, *, complete: bool = True) -> Listing:
-        """List the prefix, all of it, a page at a time: held are new and changed objects and, while the listing lasts, a byte for each indexed
-        one. Raises: NotFoundError, SecurityError, UnavailableError; BadKeyError: a key right below the prefix hides all others."""
+        """List the whole prefix, a page at a time. The listing holds in memory the new and changed objects, and a byte for each indexed object.
+        Raises: NotFoundError, SecurityError, UnavailableError. BadKeyError: because of a bad key directly below the prefix, no other key can be
+        listed."""
         self.check_roots(roots)
         try:
-            return self._compared(self._pages(), names, known, {})
+            return self._compare(self._pages(), names, known, {})
         except BadKeyError:
             refused: dict[str, str] = {}
-            return self._compared(self._pages_of_folders(refused), names, known, refused)
+            return self._compare(self._pages_of_folders(refused), names, known, refused)
 
-    def _compared(
-        self, pages: Iterator[Sequence[ObjectMeta]], names: Names, known: FileTable, refused: dict[str, str]
-    ) -> Listing:
+    def _compare(self, pages: Iterator[Sequence[ObjectMeta]], names: Names, known: FileTable, refused: dict[str, str]) -> Listing:
         compared, found = Comparison(known), list[SeenFile]()
         statuses: dict[str, FileStatus] = {}
         for page in pages:
@@ -153,19 +155,19 @@ class BucketFiles(FileSystem):
                 elif is_file_name(name):
                     files.append((SeenFile(name, status.size, status.mtime_ns, tag_of(status.tag)), status))
                 else:
-                    refused[name] = "the object's name is none that a file may have; copy it to another name"
+                    refused[name] = "the object's name is not allowed for a file; copy it to another name"
             seen = SeenFiles.columns([file for file, _ in files])
             for at in compared.differing(seen.paths, seen.sizes, seen.mtimes_ns, seen.tags).tolist():
                 found.append(files[at][0])
                 statuses[self.full_path(files[at][0].path)] = files[at][1]
-            # An indexed object needs its companion no more; of others it may have been listed before them.
+            # An indexed object no longer needs its companion. The companion of another object may have been listed before the object.
             samples = known.ids([_sample_of(name, names) for name, _ in others]).tolist()
             statuses |= {self.full_path(name): status for (name, status), id_ in zip(others, samples, strict=True) if id_ < 0}
         self._listed = _Listed(statuses, names, known)
         return Listing(SeenFiles.of(found), refused, compared.absent())
 
     def _pages(self) -> Iterator[Sequence[ObjectMeta]]:
-        """Pages of the listing of the prefix, in no order. Raises: as `bucket_error`."""
+        """Yield pages of the listing of the prefix, in any order. Raises: as `bucket_error`."""
         store = self._of_this_process().store
         import obstore
         from obstore.exceptions import BaseError
@@ -176,7 +178,9 @@ class BucketFiles(FileSystem):
             raise bucket_error(error, self.url) from error
 
     def _pages_of_folders(self, refused: dict[str, str]) -> Iterator[Sequence[ObjectMeta]]:
-        """The same objects with a request for each folder, for a bucket with a bad key: only the folder with it is `refused`, which is added to."""
+        """Yield the pages with one request for each folder, because one key in the bucket is bad. Only the folder with the bad key is added to
+        `refused`.
+        """
         store, prefix = self._of_this_process().store, self.url.prefix
         import obstore
         from obstore.exceptions import BaseError
@@ -196,7 +200,9 @@ class BucketFiles(FileSystem):
             folders += [path.rstrip("/") for path in found["common_prefixes"]]
 
     def status(self, path: str) -> FileStatus | None:
-        """The status in the last listing, if it was kept: a request for each object would take longer than listing all."""
+        """Return the status from the last listing if it is known there. Otherwise ask the server. To ask it about every object would take longer than
+        a listing of all objects.
+        """
         listed = self._listed
         if listed is not None and (path in listed.statuses or not listed.leaves_out(path[len(self.base) + 1 :])):
             return listed.statuses.get(path)
@@ -204,7 +210,7 @@ class BucketFiles(FileSystem):
         return None if meta is None else _status_of(meta)
 
     def version(self, seen: SeenFile) -> FileStatus | None:
-        """The version is named by its ETag: one request."""
+        """Return the version with its ETag, by one request."""
         if (meta := self._head(self.full_path(seen.path))) is None:
             return None
         tag = meta["e_tag"] or ""
@@ -225,7 +231,7 @@ class BucketFiles(FileSystem):
             raise object_error(error, path, 0) from error
 
     def read_error(self, path: str, error: OSError) -> ModynError:
-        """An UnusableNowError: what concerns the server is raised as an error of Modyn where it is asked."""
+        """Return an UnusableNowError. Requests themselves raise errors of the server as errors of Modyn."""
         if error.errno == errno.ENOSPC:
             return UnusableNowError(
                 f"cannot copy {path}: there is no room for it in the temporary folder; set TMPDIR to a larger one"
@@ -233,7 +239,7 @@ class BucketFiles(FileSystem):
         return UnusableNowError(f"cannot read {path} at byte 0: {error}; make the object readable for storage")
 
     def open(self, path: str, indexed: IndexedVersion | None = None, ranges: Sequence[tuple[int, int]] = ()) -> ObjectFile:
-        """Open an object for reads of ranges: of the version `indexed`, or else of the one that is there now, which is asked for.
+        """Open an object for reads of ranges, in the version `indexed`. Without `indexed`, the present version is opened, which takes a request.
 
         Raises: DataError, UnavailableError.
         """
@@ -245,21 +251,21 @@ class BucketFiles(FileSystem):
         of_version = partial(self._read_version, path, indexed)
         wanted = [(start, stop, parts_of(start, stop)) for start, stop in joined(ranges)]
         calls = [(end - begin, partial(of_version, begin, end)) for _, _, parts in wanted for begin, end in parts]
-        # Of a single request nothing is gained by fetching it before it is read.
+        # A single request would gain nothing from being sent before its read.
         answers = in_parallel(self.requests, calls) if len(calls) > 1 else iter(())
         fetched = [(start, b"".join(next(answers) for _ in parts)) for start, _, parts in wanted if len(calls) > 1]
         return ObjectFile(of_version, indexed.size, fetched)
 
     def _read_version(self, path: str, indexed: IndexedVersion, start: int, stop: int) -> bytes | memoryview:
-        """As `read`, a large range in parts: by the threads of `requests`, so that none of those may wait here."""
+        """Read bytes [start, stop) in parts, see `read`. The threads of `requests` must not call this method, because the method waits for these
+        threads.
+        """
         calls = [(end - begin, partial(self.read, path, begin, end, indexed)) for begin, end in parts_of(start, stop)]
         return calls[0][1]() if len(calls) == 1 else b"".join(in_parallel(self.requests, calls))
 
     def read(self, path: str, start: int = 0, stop: int | None = None, indexed: IndexedVersion | None = None) -> memoryview:
-        """Read bytes [start, stop) of an object, with one request; to its end without `stop`.
-
-        Never bytes of another version than `indexed`: its ETag is asked for where it is known, and what the answer names is compared before its
-        bytes are taken.
+        """Read bytes [start, stop) of an object with one request; without `stop`, to the end of the object. Bytes of another version than `indexed`
+        are never returned: the request names the ETag if the ETag is known, and this method compares the version of the answer.
 
         Args: path: full path.
         Raises: FileChangedError: there is another version. DataError, UnavailableError.
@@ -268,6 +274,7 @@ class BucketFiles(FileSystem):
             return memoryview(b"")
         options: GetOptions = {} if stop is None else {"range": (start, stop)}
         if indexed is not None and (etag := self._etag(path, indexed)):
+            # The server compares the ETag, so an object that changed is not even sent.
             options["if_match"] = etag
         store = self._of_this_process().store
         import obstore
@@ -281,7 +288,7 @@ class BucketFiles(FileSystem):
                 self._remember(path, indexed, answer.meta["e_tag"] or "")
             content = memoryview(answer.bytes())
         except (BaseError, OSError, ValueError) as error:
-            # It ends before: it is another version, whose ETag was not known.
+            # The object is shorter, so it is another version, whose ETag was not known.
             if indexed is not None and status_of(error) == 416:
                 raise changed(path, start, f"byte {start}") from error
             raise object_error(error, path, start) from error
@@ -293,7 +300,7 @@ class BucketFiles(FileSystem):
         return content
 
     def copy(self, path: str, file: BinaryIO, indexed: IndexedVersion | None = None) -> None:
-        """Copy an object to an open local file, in parts that are read in parallel and are of one version.
+        """Copy one version of an object to an open local file, in parts that are read in parallel.
 
         Args: path: full path. indexed: as in `open`.
         Raises: as `open`; OSError.
@@ -307,23 +314,28 @@ class BucketFiles(FileSystem):
         return path[len(f"{self.url.kind}://{self.url.bucket}/") :]
 
     def _etag(self, path: str, indexed: IndexedVersion) -> str:
-        """The ETag of a version as `If-Match` takes it; empty where only its tag is known, or it is a weak one, which matches nothing."""
+        """Return the ETag of a version for `If-Match`. Empty: only the tag of the version is known, or the ETag is weak, and `If-Match` never accepts
+        weak ETags.
+        """
         etag = self._etags.get((path, indexed), "")
         if not etag and self._listed is not None and (listed := self._listed.statuses.get(path)) is not None:
             etag = listed.tag if tag_of(listed.tag) == indexed.tag else ""
+        # Weak ETags never match in `If-Match`.
         if etag.startswith("W/"):
             return ""
-        # Listings of Azure name it without quotes.
+        # Listings of Azure contain it without quotes.
         return etag if not etag or etag.startswith('"') else f'"{etag}"'
 
     def _remember(self, path: str, indexed: IndexedVersion, etag: str) -> None:
+        # Without its ETag, a version is compared after the request instead of by the server.
+        # The whole cache is emptied, which is simple and rare.
         if len(self._etags) >= _ETAGS:
             self._etags = {}
         self._etags[path, indexed] = etag
 
 
 def tag_of(etag: str) -> int:
-    """63 bits of a hash of an ETag, however it is quoted; UNKNOWN_TAG without one.
+    """Return 63 bits of a hash of an ETag without its quotes; UNKNOWN_TAG if there is no ETag.
 
     >>> tag_of('"d41d8cd9"') == tag_of("d41d8cd9") >= 0, tag_of("")
     (True, -1)
@@ -331,11 +343,12 @@ def tag_of(etag: str) -> int:
     bare = etag.removeprefix("W/").strip('"')
     if not bare:
         return UNKNOWN_TAG
+    # The tag has 63 bits, so that it fits into a signed column.
     return int.from_bytes(hashlib.blake2b(bare.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def version_of(status: FileStatus) -> IndexedVersion:
-    """The version of an object that has this status."""
+    """Return the version of an object that has this status."""
     return IndexedVersion(status.size, status.mtime_ns, tag_of(status.tag))
 
 
@@ -348,7 +361,7 @@ def _ns(time: datetime) -> int:
 
 
 def _is_another(meta: ObjectMeta, indexed: IndexedVersion) -> bool:
-    """Whether an answer is of another version than `indexed`; by size and time, in whole seconds, where a tag is not known."""
+    """Whether an answer belongs to another version than `indexed`. Without a known tag, size and time in whole seconds are compared."""
     tag = tag_of(meta["e_tag"] or "")
     if UNKNOWN_TAG not in (tag, indexed.tag):
         return tag != indexed.tag
@@ -356,16 +369,17 @@ def _is_another(meta: ObjectMeta, indexed: IndexedVersion) -> bool:
 
 
 def written_ns(meta: ObjectMeta, indexed_ns: int) -> int:
-    """When an object was written, ns since 1970; `indexed_ns` if that is the same second: answers are in whole seconds, listings finer.
+    """Return the time at which an object was written, ns since 1970. If this time is in the same second as `indexed_ns`, `indexed_ns` is returned,
+    because answers have whole seconds, and listings a finer time.
 
-    Args: meta: of an answer or a listing.
+    Args: meta: metadata from an answer or a listing.
     """
     found = _ns(meta["last_modified"])
     return indexed_ns if found // 10**9 == indexed_ns // 10**9 else found
 
 
 def _sample_of(name: str, names: Names) -> str:
-    """The name of the object whose companion `name` is, or itself."""
+    """Return the name of the object with the companion `name`, or `name` itself."""
     if isinstance(names, NameEndings) and _may_be_companion(name, names):
         return name[: len(name) - len(names.companions)] + names.samples
     return name
@@ -376,9 +390,10 @@ def _may_be_companion(name: str, names: Names) -> bool:
 
 
 def in_parallel(pool: ThreadPoolExecutor, calls: Sequence[tuple[int, Callable[[], T]]]) -> Iterator[T]:
-    """Yield the results of `calls` in order, running a bounded number of calls and bytes ahead of the consumer.
+    """Yield the results of `calls` in order. A bounded number of calls, with a bounded number of bytes, runs ahead of the consumer.
 
-    Args: calls: bytes of the result, and the call. A call must not use `in_parallel` itself: it would wait for its own thread.
+    Args: calls: pairs of the size of the result in bytes and the call. A call must not use `in_parallel` itself: the call would wait for its own
+    thread.
     """
     running: deque[tuple[int, Future[T]]] = deque()
     ahead = 0
@@ -392,6 +407,6 @@ def in_parallel(pool: ThreadPoolExecutor, calls: Sequence[tuple[int, Callable[[]
         while running:
             yield running.popleft()[1].result()
     finally:
-        # Calls that have begun end by themselves, in threads that others use as well; their results are dropped.
+        # Running calls continue in shared threads until their end; their results are dropped.
         for _, future in running:
             future.cancel()

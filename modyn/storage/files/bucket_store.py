@@ -1,4 +1,4 @@
-"""Clients of buckets by obstore: which one a URL means, where its credentials come from, how long it tries, and what its errors mean."""
+"""Clients of buckets by obstore: the client for a URL, its credentials and time limits, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -19,30 +19,33 @@ if TYPE_CHECKING:
 
 _NEEDED = "needs obstore, which is not installed where storage runs: pip install 'modyn[buckets]'"
 _MAX_REASON = 300
+"""Largest number of characters of a reason in a message."""
 _begun_in: int | None = None
-"""The process in which obstore's threads run. A process that is forked from it has none of them: a request would never end."""
+"""Id of the process in which obstore's threads run. A forked process does not have these threads, so its requests would never end."""
 
 
 class BadKeyError(DataError):
-    """A key with `//`, or with `..` between slashes: obstore takes none for a path, and lists nothing beside it."""
+    """A key with `//`, or with `..` between slashes. obstore does not accept such a key as a path, and refuses to list any object with the prefix of
+    the key.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """How long requests last and are tried again, in seconds. What did not answer, answered with 5xx or broke off is tried again."""
+    """Time limits of requests and retries, in seconds. A request is repeated if it has no answer, has an answer of 5xx, or breaks off."""
 
     connect_s: float = 10.0
     read_s: float = 30.0
-    """Without a byte of the answer."""
+    """Limit of a pause without a byte of the answer."""
     answer_s: float = 120.0
-    """For the whole of one answer."""
+    """Limit of the time of one whole answer."""
     retries: int = 3
     retry_s: float = 60.0
-    """Nothing is tried again so long after it was first asked."""
+    """Time after the first attempt of a request after which the request is not repeated."""
 
 
 def open_store(url: BucketUrl, limits: StoreLimits) -> ObjectStore:
-    """The client of the bucket, which asks its server for nothing yet.
+    """Return the client of a bucket, without a request to its server.
 
     Raises: ConfigError: obstore is not installed, or an option or the environment is wrong. UnavailableError: the process was forked from one
     that used a bucket.
@@ -77,7 +80,7 @@ def open_store(url: BucketUrl, limits: StoreLimits) -> ObjectStore:
 
 
 def _client_of_kind(url: BucketUrl, common: dict[str, Any]) -> ObjectStore:
-    """Make the client for S3, Google Cloud Storage or Azure, as `url` says. Args: common: arguments that all of them take."""
+    """Make the client for S3, Google Cloud Storage or Azure, as `url` says. Args: common: arguments that all three clients take."""
     from obstore import store
 
     options = dict(url.options)
@@ -92,8 +95,9 @@ def _client_of_kind(url: BucketUrl, common: dict[str, Any]) -> ObjectStore:
     profile = AwsProfile.of(os.environ) if "skip_signature" not in config else None
     named = "AWS_REGION" in os.environ or "AWS_DEFAULT_REGION" in os.environ
     region = options.get("region")
+    # obstore itself reads a region from the environment.
     if region is None and not named:
-        # A file of profiles that cannot be read matters where the keys come from it, and `of` has refused it there.
+        # An unreadable file of profiles matters only if the keys come from it; `of` has refused it in that case.
         with suppress(ConfigError):
             region = AwsProfile.selected(os.environ).region
     config |= {"region": region} if region else {}
@@ -101,10 +105,10 @@ def _client_of_kind(url: BucketUrl, common: dict[str, Any]) -> ObjectStore:
 
 
 def object_error(error: Exception, path: str, offset: int) -> ModynError:
-    """Translate an error that obstore raised for an object: DataError for the object, FileChangedError for another version of it,
-    UnavailableError for the server.
+    """Translate an error that obstore raised for an object. The result is a DataError if the object is the reason, a FileChangedError if the object
+    has another version, and an UnavailableError if the server is the reason.
 
-    Args: path: full path. offset: first byte of what was to be read.
+    Args: path: full path. offset: first byte of the requested range.
     """
     status = status_of(error)
     if status == 412:
@@ -124,7 +128,7 @@ def bucket_error(error: Exception, url: BucketUrl) -> ModynError:
     status = status_of(error)
     if found := re.search(r"object with invalid path: (.*)", str(error)):
         return BadKeyError(
-            f"{url.base} cannot be listed: it holds an object whose key is no path of a file: {found[1]}. Nothing beside it can be listed: "
+            f"{url.base} cannot be listed: the key of an object is not a path of a file: {found[1]}. No other object of the prefix can be listed: "
             "rename or remove that object, or register a prefix without it"
         )
     if status == 404:
@@ -138,7 +142,7 @@ def bucket_error(error: Exception, url: BucketUrl) -> ModynError:
 
 
 def status_of(error: Exception) -> int | None:
-    """Return the HTTP status that an error of obstore stands for; None if no server has answered. Listings name it in their text only."""
+    """Return the HTTP status of an error of obstore; None if no server has answered. Errors of listings have the status only in their text."""
     from obstore.exceptions import PermissionDeniedError, PreconditionError, UnauthenticatedError
 
     kinds = {FileNotFoundError: 404, PreconditionError: 412, PermissionDeniedError: 403, UnauthenticatedError: 401}
@@ -150,12 +154,14 @@ def status_of(error: Exception) -> int | None:
 
 
 def reason_of(error: Exception) -> str:
-    """Shorten an error of obstore to one line: of a server's answer code and message, URLs without their queries, which hold key ids and
-    signatures."""
+    """Shorten an error of obstore to one line. The line has the code and message of a server's answer, and URLs without their queries, which hold key
+    ids and signatures.
+    """
     text = str(error).strip().split("\n\nDebug source:")[0]
     found = re.search(r"status code: (\d{3}[^:<]*)", text)
     if found:
         code, message = (re.search(rf"<{name}>(.*?)</{name}>", text, re.DOTALL) for name in ("Code", "Message"))
         text = ": ".join([found[1].strip(), *(part[1] for part in (code, message) if part)])
+    # The query of a URL may hold key ids and signatures.
     text = " ".join(re.sub(r"(\w+://[^\s?\"']*)\?[^\s\"')]*", r"\1", text).split())
     return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]}…"

@@ -1,5 +1,5 @@
-"""URLs of the form `s3://BUCKET/PREFIX?OPTION=VALUE`, or `gs://`, or `az://`. They never hold credentials, because a URL is kept in the
-catalogue, published and shown; credentials come from the environment, a profile or the machine's role.
+"""URLs of the form `s3://BUCKET/PREFIX?OPTION=VALUE`, or `gs://`, or `az://`. A URL never holds credentials, because storage keeps it in the
+catalogue, publishes it and shows it. Credentials come from the environment, a profile or the machine's role.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ class BucketUrl:
 
     @staticmethod
     def parse(text: str) -> BucketUrl:
-        """Parse a URL. Raises: ConfigError, without the text where it may hold a secret."""
+        """Parse a URL. Raises: ConfigError, whose message omits text that may hold a secret."""
         kind, _, rest = text.partition("://")
         place, _, query = rest.partition("?")
+        # `USER:PASSWORD@HOST` would be kept and shown with the URL.
         if "@" in place.split("/")[0]:
             raise ConfigError(f"a base_path {kind}://… must not hold credentials; {_CREDENTIALS[kind]}")
         options, allowed = dict(parse_qsl(query, keep_blank_values=True)), OPTIONS[kind]
         for name in options:
             if name not in allowed:
+                # A suggestion would show the name of the option, which may itself be a secret.
                 is_secret = any(word in name.lower() for word in ("key", "token", "secret", "password", "sig"))
                 hint = "" if is_secret else nearest(name, list(allowed))
                 raise ConfigError(
@@ -54,21 +56,22 @@ class BucketUrl:
         folder = unquote(place).strip("/")
         if not folder or posixpath.normpath(folder) != folder or folder.startswith("../"):
             raise ConfigError(f"base_path {kind}://{place} is not {kind}://BUCKET or {kind}://BUCKET/PREFIX")
+        # Sorted, so that two spellings of one URL are equal.
         return BucketUrl(kind, folder, tuple(sorted(options.items())))
 
     @staticmethod
     def of_root(root: str) -> BucketUrl:
-        """The URL that a configured root means, which is kept as a path: that makes one slash of two. Raises: ConfigError."""
+        """Return the URL of a configured root, which is stored as a path with one slash instead of two. Raises: ConfigError."""
         kind, _, rest = root.partition(":/")
         return BucketUrl.parse(f"{kind}://{rest.lstrip('/')}")
 
     def __str__(self) -> str:
-        """The normal form."""
+        """Return the normal form of the URL."""
         return f"{self.kind}://{quote(self.folder)}" + (f"?{urlencode(self.options)}" if self.options else "")
 
     @property
     def base(self) -> str:
-        """What full paths of objects begin with: the URL without options, and not quoted."""
+        """Prefix of full paths of objects: the URL without options, unquoted."""
         return f"{self.kind}://{self.folder}"
 
     @property
@@ -78,15 +81,16 @@ class BucketUrl:
 
     @property
     def prefix(self) -> str:
-        """What the keys of all objects begin with, without a slash at the end; empty: all of the bucket."""
+        """Prefix of the keys of all objects, without a slash at the end; empty: the whole bucket."""
         return self.folder.partition("/")[2]
 
     def holds(self, other: BucketUrl) -> bool:
-        """Whether `other` lies in this folder, on the same server."""
+        """Whether `other` is in this folder, on the same server."""
         same = (self.kind, self.options) == (other.kind, other.options)
+        # With slashes at the end, so that `data` does not hold `data2`.
         return same and f"{other.folder}/".startswith(f"{self.folder}/")
 
 
 def is_file_name(name: str) -> bool:
-    """Whether the name of an object, with the slashes in it, may be that of a file below a folder: keys may hold anything."""
+    """Whether an object's name, including slashes, is a valid path of a file below a folder. Keys may contain any text."""
     return all(part not in {"", ".", ".."} and "\0" not in part for part in name.split("/"))

@@ -1,4 +1,6 @@
-"""File systems of datasets: what ingestion and readers ask of the folder that a dataset's `base_path` names, and the records of its listings."""
+"""File systems of datasets: the interface through which ingestion and readers use the folder in a dataset's `base_path`, and the records of
+listings.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from modyn._core import FileAccessError, FileChangedError, PathTable
-from modyn.config.buckets import BUCKETS
+from modyn.config.system_sections.buckets import BUCKETS
 from modyn.errors import ConfigError, DataError, ModynError, SecurityError
 from modyn.records import Int64Array
 from modyn.storage.model.file_table import UNKNOWN_TAG, Comparison, FileTable
@@ -26,38 +28,38 @@ if TYPE_CHECKING:
 PACKED_ENDINGS = (".gz", ".zst", ".bz2")
 """Endings of compressed files that are read."""
 UNPACKED = "unpacked"
-"""Folder of the unpacked copies of compressed files, in that of a dataset's index."""
+"""Folder of the unpacked copies of compressed files, inside the folder of a dataset's index."""
 UNKNOWN = int(np.iinfo(np.int64).min)
-"""A time in `SeenFiles.changed_ns` that the listing does not give."""
+"""Value of `SeenFiles.changed_ns` for a file whose time is not in the listing."""
 
 
 class UnusableNowError(DataError):
-    """A file could not be read, for a reason that says nothing about its content: it is tried again though its size and time are the same."""
+    """A file could not be read, for a reason unrelated to its content. Ingestion tries the file again even if its size and time stay the same."""
 
 
 class FailedAloneError(UnusableNowError):
-    """A file that was indexed alone made its process wait or end: from then on it is asked for alone, after the others."""
+    """A file made its process hang or end when the file was indexed alone. From then on the file is indexed alone, after the other files."""
 
 
 UNRELATED_TO_CONTENT = (UnusableNowError, FileAccessError)
-"""Errors after which the content of a file is still unknown, of Python and of C++."""
+"""Errors of Python and of C++ after which the content of a file is still unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class NameEndings:
-    """Endings of the names of a dataset's files: `samples` of files with samples, `companions` in its place of the file that must exist beside
-    each of them; empty if there is none."""
+    """Endings of the names of a dataset's files. `samples`: ending of files with samples. `companions`: ending that replaces `samples` in the name
+    of the file that must exist next to each of these files; empty: no such file is needed."""
 
     samples: str
     companions: str = ""
     packed: bool = False
-    """Files of samples may be compressed: then their names end with .gz, .zst or .bz2 after `samples`. They have no companions."""
+    """Files of samples may be compressed: then their names end with .gz, .zst or .bz2 after `samples`, and they have no companions."""
 
     def __post_init__(self) -> None:
         for ending in (self.samples, self.companions):
             if "/" in ending or ".." in ending or "\0" in ending:
                 raise ConfigError(
-                    f"{ending!r} is no ending of a file's name: it holds a '/', a '..' or a NUL, and could lead into another folder; write "
+                    f"{ending!r} is not an ending of a file's name: it holds a '/', a '..' or a NUL, and could lead into another folder; write "
                     "the end of the name alone, such as '.label'"
                 )
 
@@ -66,12 +68,12 @@ class NameEndings:
         return path.endswith(self.samples) or (self.packed and without_packed_ending(path).endswith(self.samples))
 
     def companions_of(self, path: str) -> tuple[str, ...]:
-        """Paths of the files that must exist beside `path`: one or none."""
+        """Return the paths of the files that must exist next to `path`: one or none."""
         return (path[: len(path) - len(self.samples)] + self.companions,) if self.companions else ()
 
 
 def without_packed_ending(path: str) -> str:
-    """The name of a compressed file without the ending that says so.
+    """Return the name of a compressed file without the ending of the compression.
 
     >>> without_packed_ending("a.csv.gz"), without_packed_ending("a.csv")
     ('a.csv', 'a.csv')
@@ -80,12 +82,13 @@ def without_packed_ending(path: str) -> str:
 
 
 Names = NameEndings | Callable[[str], bool]
-"""Which files hold samples: endings, with which a folder is scanned without a call for each file, or a predicate on the full path."""
+"""The rule for names of files with samples: endings, or a predicate on the full path. With endings, a folder is scanned without a call for each file.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SeenFile:
-    """A file in the folder when it was listed. `path` is relative to the folder. tag: as `FileRow.tail` of an object."""
+    """A file in the folder when it was listed. `path` is relative to the folder. tag: tag of an object, see `FileRow.tail`."""
 
     path: str
     size: int
@@ -95,7 +98,7 @@ class SeenFile:
 
 @dataclass(frozen=True, slots=True)
 class IndexedVersion:
-    """The version of a file whose samples are indexed: bytes, ns since 1970, and `FileRow.tail`, by which an object is known."""
+    """The version of a file whose samples are indexed: bytes, ns since 1970, and `FileRow.tail`, which identifies an object."""
 
     size: int
     mtime_ns: int
@@ -103,17 +106,18 @@ class IndexedVersion:
 
     @staticmethod
     def of(paths: PathTable, file_id: int) -> IndexedVersion | None:
-        """What is published of a file; None if nothing is."""
+        """Return the published version of a file; None if no version is published."""
         stamp = paths.stamp(file_id)
         return None if stamp is None else IndexedVersion(*stamp, paths.tail(file_id))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeenFiles:
-    """Files in the order in which they are to be indexed: file time, then path. Columns, because there may be millions: about 150 bytes each.
+    """Files in the order of indexing: file time, then path. The record has columns instead of objects, because there may be millions of files. A file
+    takes about 150 bytes.
 
     sizes: int64 bytes. mtimes_ns: int64.
-    changed_ns: int64, the last change of the file and of its companion; UNKNOWN where that is missing, or was not listed.
+    changed_ns: int64, the last change of the file and of its companion; UNKNOWN if the companion is missing, or was not listed.
     tags: int64, as `SeenFile.tag`; None: no file has one.
     """
 
@@ -125,12 +129,12 @@ class SeenFiles:
 
     @staticmethod
     def of(files: Iterable[SeenFile]) -> SeenFiles:
-        """`files`, which come in any order; nothing is known of their companions."""
+        """Make the record from `files` in any order, without knowledge of their companions."""
         return SeenFiles.columns(list(files))._in_order()
 
     @staticmethod
     def columns(listed: Sequence[SeenFile]) -> SeenFiles:
-        """`listed`, in the order in which they are given."""
+        """Make the record from `listed` in the given order."""
         columns = np.array([(file.size, file.mtime_ns, UNKNOWN, file.tag) for file in listed], np.int64).reshape(-1, 4)
         return SeenFiles([file.path for file in listed], *columns.T)
 
@@ -145,28 +149,27 @@ class SeenFiles:
         return (self[position] for position in range(len(self)))
 
     def take(self, positions: Int64Array) -> SeenFiles:
-        """The files at `positions`, int64 (m,), in that order."""
+        """Return the files at `positions`, int64 (m,), in that order."""
         paths = [self.paths[position] for position in positions.tolist()]
         tags = None if self.tags is None else self.tags[positions]
         return SeenFiles(paths, self.sizes[positions], self.mtimes_ns[positions], self.changed_ns[positions], tags)
 
     def merged_with(self, others: SeenFiles) -> SeenFiles:
-        """Merge both, neither of which has tags, in the order in which files are to be indexed."""
+        """Merge two records without tags in the order of indexing."""
         mine, theirs = ((files.sizes, files.mtimes_ns, files.changed_ns) for files in (self, others))
         return SeenFiles(self.paths + others.paths, *map(np.concatenate, zip(mine, theirs, strict=True)))._in_order()
 
     def _in_order(self) -> SeenFiles:
         times = self.mtimes_ns.tolist()
+        # By bytes, because names of files need not be valid UTF-8.
         order = sorted(range(len(self)), key=lambda i: (times[i], os.fsencode(self.paths[i])))
         return self.take(np.array(order, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What one look at a folder found.
-
-    files: that hold samples, but for indexed ones that are as they were. refused: relative path → why it was not looked into. absent: ids of
-    indexed files that are not there, int64, ascending.
+    """Result of listing a folder. files: those with samples, except unchanged indexed files. refused: relative path → reason why the file was not
+    examined. absent: ids of indexed files that are missing, int64, ascending.
     """
 
     files: SeenFiles
@@ -175,7 +178,7 @@ class Listing:
 
     @staticmethod
     def compared(files: SeenFiles, refused: dict[str, str], known: FileTable) -> Listing:
-        """A listing of all `files` that hold samples, compared with those that are indexed."""
+        """Compare `files`, all files that have samples, with the indexed files. Returns the listing of the differences."""
         found = Comparison(known)
         differing = found.differing(files.paths, files.sizes, files.mtimes_ns)
         return Listing(files.take(differing), refused, found.absent())
@@ -183,7 +186,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Roots:
-    """Folders and buckets (`s3:/…`, as a path) that data may lie in; none: it may lie anywhere."""
+    """Folders and buckets (`s3:/…`, as a path) that may contain data; empty: any folder or bucket may contain data."""
 
     folders: tuple[str, ...] = ()
     buckets: tuple[str, ...] = ()
@@ -196,23 +199,24 @@ class Roots:
         return Roots(folders, tuple(text for text in texts if _is_bucket_root(text)))
 
     def check(self, path: str) -> None:
-        """Check a path of this machine. Raises SecurityError if `path`, with symbolic links followed, lies in none of the roots."""
+        """Check a path of this machine. Raises SecurityError if `path`, with symbolic links followed, is in none of the roots."""
+        # Links are followed first: a link inside a root may lead out of it.
         real = os.path.realpath(path)
         if (self.folders or self.buckets) and not any(os.path.commonpath([real, root]) == root for root in self.folders):
             raise SecurityError(
-                f"{path} lies outside the folders that storage may read ({', '.join(self.folders)}); "
+                f"{path} is outside the folders that storage may read ({', '.join(self.folders)}); "
                 f"move it there or add its folder to storage.dataset_roots"
             )
 
 
 def _is_bucket_root(root: str) -> bool:
-    """Whether a configured root is a bucket. It is kept as a path, which makes one slash of two."""
+    """Whether a configured root is a bucket. The root is stored as a path, with one slash instead of two."""
     scheme, found, _ = root.partition(":/")
     return bool(found) and scheme in BUCKETS
 
 
 def mtime_ns(status: os.stat_result) -> int:
-    """Return a file's modification time, int64 nanoseconds since 1970: the nearest of them beyond the years 1677 to 2262."""
+    """Return a file's modification time, int64 nanoseconds since 1970. Times outside of the years 1677 to 2262 become the nearest possible one."""
     return min(max(status.st_mtime_ns, -(2**63)), 2**63 - 1)
 
 
@@ -220,7 +224,8 @@ def mtime_ns(status: os.stat_result) -> int:
 class FileStatus:
     """Bytes of a file, and its last change in ns since 1970.
 
-    tag: of `FileSystem.version` only; differs between two files of one name, and between two contents where that is known.
+    tag: set by `FileSystem.version` only; the tag differs between two files of one name, and between two contents of one file if the file system can
+    tell.
     """
 
     size: int
@@ -229,10 +234,10 @@ class FileStatus:
 
 
 class FileSystem(ABC):
-    """The folder of one dataset. A full path is `base` joined with the path in the folder; formats and messages use full paths."""
+    """The folder of one dataset. A full path is `base` joined with the path in the folder. Formats and messages use full paths."""
 
     appends: ClassVar[bool] = True
-    """A file can become longer without being replaced."""
+    """Whether a file can become longer without being replaced."""
 
     def __init__(self, base: str) -> None:
         """Args: base: path of the folder, or `s3://BUCKET/PREFIX`."""
@@ -240,36 +245,38 @@ class FileSystem(ABC):
 
     @abstractmethod
     def check_roots(self, roots: Roots) -> None:
-        """Check where the folder lies, whether it exists or not. Raises SecurityError if that is outside the roots."""
+        """Check the path of the folder, which need not exist. Raises SecurityError if it is outside the roots."""
 
     @abstractmethod
     def check(self, roots: Roots) -> None:
-        """Check that the folder can be read. Raises: NotFoundError: there is none. SecurityError: it lies outside the roots."""
+        """Check that the folder can be read. Raises: NotFoundError: there is no folder. SecurityError: the folder is outside the roots."""
 
     @abstractmethod
     def list_files(self, names: Names, roots: Roots, known: FileTable, *, complete: bool = True) -> Listing:
-        """List the files that hold samples by their names, in the order in which they are to be indexed, but for those that `known` has as they are.
+        """List the files whose names say that they hold samples, in the order of indexing, without unchanged files of `known`.
 
-        Args: known: indexed files; of several links to one folder, the one in their paths is followed. complete: look at everything; otherwise
-        what is known not to have changed since the last listing against the same `known` may be left out.
+        Args: known: indexed files, whose paths determine which of several links to one folder is followed. complete: whether to examine the whole
+        folder. If not, parts that have not changed since the last listing with the same `known` may be left out.
         Raises: as `check`.
         """
 
     def is_quiet(self, known: FileTable) -> bool:
-        """Whether it is known, without a look at the files, that the next incomplete listing against `known` would be empty."""
+        """Whether the next incomplete listing against `known` would certainly be empty. The check reads no file."""
         return False
 
     @abstractmethod
     def status(self, path: str) -> FileStatus | None:
-        """The status of the file at a full path; None if there is none."""
+        """Return the status of the file at a full path; None if there is no file."""
 
     @abstractmethod
     def version(self, seen: SeenFile) -> FileStatus | None:
-        """The version of a file now; None if it is gone, or is known not to be the one that was listed. Raises: DataError, UnavailableError."""
+        """Return the present version of a file; None if the file is gone, or certainly has another version than the listed one. Raises: DataError,
+        UnavailableError.
+        """
 
     @abstractmethod
     def read_error(self, path: str, error: OSError) -> ModynError:
-        """The error that an OSError in reading means: UnavailableError if trying again may help, else DataError of the file."""
+        """Convert an OSError of a read. The result is an UnavailableError if a retry may help, else a DataError of the file."""
 
     @abstractmethod
     def open(
@@ -277,21 +284,21 @@ class FileSystem(ABC):
     ) -> pa.NativeFile | ObjectFile:
         """Open the file at a full path for random access.
 
-        Args: indexed: of an object, the one version that may be read. ranges: [start, stop) that will be read, which may be fetched together.
-        Raises: OSError; FileChangedError, also while it is read: an object is of another version.
+        Args: indexed: the only version of an object that may be read. ranges: [start, stop) of later reads, which may be fetched together. Raises:
+        OSError; FileChangedError, also during reads: the object has another version.
         """
 
     def stamp(self, path: str) -> FileStatus | None:
-        """A value that changes with the file, as far as it is known without a request; None if it is not known."""
+        """Return a value that changes with the file; None if only a request could give such a value."""
         return None
 
     def full_path(self, path: str) -> str:
-        """`path` in the folder, joined with `base`."""
+        """Return `path` in the folder, joined with `base`."""
         return os.path.join(self.base, path) if path else self.base
 
     @contextmanager
     def reading(self, path: str) -> Iterator[None]:
-        """A context in which an OSError is raised as `read_error` of `path`."""
+        """Convert an OSError in the block by `read_error` with `path`."""
         try:
             yield
         except OSError as error:
@@ -299,9 +306,9 @@ class FileSystem(ABC):
 
 
 def changed(path: str, offset: int, place: str) -> FileChangedError:
-    """The error of a file that changed since it was indexed.
+    """Return the error for a file that changed since it was indexed.
 
-    Args: path: full path. offset: as in the index. place: of a sample that was asked for, for the message.
+    Args: path: full path. offset: offset in the index. place: place of a requested sample, for the message.
     """
     error = FileChangedError(
         f"file changed: {path} ({place} wanted) is not as it was when it was indexed: it was replaced, written again or touched since; "

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from modyn import _core
-from modyn.config.buckets import is_bucket
+from modyn.config.system_sections.buckets import is_bucket
 from modyn.errors import DataError, NotFoundError, SecurityError
 from modyn.records import Int64Array
 from modyn.storage.files.file_system import (
@@ -38,20 +38,21 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _SCAN_THREADS = 4
-"""Looking at files waits for the disk, so that a few threads help on any number of cores."""
+"""Number of threads that read the status of files. The threads wait for the disk, so a few threads help on any number of cores."""
 
 
 _FILES_AT_ONCE = 1 << 13
-"""Files that one call hands from the core to Python, while it holds the interpreter."""
+"""Number of files in one call from the core to Python. Such a call holds the interpreter's lock."""
 COMPLETE_EVERY_S = 600.0
-"""A folder is listed by what the kernel reports for so long: it does not report writes by memory maps, nor that a file got a
-hard link elsewhere."""
+"""Longest time in seconds between complete listings. Between two complete listings, only files that the kernel reports are listed. The kernel reports
+neither writes through memory maps nor a new hard link in another folder.
+"""
 
 
 @dataclass(slots=True)
 class _Watched:
-    """What the next listing continues from. watch: None if the folder cannot be watched; it is tried again after `until`, of a clock that never
-    jumps. unsettled: paths of what was not as it was indexed in the last listing: they are looked at each time."""
+    """State from which the next listing continues. watch: None if the folder cannot be watched; the next attempt is after `until`, on a monotonic
+    clock. unsettled: paths that differed from the index in the last listing; each listing examines them."""
 
     watch: _core.FolderWatch | None
     known: FileTable
@@ -67,17 +68,17 @@ class LocalFiles(FileSystem):
     """A folder that this machine mounts."""
 
     def __init__(self, base: str, roots: Roots = Roots()) -> None:  # noqa: B008  (frozen)
-        """Args: base: path of the folder. roots: what `open` may open."""
+        """Args: base: path of the folder. roots: folders below which `open` may open files."""
         super().__init__(base)
         self._roots = roots
         self._watched: _Watched | None = None
 
     def check_roots(self, roots: Roots) -> None:
-        """Raise SecurityError if the folder, with symbolic links followed, lies outside the roots."""
+        """Raise SecurityError if the folder, with symbolic links followed, is outside the roots."""
         roots.check(self.base)
 
     def check(self, roots: Roots) -> None:
-        """As `FileSystem.check`; NotFoundError also for a path that is not a folder."""
+        """See `FileSystem.check`; NotFoundError also for a path that is not a folder."""
         self.check_roots(roots)
         try:
             status = os.stat(self.base)
@@ -89,11 +90,13 @@ class LocalFiles(FileSystem):
             raise NotFoundError(f"the dataset's base_path {self.base} is not a folder; give the folder that holds its files")
 
     def list_files(self, names: Names, roots: Roots, known: FileTable, *, complete: bool = True) -> Listing:
-        """As `FileSystem.list_files`. Symbolic links are followed where they stay under the roots; of several links to one folder, the one in
-        the paths of `known`, or the first by name. Unless `complete`, only what the kernel reports to have changed is looked at, where it can."""
+        """See `FileSystem.list_files`. Symbolic links are followed within the roots. If several links lead to one folder, the link in the paths of
+        `known` is followed, or else the first by name. Unless `complete`, if the kernel can report changes, only files that it reports as changed are
+        examined."""
         self.check(roots)
+        # A rule in Python cannot be applied during the scan, so all files are listed and then filtered.
         if not isinstance(names, NameEndings):
-            found, refused, _ = self._listed(NameEndings(""), names, roots, FileTable())
+            found, refused, _ = self._list_all(NameEndings(""), names, roots, FileTable())
             held = [i for i, path in enumerate(found.paths) if names(self.full_path(path))]
             return Listing.compared(
                 replace(found.take(np.array(held, np.int64)), changed_ns=np.full(len(held), UNKNOWN)), refused, known
@@ -107,10 +110,10 @@ class LocalFiles(FileSystem):
                 return changes
             self._watched = watched = None
         if complete or watched is not None:
-            listing = Listing(*self._listed(names, names, roots, known))
+            listing = Listing(*self._list_all(names, names, roots, known))
         else:
             watch = _core.FolderWatch()
-            listing = Listing(*self._listed(names, names, roots, known, watch))
+            listing = Listing(*self._list_all(names, names, roots, known, watch))
             until = time.monotonic() + COMPLETE_EVERY_S
             self._watched = watched = _Watched(watch if watch.holds else None, known, state, until)
         if watched is not None and watched.watch is not None:
@@ -118,12 +121,12 @@ class LocalFiles(FileSystem):
         return listing
 
     def is_quiet(self, known: FileTable) -> bool:
-        """As `FileSystem.is_quiet`; by what the kernel reports."""
+        """See `FileSystem.is_quiet`; the kernel reports changes."""
         watched = self._watched
         try:
             if watched is None or watched.watch is None or not watched.continues(known, self._state()):
                 return False
-        except OSError:  # the folder is gone: the listing says so
+        except OSError:  # The folder is gone, which the next listing reports.
             return False
         if (changes := watched.watch.take()) is None:
             self._watched = None
@@ -132,12 +135,12 @@ class LocalFiles(FileSystem):
         return not watched.unsettled
 
     def _state(self) -> tuple[int, int, bytes]:
-        """What a list of changes continues from: the folder itself, and what is mounted, maybe over it."""
+        """State on which a list of changes depends: the folder itself, and the mounts above and below it."""
         status = os.stat(self.base)
         return status.st_dev, status.st_ino, mounts_about(self.base, Path("/proc/self/mountinfo").read_bytes())
 
     def _changes(self, names: NameEndings, known: FileTable, watch: _core.FolderWatch, unsettled: set[str]) -> Listing | None:
-        """A listing of what changed; None if that is not known."""
+        """Return a listing of the changes; None if the changes are not known."""
         if (changes := watch.take()) is None:
             return None
         scan = _core.FolderScan(self.base, names.samples, names.companions, _SCAN_THREADS, known.known, watch, names.packed)
@@ -146,11 +149,11 @@ class LocalFiles(FileSystem):
             return None
         return Listing(_files_of(scan), _refused_by(scan), scan.absent(of_all=False))
 
-    def _listed(
+    def _list_all(
         self, endings: NameEndings, names: Names, roots: Roots, known: FileTable, watch: _core.FolderWatch | None = None
     ) -> tuple[SeenFiles, dict[str, str], Int64Array]:
-        """The fields of a listing of the whole folder. `names`: which linked files hold samples. `watch` ends at the first link: what it leads
-        to may lie anywhere."""
+        """Return the fields of a listing of the whole folder. `names`: says which linked files hold samples. The watch ends at the first link,
+        because its target may be anywhere."""
         scan = _core.FolderScan(self.base, endings.samples, endings.companions, _SCAN_THREADS, known.known, watch, endings.packed)
         refused: dict[str, str] = {}
         linked: list[SeenFile] = []
@@ -189,14 +192,14 @@ class LocalFiles(FileSystem):
         return files, refused, absent
 
     def status(self, path: str) -> FileStatus | None:
-        """Size and time by `stat`; None also for a file that cannot be looked at."""
+        """Return size and time by `stat`; None also for an inaccessible file."""
         with suppress(OSError):
             status = os.stat(path)
             return FileStatus(status.st_size, mtime_ns(status))
         return None
 
     def version(self, seen: SeenFile) -> FileStatus | None:
-        """The version is named by device and inode: a file put in its place has another one, even of equal size and time."""
+        """Return the version with device and inode as its tag: a replacement of the file has another inode, even with equal size and time."""
         path = self.full_path(seen.path)
         with self.reading(path), suppress(FileNotFoundError):
             status = os.stat(path)
@@ -204,21 +207,21 @@ class LocalFiles(FileSystem):
         return None
 
     def read_error(self, path: str, error: OSError) -> DataError:
-        """An UnusableNowError: the file is tried again later, though its size and time are the same."""
+        """Return an UnusableNowError, so that ingestion tries the file again later, even if its size and time stay the same."""
         reason = os.strerror(error.errno) if error.errno else error
         return UnusableNowError(f"cannot read {path} at byte 0: {reason}; make the file readable for the storage service")
 
     def open(self, path: str, indexed: IndexedVersion | None = None, ranges: Sequence[tuple[int, int]] = ()) -> pa.NativeFile:
-        """Open the file for random access by Arrow, if it lies below the roots. Raises: OSError, DataError: it does not."""
+        """Open the file for random access by Arrow. Raises: OSError. DataError: the file is not below the roots."""
         return open_native(path, self._roots.folders)
 
     def stamp(self, path: str) -> FileStatus | None:
-        """The status now: a look at a local file needs no request."""
+        """Return the present status, which needs no request for a local file."""
         return self.status(path)
 
 
 def mounts_about(base: str, mountinfo: bytes) -> bytes:
-    """The lines of `/proc/self/mountinfo` whose mount point is the folder `base`, lies above it or below it."""
+    """Return the lines of `/proc/self/mountinfo` whose mount point is the folder `base`, or is above or below it."""
     folder = os.path.join(os.path.realpath(os.fsencode(base)), b"")
 
     def concerns(line: bytes) -> bool:
@@ -230,7 +233,7 @@ def mounts_about(base: str, mountinfo: bytes) -> bytes:
 
 
 def _files_of(scan: _core.FolderScan) -> SeenFiles:
-    """All files that the scan found, in parts: the other threads go on between them."""
+    """Return the files that the scan found. The files are taken from the scan in parts, so that other threads can run between the parts."""
     parts = [scan.take_files(_FILES_AT_ONCE)]
     while len(parts[-1][0]) == _FILES_AT_ONCE:
         parts.append(scan.take_files(_FILES_AT_ONCE))
@@ -250,12 +253,12 @@ def _unsettled(listing: Listing, known: FileTable) -> set[str]:
 
 
 def open_native(path: str, roots: Sequence[str]) -> pa.NativeFile:
-    """Open a file that lies below one of the folders `roots` (none: anywhere) for Arrow.
+    """Open a file that is below one of the folders `roots` (none: anywhere) for Arrow.
 
     Args: path: full path.
-    Raises: OSError, DataError: it lies elsewhere.
+    Raises: OSError. DataError: the file is in no such folder.
     """
-    import pyarrow as pa  # Heavy, and only row groups and indexing need it: a training worker may do without.
+    import pyarrow as pa  # A heavy import that only row groups and indexing need; many training workers never use it.
 
     if not roots:
         return pa.OSFile(os.fsencode(path))
@@ -267,8 +270,9 @@ def open_native(path: str, roots: Sequence[str]) -> pa.NativeFile:
 
 
 def open_filesystem(base_path: str, roots: Roots = Roots()) -> FileSystem:  # noqa: B008  (frozen)
-    """The file system that a `base_path` names, in which only files below `roots` are opened. Raises: ConfigError: it is a URL that cannot be
-    used."""
+    """Return the file system of a `base_path`, which opens only files below `roots`. Raises: ConfigError: `base_path` is a URL that cannot be
+    used.
+    """
     if is_bucket(base_path):
         from modyn.storage.files.bucket import BucketFiles  # Most processes do not need it.
 
@@ -277,4 +281,4 @@ def open_filesystem(base_path: str, roots: Roots = Roots()) -> FileSystem:  # no
 
 
 reading = LocalFiles("").reading
-"""A context in which an OSError on a local file is raised as DataError that names the file: `with reading(path)`."""
+"""A context, `with reading(path)`, in which an OSError is raised as a DataError that names the file."""

@@ -1,6 +1,6 @@
-"""Copies of objects in temporary folders: formats index files of this machine, so an object is copied before it is indexed.
+"""Copies of objects in temporary folders. Formats index files of this machine, so an object is copied before it is indexed.
 
-The folder of a killed process is removed when copies are made a minute later.
+The folder of a killed process is removed when another process makes copies at least a minute later.
 """
 
 from __future__ import annotations
@@ -23,29 +23,30 @@ from modyn.storage.files.file_system import IndexedVersion, UnusableNowError
 
 PREFIX = "modyn-bucket-"
 _LOCK = "in-use"
-"""A file that is locked while the folder is used: a process id would mean another process in another container that sees this folder."""
+"""Name of a file that is locked while the folder is in use. A process id does not identify the owner of the folder, because a process in another
+container that shares `TMPDIR` may have the same id."""
 _YOUNG_S = 60.0
-"""A younger folder without a lock may be one that is just being made."""
+"""Age in seconds below which a folder without a lock may still be in creation."""
 
 
 class LocalCopies:
-    """A folder in `TMPDIR` with copies of objects under their own names; it is removed on exit.
+    """A folder in `TMPDIR` with copies of objects under their own names. The folder is removed on exit.
 
     Args of its methods: path, paths: full paths of objects, `s3://BUCKET/PREFIX/NAME`.
     """
 
     def __init__(self, files: BucketFiles) -> None:
-        """Make the folder, and remove those that killed processes left. Raises DataError if it cannot be made."""
+        """Make the folder, and remove folders that killed processes left. Raises DataError if the folder cannot be made."""
         self._files = files
         with files.reading(files.base), ExitStack() as opened:
             _sweep_once(Path(tempfile.gettempdir()), int(time.monotonic() // _YOUNG_S))
             folder = opened.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX))
             lock = opened.enter_context(open(os.path.join(folder, _LOCK), "wb"))
-            fcntl.flock(lock, fcntl.LOCK_EX)  # Other processes do not sweep the folder away.
+            fcntl.flock(lock, fcntl.LOCK_EX)  # Keeps other processes from sweeping the folder away.
             self._opened = opened.pop_all()
         self._copies = os.path.join(folder, "copies")
         self.errors: dict[str, DataError] = {}
-        """Objects that have no copy, and why."""
+        """Reasons by path, for objects without a copy."""
 
     def __enter__(self) -> Self:
         return self
@@ -54,10 +55,10 @@ class LocalCopies:
         self._opened.close()
 
     def local(self, path: str) -> str:
-        """The path of the copy of `path`. Raises: DataError: it would not be in the folder."""
+        """Return the path of the copy of `path`. Raises: DataError: the copy would not be in the folder."""
         name = path[len(self._files.base) + 1 :]
         if not is_file_name(name):
-            raise DataError(f"{path} cannot be copied: its name is none that a file may have")
+            raise DataError(f"{path} cannot be copied: its name is not allowed for a file")
         return os.path.join(self._copies, name)
 
     def add(self, path: str, indexed: IndexedVersion | None = None) -> None:
@@ -67,8 +68,8 @@ class LocalCopies:
         self._set_time(path)
 
     def add_small(self, paths: Sequence[str]) -> None:
-        """Copy many objects at once, each of the version that was listed. One that cannot be read has no copy, and is in `errors`: a
-        FileChangedError if there is another version by now."""
+        """Copy many objects at once, each in the listed version. An unreadable object gets no copy and an entry in `errors`: a FileChangedError if
+        the version has changed."""
         versions = [None if (status := self._files.status(path)) is None else version_of(status) for path in paths]
         reads = [
             (version.size if version else 0, partial(self._read, path, version))
@@ -84,13 +85,13 @@ class LocalCopies:
             self._write(path, b"", status.size)
 
     def with_objects(self, error: DataError) -> DataError:
-        """The same error with the names of objects in place of those of copies."""
+        """Return the error with the names of objects instead of the names of copies."""
         kind = type(error) if isinstance(error, UnusableNowError) else DataError
         return kind(error.message.replace(self._copies, self._files.base))
 
     @contextmanager
     def naming_objects(self) -> Iterator[None]:
-        """A context in which a DataError is raised as `with_objects`."""
+        """Convert a DataError in the block by `with_objects`."""
         try:
             yield
         except DataError as error:
@@ -105,6 +106,7 @@ class LocalCopies:
         try:
             with self._files.reading(path), self._new_file(path) as file:
                 file.write(content)
+                # Formats look at the size. A file that is only extended takes no room on the disk.
                 file.truncate(size)
             self._set_time(path)
         except DataError as error:
@@ -125,14 +127,15 @@ class LocalCopies:
 
 @lru_cache(maxsize=1)
 def _sweep_once(place: Path, minute: int) -> None:
-    """Sweep once a minute, not for every object: there may be many, and much else in the place. No folder is left over before that."""
+    """Sweep at most once a minute, not for every object, because there may be many objects, and `TMPDIR` may hold many other files. No folder counts
+    as left over in its first minute."""
     sweep(place)
 
 
 def sweep(place: Path) -> None:
     """Remove the folders of processes that have ended.
 
-    Args: place: the folder that holds them; what other programs have put there stays.
+    Args: place: the folder that holds these folders; files of other programs in it stay.
     """
     for folder in place.glob(f"{PREFIX}*"):
         with suppress(OSError):
@@ -141,7 +144,10 @@ def sweep(place: Path) -> None:
 
 
 def _is_left_over(folder: Path) -> bool:
-    """Return whether the process that made the folder has ended. Raises OSError if that cannot be known, as for other users' folders."""
+    """Return whether the process that made the folder has ended. Raises OSError if this cannot be found out, for example for folders of other
+    users.
+    """
+    # A young folder may not have its lock yet.
     if time.time() - folder.stat().st_mtime < _YOUNG_S:
         return False
     try:

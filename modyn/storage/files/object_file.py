@@ -1,4 +1,4 @@
-"""An object of a bucket, opened like a file: what is read of it is asked for by ranges."""
+"""An object of a bucket, opened like a file. Each read requests a range of bytes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 
 PART_BYTES = 8 << 20
-"""Most bytes of one request, which is bounded in time: over a slow link, more would never come."""
+"""Largest number of bytes in one request. Requests have a time limit, and a slow link could not transfer more bytes within this limit."""
 _GAP_BYTES = 64 << 10
-"""Most bytes between two ranges that are read along, which takes less time than another request."""
+"""Largest gap between two ranges that are read together. To read the gap is faster than another request."""
 
 
 class ObjectFile(io.RawIOBase):
-    """Reads of an object of `size` bytes: each is asked for, unless all of it was fetched before. As Arrow and `io.BufferedReader` take it."""
+    """A file for Arrow and `io.BufferedReader` with the `size` bytes of an object. Each read is a request, unless its bytes were fetched before."""
 
     def __init__(
         self, read: Callable[[int, int], bytes | memoryview], size: int, fetched: Sequence[tuple[int, bytes]] = ()
     ) -> None:
-        """Args: read: bytes [start, stop). fetched: first byte and content of what was read before, ascending."""
+        """Args: read: returns bytes [start, stop). fetched: first byte and content of each fetched range, ascending."""
         super().__init__()
         self._read_range, self._size, self._at = read, size, 0
         self._starts = [start for start, _ in fetched]
@@ -30,10 +30,11 @@ class ObjectFile(io.RawIOBase):
         return self._size
 
     def read_at(self, num_bytes: int, offset: int) -> bytes:
-        """At most `num_bytes` bytes from `offset` on: fewer at the end."""
+        """Return `num_bytes` bytes from `offset` on; fewer at the end."""
         stop = min(offset + num_bytes, self._size)
         if stop <= offset:
             return b""
+        # The last fetched range that begins at or before `offset`. Only a range that has all bytes can answer.
         place = bisect_right(self._starts, offset) - 1
         if place >= 0 and stop <= self._starts[place] + len(self._contents[place]):
             first = self._starts[place]
@@ -41,38 +42,38 @@ class ObjectFile(io.RawIOBase):
         return bytes(self._read_range(offset, stop))
 
     def read(self, num_bytes: int = -1) -> bytes:
-        """Read on from where the last read ended; -1: to the end."""
+        """Read `num_bytes` bytes from the end of the last read on; -1: read to the end of the object."""
         content = self.read_at(self._size if num_bytes is None or num_bytes < 0 else num_bytes, self._at)
         self._at += len(content)
         return content
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        """Read as much as `buffer` holds, at most to the end."""
+        """Fill `buffer`, at most to the end of the object."""
         view = memoryview(buffer).cast("B")
         content = self.read(len(view))
         view[: len(content)] = content
         return len(content)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Read on from another byte; `offset` and `whence` as of `io.IOBase.seek`."""
+        """Set the position of the next read. Args: see `io.IOBase.seek`."""
         self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         return self._at
 
     def tell(self) -> int:
-        """The byte that is read next."""
+        """Return the position of the next read."""
         return self._at
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
 
 def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The ranges [start, stop) with few bytes between them as one, ascending; without empty ones.
+    """Join ranges [start, stop) with small gaps between them. Returns ascending ranges, none of them empty.
 
     >>> joined([(100, 200), (0, 10), (1 << 20, 2 << 20), (5, 5)])
     [(0, 200), (1048576, 2097152)]
@@ -89,7 +90,7 @@ def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def parts_of(start: int, stop: int, most: int = PART_BYTES) -> list[tuple[int, int]]:
-    """The range [start, stop) in requests of at most `most` bytes.
+    """Divide the range [start, stop) into ranges of at most `most` bytes.
 
     >>> parts_of(0, 20 << 20)
     [(0, 8388608), (8388608, 16777216), (16777216, 20971520)]

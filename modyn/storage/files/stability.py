@@ -1,4 +1,4 @@
-"""Which files are still being written: a file is stable once it, and its companion, have not changed for the settle time."""
+"""Detects files that are still being written. A file is stable when neither the file nor its companion has changed for the settle time."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ import numpy as np
 from modyn.storage.files.file_system import UNKNOWN, FileSystem, SeenFile, SeenFiles
 
 COMPANION_WAIT_S = 5.0
-"""A file whose companion (its label file) is missing for longer is reported."""
+"""Seconds after which a file without its companion (its label file) is reported."""
 
 
 class StabilityTracker:
-    """Remembers files that looked unfinished. Times: `now` is seconds since 1970, `tick` a clock that never jumps."""
+    """Remembers files that looked unfinished. Times: `now` is in seconds since 1970, `tick` is in seconds of a monotonic clock."""
 
     def __init__(self, settle_s: float) -> None:
         self.settle_s = settle_s
         self.num_unstable = 0
-        """Files that the last `stable` left for later and that need nothing but time."""
+        """Number of files that the last `stable` left for later although no companion is missing: these files only need time."""
         self._observed: dict[str, tuple[tuple[int, int], float]] = {}
-        """Size and last change of a file, and the tick since which they are so."""
+        """Size and last change of each file, and the tick at which these were first observed."""
         self._unended: dict[str, tuple[tuple[int, int], float, float]] = {}
-        """Size and time of a file whose last row does not end, the tick since which they are so, and for how many seconds they must be."""
+        """For each file whose last row has no end: its size and time, the tick at which these were first observed, and the seconds for which they
+        must stay the same."""
 
     def await_end(self, file: SeenFile, wait_s: float, tick: float) -> None:
-        """Leave a file of which the last row is not indexed until it changes, or has not changed for `wait_s`."""
+        """Postpone the last row of a file until the file changes, or stays unchanged for `wait_s`."""
         state = (file.size, file.mtime_ns)
         known, since, _ = self._unended.get(file.path, (state, tick, 0.0))
         self._unended[file.path] = state, since if known == state else tick, wait_s
@@ -35,7 +36,7 @@ class StabilityTracker:
         return file.path in self._unended and self._unended[file.path][0][0] < file.size
 
     def is_at_rest(self, file: SeenFile, wait_s: float, now: float, tick: float) -> bool:
-        """Whether a file has not changed for `wait_s`, by its time, or by what was seen of it since `await_end`."""
+        """Whether a file has not changed for `wait_s`, as its modification time or the observations since `await_end` show."""
         state = (file.size, file.mtime_ns)
         known, since, _ = self._unended.get(file.path, (state, tick, 0.0))
         return max(tick - since if known == state else 0.0, now - file.mtime_ns / 1e9) >= wait_s
@@ -49,10 +50,10 @@ class StabilityTracker:
     ) -> tuple[SeenFiles, dict[str, str]]:
         """Select the files that may be indexed now.
 
-        A file is stable if its last change is older than the settle time, or if it was seen unchanged for that long, whatever its own time
-        is: clocks of other machines and restored archives put it into the future.
-        Args: companions: full path of a file → full paths of the files that must exist beside it.
-        Returns: the stable files in their order, and path → reason for those that have waited too long for a companion.
+        A file is stable if its last change is older than the settle time, or if it was observed without change for that long. The observation is
+        needed because clocks of other machines and restored archives can set a file's time into the future.
+        Args: companions: full path of a file → full paths of the files that must exist next to it.
+        Returns: the stable files in their order, and path → reason for the files that have waited too long for a companion.
         """
         late: dict[str, str] = {}
         observed = {}
@@ -65,6 +66,8 @@ class StabilityTracker:
             state = (file.size, max(file.mtime_ns, *(status.mtime_ns for status in statuses.values() if status), 0))
             known, since = self._observed.get(file.path, (state, tick))
             since = since if known == state else tick
+            # A file that has not changed for long is stable at the first look. Clocks of other machines may differ, so observed time
+            # counts too.
             age_s = max(tick - since, now - state[1] / 1e9)
             if missing is None and age_s >= self.settle_s:
                 ready[position] = True
@@ -72,9 +75,10 @@ class StabilityTracker:
             observed[file.path] = state, since
             unstable += missing is None
             if missing is not None and age_s > COMPANION_WAIT_S:
-                late[file.path] = f"{missing} is missing, which must stand beside the file; it is indexed once that is there"
+                late[file.path] = f"{missing} is missing, which must be next to the file; the file is indexed when it is there"
         self._observed, self.num_unstable = observed, unstable
         waiting = [position for position, path in enumerate(files.paths) if path in self._unended] if self._unended else []
+        # Files that are no longer listed are forgotten.
         self._unended = {path: self._unended[path] for path in map(files.paths.__getitem__, waiting)}
         for position in waiting:
             ready[position] &= not self._awaits_end(files[position], now, tick)

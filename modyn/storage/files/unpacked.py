@@ -1,8 +1,8 @@
-"""Unpacked copies of compressed files, which storage keeps beside a dataset's index: samples are read by key anywhere in a file, and a compressed
-one can be read from its beginning only.
+"""Unpacked copies of compressed files, which storage keeps next to a dataset's index.
 
-A copy is made before a file is indexed and never changes. Its place follows from the path, size and tail with which the file was indexed
-(`_core.unpacked_copy`), so that every reader of the index finds it, and another content has another copy.
+Samples are read at any position of a file, but a compressed file can only be read from its beginning. A copy is made before a file is indexed and
+never changes. The path of a copy is computed from the path, size and tail with which the file was indexed (`_core.unpacked_copy`), so that every
+reader of the index finds the copy, and another content has another copy.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ if TYPE_CHECKING:
 
 _KINDS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 _CHECKSUM = ".checksum"
-"""Name of the file beside a copy that holds its checksum."""
+"""Name of the file next to a copy that holds the checksum of the copy."""
 _PART_BYTES = 1 << 20
+"""Number of bytes that are unpacked at once."""
 _FREE_BYTES = 1 << 30
 """Bytes that stay free on the disk of storage's state."""
 _KEPT_S = 60.0
-"""Seconds that a copy of an older state of a file stays, because a reader may be about to open it."""
+"""Seconds for which a copy of an older state of a file is kept, because a reader may be about to open the copy."""
 
 
 class NotUnpackedError(DataError):
-    """A compressed file cannot be unpacked as it is now; what is indexed of it is not affected."""
+    """The present content of a compressed file cannot be unpacked. The indexed samples of the file are not affected."""
 
 
 def packed_kind(path: str) -> str | None:
-    """Return the compression of a file, by its name; None: it has no known one."""
+    """Return the compression of a file, by its name; None: the name has no ending of a known compression."""
     return _KINDS.get(path[len(without_packed_ending(path)) :])
 
 
 def same_unpacked(path: str) -> set[str]:
-    """The other names under which a file with the same rows may lie in its folder: unpacked, or compressed with something else.
+    """Return the names that other files with the same rows could have: the name of the unpacked file, and the names with another compression.
 
     >>> sorted(same_unpacked("a.csv.gz"))
     ['a.csv', 'a.csv.bz2', 'a.csv.zst']
@@ -54,30 +55,30 @@ def same_unpacked(path: str) -> set[str]:
 
 
 class UnpackedCopies:
-    """The copies of one dataset. Several threads may make copies; one process at a time does."""
+    """The copies of one dataset. Several threads of one process may make copies at once."""
 
     def __init__(self, folder: Path) -> None:
-        """Args: folder: UNPACKED in that of the dataset's index; made with the first copy."""
+        """Args: folder: UNPACKED inside the folder of the dataset's index; made with the first copy."""
         self._folder = folder.absolute()
         self._lock = threading.Lock()
-        """Protects `_num_bytes` and `_unfinished`, also while a copy becomes a finished one."""
+        """Protects `_num_bytes` and `_unfinished`; held also while an unfinished copy becomes a finished one."""
         self._num_bytes: int | None = None
-        """Size of all finished copies; None: they are not counted yet."""
+        """Size of all finished copies in bytes; None: the copies were not counted yet."""
         self._unfinished: dict[Path, int] = {}
-        """Folders of copies that are being made, the oldest first, and their bytes so far."""
+        """Folders of unfinished copies, oldest first, and their bytes so far."""
         self._outdated: dict[str, float] = {}
-        """Places of copies that no file needs, and since when, on the monotonic clock."""
+        """Folders of copies that no file needs, and the time from which on no file has needed them, on the monotonic clock."""
 
     def place(self, path: str, size: int, tail: int) -> str:
-        """Where the copy of a file lies, whether it is there or not. Args: as of `_core.unpacked_copy`."""
+        """Return the path of a file's copy, which may not exist. Args: see `_core.unpacked_copy`."""
         return _core.unpacked_copy(str(self._folder), path, size, tail)
 
     def make(self, folder: FileSystem, path: str, version: IndexedVersion, place: str, most_bytes: int) -> None:
-        """Unpack a file to `place`; a no-op if its copy is there.
+        """Unpack a file to `place`, unless the copy exists.
 
-        Args: path: full path. version: of the file; its time becomes that of the copy. most_bytes: of all copies of the dataset.
-        Raises: NotUnpackedError: it is damaged, cut or too large. UnusableNowError: there is no room, maybe for copies that are made meanwhile.
-            What reading it raises.
+        Args: path: full path. version: version of the file, whose time the copy gets. most_bytes: largest size of all copies of the dataset.
+        Raises: NotUnpackedError: the file is damaged, truncated or too large. UnusableNowError: there is no room, possibly because of copies in
+        progress. Other errors: the file cannot be read.
         """
         if os.path.exists(place):
             return
@@ -85,6 +86,7 @@ class UnpackedCopies:
 
         kind = packed_kind(path)
         assert kind is not None, "only compressed files are unpacked"
+        # A folder whose name begins with a dot is an unfinished copy. The rename below makes it a finished one.
         part = self._folder / f".{uuid.uuid4().hex}"
         target = part / os.path.basename(place)
         with self._lock:
@@ -104,9 +106,10 @@ class UnpackedCopies:
                         os.fsync(file.fileno())
             with self._writing(path):
                 _finish(target, version.mtime_ns)
-                shutil.rmtree(os.path.dirname(place), ignore_errors=True)  # of which the copy alone was removed
+                shutil.rmtree(os.path.dirname(place), ignore_errors=True)  # A folder may remain without its copy.
                 with self._lock:
                     part.rename(os.path.dirname(place))
+                    # The bytes move from the unfinished to the finished copies.
                     self._num_bytes = None if self._num_bytes is None else self._num_bytes + self._unfinished[part]
                     self._unfinished[part] = 0
                 sync(self._folder)
@@ -118,16 +121,15 @@ class UnpackedCopies:
                 del self._unfinished[part]
 
     def drop(self, place: str) -> None:
-        """Remove a copy that is damaged, if it is there."""
+        """Remove a damaged copy, if it exists."""
         shutil.rmtree(os.path.dirname(place), ignore_errors=True)
         with self._lock:
             self._num_bytes = None
 
     def keep_only(self, places: Set[str], tick: float) -> bool:
-        """Remove what no file needs: at once what was not finished, after a while what is outdated. No copy is being made meanwhile.
+        """Remove copies that no file needs. Unfinished copies are removed at once, outdated copies later. No copy may be in progress.
 
-        Args: places: of the copies that are needed. tick: seconds of a clock that never jumps.
-        Returns: whether something is left to remove.
+        Args: places: places of the needed copies. tick: seconds of a monotonic clock. Returns: whether there are copies to remove later.
         """
         folders = {os.path.dirname(place) for place in places}
         found = [entry.path for entry in os.scandir(self._folder)] if self._folder.exists() else []
@@ -142,8 +144,9 @@ class UnpackedCopies:
 
     def _add(self, path: str, part: Path, num_bytes: int, most_bytes: int) -> None:
         with self._lock:
+            # Unknown at first, and after copies were removed.
             if self._num_bytes is None:
-                self._num_bytes = self._counted()
+                self._num_bytes = self._count_bytes()
             self._unfinished[part] += num_bytes
             own, together = (self._num_bytes + more for more in (self._unfinished[part], sum(self._unfinished.values())))
             is_oldest = next(iter(self._unfinished)) == part
@@ -152,19 +155,20 @@ class UnpackedCopies:
                 f"{path} is not unpacked: the unpacked copies of the dataset would have more than {most_bytes:,} bytes; unpack it yourself, or raise "
                 "storage.unpacked_bytes in the system file"
             )
-        if together > most_bytes and not is_oldest:  # of which it is known in this attempt whether it fits
+        # The oldest copy continues, so that this attempt shows whether it fits. The others try again.
+        if together > most_bytes and not is_oldest:
             raise UnusableNowError(
                 f"{path} is not unpacked now: with the files that are unpacked at the same time, the copies of the dataset would have more than "
                 f"{most_bytes:,} bytes (storage.unpacked_bytes); it is tried again"
             )
         if shutil.disk_usage(self._folder).free < _FREE_BYTES:
             raise UnusableNowError(
-                f"{path} is not unpacked now: less than {_FREE_BYTES:,} bytes are free where {self._folder} lies; make room there"
+                f"{path} is not unpacked now: less than {_FREE_BYTES:,} bytes are free on the disk of {self._folder}; make room there"
             )
 
-    def _counted(self) -> int:
+    def _count_bytes(self) -> int:
         found = 0
-        for file in self._folder.glob("[!.]*/*"):  # of finished ones
+        for file in self._folder.glob("[!.]*/*"):  # Only finished copies: the names of the others begin with a dot.
             with suppress(FileNotFoundError):
                 found += file.stat().st_size
         return found
@@ -174,7 +178,7 @@ class UnpackedCopies:
 
 
 class _Writing:
-    """Turn an OSError within the block into the error that the copy cannot be written."""
+    """Convert an OSError in the block to the error that the copy cannot be written."""
 
     def __init__(self, path: str, folder: Path) -> None:
         self._path, self._folder = path, folder
@@ -221,7 +225,7 @@ def _read(path: str, kind: str, stream: pa.CompressedInputStream) -> bytes:
 
 
 def _finish(copy: Path, mtime_ns: int) -> None:
-    """Write the checksum of a copy beside it, and give it the time of its file."""
+    """Write the checksum of a copy next to the copy, and give the copy the time of its file."""
     with open(copy.parent / _CHECKSUM, "x", opener=_private) as file:
         file.write(str(_core.checksum(_core.map_file(copy))))
         file.flush()

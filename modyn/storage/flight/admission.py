@@ -1,4 +1,4 @@
-"""Which requests a payload server answers at once, so that neither idle ones nor those of one dataset or client keep the others out."""
+"""Admission of requests to a payload server. Idle requests, and many requests of one dataset or client, do not block other requests."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Final
 from modyn.errors import UnavailableError
 
 SHARE: Final = 0.75
-"""Share of all permits that requests of one dataset may hold."""
+"""Largest share of all permits for the requests of one dataset."""
 
 
 @dataclass(slots=True, eq=False)
 class _Permit:
-    """The permit of one request. idle_since: when its client was given a message that it has not taken; None: the server works on it."""
+    """The permit of one request. idle_since: time from which on a message has waited for the client to read it; None: the server is working."""
 
     dataset: str
     client: str
@@ -27,21 +27,21 @@ class _Permit:
 
 
 class AdmissionControl:
-    """At most `number` requests have a permit. One whose client has read nothing for `idle_s` seconds loses it to another that has none.
+    """Gives permits to at most `number` requests. If a client has read nothing for `idle_s` seconds, its request loses the permit to a request that
+    has none. While a client waits for a permit that it may have, clients with more permits get no further permit. A client counts as waiting for
+    `idle_s` after its last request.
 
-    While a client waits for a permit that it may take, those that hold more permits than it get no other. It waits for `idle_s` after it last asked.
-
-    Args: busy: the start of the message of a refused request. clock: seconds, never set back. Thread-safe.
+    Args: busy: first words of the message to a refused request. clock: seconds, monotonic. Thread-safe.
     """
 
     def __init__(self, number: int, idle_s: float, busy: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._number, self._idle_s, self._busy, self._clock = number, idle_s, busy, clock
         self._of_one_dataset = ceil(number * SHARE)
-        self._lock = threading.Lock()  # Protects what follows, and the times of the permits.
+        self._lock = threading.Lock()  # Protects the fields below, and the times of the permits.
         self._held: set[_Permit] = set()
-        # Each still takes a thread and two chunks, so their number is bounded as well.
+        # Requests without a permit still take a thread and two chunks each, so their number is bounded as well.
         self._lost: set[_Permit] = set()
-        # When a client was refused that has not got a permit since, and for which dataset.
+        # For each client that was refused and has had no permit since: time of the refusal, and dataset.
         self._waiting: dict[str, tuple[float, str]] = {}
 
     @property
@@ -51,8 +51,8 @@ class AdmissionControl:
             return len(self._held)
 
     @contextmanager
-    def admitted(self, dataset: str, client: str = "") -> Iterator[_Permit]:
-        """Give a request a permit while it lasts. Raises UnavailableError: there is none, the client is to try again."""
+    def admit(self, dataset: str, client: str = "") -> Iterator[_Permit]:
+        """Hold a permit for a request during the block. Raises UnavailableError: no permit is free, and the client must try again."""
         permit = _Permit(dataset, client)
         self._take(permit)
         try:
@@ -64,7 +64,9 @@ class AdmissionControl:
 
     @contextmanager
     def awaiting_client(self, permit: _Permit) -> Iterator[None]:
-        """Surround the handing of a message to the client, which may not read. Raises UnavailableError: the permit was lost, and there is none."""
+        """Mark the request as idle during the block, in which its message waits for the client. Raises UnavailableError: the request lost its permit,
+        and no other permit is free.
+        """
         with self._lock:
             permit.idle_since = self._clock()
         yield
@@ -79,6 +81,7 @@ class AdmissionControl:
             try:
                 self._take_locked(permit)
             except UnavailableError:
+                # Bounded, because clients choose their names.
                 if len(self._waiting) < self._number:
                     self._waiting[permit.client] = self._clock(), permit.dataset
                 raise
@@ -106,7 +109,7 @@ class AdmissionControl:
         )
 
     def _free(self, permits: set[_Permit] | list[_Permit]) -> None:
-        """Take a permit from the request of `permits` that has been idle for longest. Raises UnavailableError: none has been for long enough."""
+        """Take the permit of the request in `permits` that is idle longest. Raises UnavailableError: no request is idle long enough."""
         idle = [(permit.idle_since, id(permit), permit) for permit in permits if permit.idle_since is not None]
         since, _, longest = min(idle, default=(float("inf"), 0, None))
         if longest is None or self._clock() - since < self._idle_s or len(self._lost) >= self._number:

@@ -10,7 +10,7 @@ from typing import Self
 
 import numpy as np
 
-from modyn.config.endpoint import Endpoint
+from modyn.config.system_sections.endpoint import Endpoint
 from modyn.errors import CancelledError, InvalidArgumentError
 from modyn.records import Int64Array
 from modyn.storage.flight.endpoints import EndpointPool
@@ -22,16 +22,17 @@ from modyn.storage.model.schema import DatasetSchema
 __all__ = ["FetchLimits", "OnMissing", "PayloadClient", "PayloadStream", "Payloads"]
 
 _JOIN_S = 2.0
+"""Longest time in seconds that `PayloadStream.close` waits for threads."""
 _CLOSED = "the payload client was closed"
 
 
 class PayloadClient:
-    """Fetches payloads by key. Thread-safe; not to be used across a fork.
+    """Fetches payloads by key. Thread-safe. A client must not be used across a fork.
 
     Args:
-        endpoints: payload servers of one storage, all with the same data. The fetches of a client begin with different ones.
-        streams: how many requests of one fetch are transferred at once, spread over the endpoints.
-        schema: asks storage for the schema of a dataset, by its name; None: there is none, or it is not known yet.
+        endpoints: payload servers of one storage, all with the same data. Successive fetches begin with different servers. streams: number of
+        requests of one fetch that are transferred at once, distributed over the endpoints. schema: returns the schema of a dataset by its name; None:
+        the dataset has no schema, or its schema is not known yet.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class PayloadClient:
         self._streams = streams
         self._limits = limits or FetchLimits()
         self._ask_schema = schema
-        self._lock = threading.Lock()  # No fetch begins unseen by `close`.
+        self._lock = threading.Lock()  # Protects the list of fetches, so that `close` ends every fetch.
         self._closed = False
         self._fetches: weakref.WeakSet[Fetch] = weakref.WeakSet()
 
@@ -63,7 +64,7 @@ class PayloadClient:
         self.close()
 
     def close(self) -> None:
-        """Cancel all fetches; no other begins."""
+        """Cancel all fetches, and refuse further ones."""
         with self._lock:
             self._closed = True
             fetches = list(self._fetches)
@@ -75,7 +76,9 @@ class PayloadClient:
         self._pool.close()
 
     def schema(self, dataset: str) -> DatasetSchema | None:
-        """The schema of a dataset; None: there is none, or it is not known yet. Raises: NotFoundError. UnavailableError: storage does not answer."""
+        """Return the schema of a dataset; None: the dataset has no schema, or its schema is not known yet. Raises: NotFoundError. UnavailableError:
+        storage does not answer.
+        """
         return self._ask_schema(dataset)
 
     def fetch(
@@ -88,21 +91,21 @@ class PayloadClient:
         *,
         with_bytes: bool = True,
     ) -> PayloadStream:
-        """Fetch the samples of `keys` in the order asked, duplicates included, as they arrive.
+        """Fetch the samples of `keys` in the given order, including duplicates, as they arrive.
 
         Args:
             keys: int64 (n,).
-            on_missing: "skip" leaves out keys that were deleted; those that never existed are an error.
+            on_missing: "skip" leaves out keys that were deleted; keys that never existed are an error.
             deadline_s: seconds that `next` may wait for one batch of samples.
-            identity: of the registration that the keys are of, as in `DatasetInfo`; empty: any.
+            identity: identity of the registration that the keys belong to, as in `DatasetInfo`; empty: any.
             with_bytes: False: the servers read no file, and payloads have no bytes.
 
-        Raises, from `next` and once what comes before the error is consumed:
-            NotFoundError: there is no such dataset, or it has another identity, or no such key; it names the first missing ones.
-            DataError: a file cannot be read, or a sample is too large to be sent; it names file and offset, or the key.
-            UnavailableError: no endpoint answered for `FetchLimits.retry_s`, or none that did has an index that is new enough for the keys.
-            DeadlineError: `deadline_s` has passed; it names the sample and the endpoints that owe it.
-            CancelledError: the fetch was cancelled or the client closed.
+        Raises, from `next`, after the samples before the error:
+            NotFoundError: there is no dataset of this name and identity, or the dataset has no sample with one of the keys; the message names the
+            first missing keys. DataError: a file cannot be read (the message names file and offset), or a sample is too large to be sent (the message
+            names the key). UnavailableError: no endpoint answered for `FetchLimits.retry_s`, or the index of each answering endpoint is too old for
+            the keys. DeadlineError: `deadline_s` has passed; the message names the sample and the endpoints that should send it. CancelledError: the
+            fetch was cancelled or the client closed.
         """
         asked = PayloadRequest(dataset, on_missing, np.ascontiguousarray(keys, np.int64), identity, self._name, with_bytes)
         fetch = Fetch(asked, self._pool, self._streams, self._limits, deadline_s)
@@ -116,7 +119,7 @@ class PayloadClient:
 class PayloadStream(Iterator[Payloads]):
     """The samples of a fetch. For one consumer; `cancel` may be called by any thread.
 
-    The fetch begins with the first `next`. Closing or dropping the stream ends it, at once also at the servers.
+    The fetch begins with the first `next`. If the stream is closed or dropped, the fetch ends, also at the servers at once.
     """
 
     def __init__(self, fetch: Fetch) -> None:
@@ -129,13 +132,14 @@ class PayloadStream(Iterator[Payloads]):
         return arrived
 
     def cancel(self) -> None:
-        """Make `next` raise CancelledError, also one that waits."""
+        """Make `next` raise CancelledError, even if it is waiting."""
         self._fetch.end(CancelledError("the fetch was cancelled"))
 
     def close(self) -> None:
         """End the fetch and wait for its threads."""
         self._fetch.end(None)
-        self._fetch.join(_JOIN_S)  # Woken as the threads end, which `end` has asked for; at most so long for all of them.
+        # The ends of the threads, which `end` requested, wake this wait; the limit is for all threads together.
+        self._fetch.join(_JOIN_S)
 
     def __del__(self) -> None:
         self._fetch.end(None)

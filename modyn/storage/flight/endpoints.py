@@ -1,4 +1,4 @@
-"""The payload servers of a client: which of them answer, idle connections to use again, and the size of their samples."""
+"""The payload servers of a client: their availability, idle connections for reuse, and the mean size of their samples."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from typing import Any
 
 from pyarrow import flight
 
-from modyn.config.endpoint import Endpoint
+from modyn.config.system_sections.endpoint import Endpoint
 from modyn.rpc.security import client_certificates
 from modyn.rpc.status import TOKEN_KEY
 from modyn.storage.flight.protocol import location
 
 WINDOW_BYTES = 2 * 2**20
-"""Most bytes of a call that gRPC receives ahead of the reader. Fixed, not estimated: it is part of the bound on a client's memory."""
+"""Largest number of bytes that gRPC receives before the reader takes them. This number is fixed, because it is part of the bound on a client's
+memory.
+"""
 
 REQUEST_DEADLINE_S = 600.0
-"""Deadline of one request, some megabytes. It frees the server of what is not read; a consumer that was away for longer asks again."""
+"""Deadline in seconds of one request of some megabytes. After the deadline the server drops the unread answer. A consumer that reads more slowly
+repeats the request.
+"""
 
 # The first pause hardly delays a fetch when one connection breaks; the last one bounds the wait after an endpoint is back, while
 # thousands of workers do not overrun a server that starts. Both are far below `retry_s`, so every endpoint is tried many times.
@@ -33,7 +37,7 @@ _CHANNEL = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
-    # Despite its name this is how long a connection may take to be made.
+    # Despite its name, this option limits the time to make a connection.
     ("grpc.min_reconnect_backoff_ms", 2000),
     ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
     ("grpc.http2.bdp_probe", 0),
@@ -50,11 +54,11 @@ class _Peer:
 
 
 class EndpointPool:
-    """The endpoints of one client, by their index. Thread-safe; a connection serves one call at a time."""
+    """The endpoints of one client, by their index. Thread-safe. A connection serves one call at a time."""
 
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
         self.sample_bytes: dict[tuple[str, bool], float] = {}
-        """Mean size of the samples of a dataset in its latest answer, with their bytes and without."""
+        """Mean size of a dataset's samples in its latest answer, with and without payload bytes."""
         self._lock = Lock()  # Protects the idle connections and the times of all peers.
         self._closed = False
         self._peers = list(map(_Peer, endpoints))
@@ -73,11 +77,13 @@ class EndpointPool:
         return self._peers[index].endpoint.address
 
     def next_turn(self) -> int:
-        """The endpoint that the next fetch begins with."""
+        """Return the endpoint at which the next fetch begins."""
         return next(self._turns) % len(self._peers)
 
     def choose(self, preferred: int) -> int:
-        """The endpoint to try now: the first from `preferred` on that is not avoided, or else the one that may be tried again first."""
+        """Return the endpoint to try now: the first endpoint from `preferred` on that is not avoided. If all are avoided, return the endpoint whose
+        pause ends first.
+        """
         now = time.monotonic()
         order = [(preferred + i) % len(self._peers) for i in range(len(self._peers))]
         with self._lock:
@@ -85,12 +91,14 @@ class EndpointPool:
             return good if good is not None else min(order, key=lambda index: self._peers[index].retry_at)
 
     def pause_s(self) -> float:
-        """Seconds until some endpoint may be tried."""
+        """Return the seconds until an endpoint may be tried."""
         with self._lock:
             return max(0.0, min(peer.retry_at for peer in self._peers) - time.monotonic())
 
     def mark_failed(self, index: int, avoid_s: float) -> None:
-        """Avoid the endpoint for `avoid_s` while another one answers. Its idle connections are closed, since they are most likely broken too."""
+        """Avoid the endpoint for `avoid_s` while another one answers. Idle connections to the endpoint are closed, because they are probably broken
+        too.
+        """
         now = time.monotonic()
         with self._lock:
             peer = self._peers[index]
@@ -102,15 +110,15 @@ class EndpointPool:
             client.close()
 
     def mark_answered(self, index: int) -> None:
-        """Record that the endpoint answered: it is no longer avoided, and its next pause is the first again."""
+        """Record that the endpoint answered. The endpoint is no longer avoided, and its next pause is as short as the first."""
         with self._lock:
             peer = self._peers[index]
             peer.pause_s, peer.retry_at, peer.avoid_until = _FIRST_PAUSE_S, 0.0, 0.0
 
     def take(self, index: int) -> tuple[flight.FlightClient, flight.FlightCallOptions]:
-        """A connection for one call, and the options to call it with. An endpoint that is away fails the call, not this."""
+        """Return a connection for one call, and the options of the call. If the endpoint is unavailable, the call fails, not this method."""
         peer = self._peers[index]
-        secret = peer.endpoint.security.secret()  # As it is now: its file may have changed.
+        secret = peer.endpoint.security.secret()  # The secret is read for each call, because its file may have changed.
         headers = [] if secret is None else [(TOKEN_KEY.encode(), b"Bearer " + secret.encode())]
         options = flight.FlightCallOptions(timeout=REQUEST_DEADLINE_S, headers=headers)
         with self._lock:
@@ -125,7 +133,7 @@ class EndpointPool:
         return flight.FlightClient(location(peer.endpoint), **settings), options
 
     def give_back(self, index: int, client: flight.FlightClient) -> None:
-        """Keep `client`, a connection to endpoint `index` whose call ended well, for the next call."""
+        """Keep `client`, a connection to endpoint `index` whose call was successful, for the next call."""
         with self._lock:
             if not self._closed:
                 self._peers[index].idle.append(client)
@@ -133,7 +141,7 @@ class EndpointPool:
         client.close()
 
     def close(self) -> None:
-        """Close idle connections now, and those that calls still hold when they are given back."""
+        """Close idle connections now, and connections in use when they are given back."""
         with self._lock:
             self._closed = True
             idle = [client for peer in self._peers for client in peer.idle]

@@ -1,7 +1,7 @@
-"""One fetch of payloads: its requests, the threads that ask for them, and the order in which the consumer gets the answers.
+"""One fetch of payloads: its requests, the threads that send them, and the order of the answers for the consumer.
 
-A fetch is cut into requests of about 8 MiB, each of which is one `DoGet`. The threads take requests in order, and each keeps its request until it is
-answered: what breaks off is asked for again, at the next endpoint, from the first key without an answer.
+A fetch is cut into requests of about 8 MiB, each of which is one `DoGet`. The threads take requests in order, and each thread keeps its request until
+it is answered. A request that breaks off is repeated at the next endpoint, from the first key without an answer.
 """
 
 from __future__ import annotations
@@ -34,29 +34,31 @@ class FetchLimits:
     """Limits of the fetches of a client, in seconds, bytes and keys."""
 
     retry_s: float = 30.0
-    """Endpoints are tried again for so long without any answer before their error is raised."""
+    """Seconds without any answer after which the error of the endpoints is raised. Until then the endpoints are tried again."""
     stall_s: float = 30.0
-    """An endpoint that is silent for so long although it owes an answer is given up. One that is slow reports every few seconds that it is alive."""
+    """Seconds without a message after which an endpoint with an open request is given up. A slow endpoint reports every few seconds that it is
+    alive."""
     avoid_s: float = 5.0
-    """An endpoint that failed is not tried for so long while another one answers."""
+    """Seconds for which a failed endpoint is not tried while another one answers."""
     buffer_bytes: int = 32 * 2**20
-    """Most bytes that a fetch holds for a consumer that is slower than its threads, and one record batch for each thread."""
+    """Largest number of bytes that a fetch holds for a slow consumer, besides one record batch for each thread."""
     request_bytes: int = 8 * 2**20
-    """About the size of the answer to one request."""
+    """Approximate size in bytes of the answer to one request."""
     first_keys: int = 1024
-    """Keys of a request as long as the size of samples is unknown."""
+    """Number of keys of a request while the size of samples is unknown."""
     max_keys: int = 65_536
+    """Largest number of keys of a request."""
 
 
 _OPEN_PER_STREAM = 4
-"""Most requests of a fetch, for each stream, that are asked for and not yet consumed."""
+"""Largest number of requests of a fetch, for each stream, that were taken by a thread and are not consumed yet."""
 _ROW_BYTES = 24
 """Key, label and offset of a sample on the wire."""
 _SAME_VERSION = "run the same version of Modyn on both sides"
 
 
 class _Request:
-    """Some keys of a fetch. `done` of them are answered; `arrived` waits for the consumer."""
+    """A range of keys of a fetch. The first `done` keys are answered. The samples in `arrived` wait for the consumer."""
 
     __slots__ = ("arrived", "done", "error", "keys")
 
@@ -72,7 +74,7 @@ class _Request:
 
 
 class Fetch:
-    """What the consumer and the threads of one fetch share."""
+    """State that the consumer and the threads of one fetch share."""
 
     def __init__(
         self, asked: PayloadRequest, pool: EndpointPool, streams: int, limits: FetchLimits, deadline_s: float | None
@@ -91,18 +93,21 @@ class Fetch:
         self._started = self._ended = False
         self._end_error: ModynError | None = None
         self._open: deque[_Request] = deque()
-        """Requests in order, from the one that the consumer is at to the last one that a thread has taken."""
+        """Requests in order, from the present request of the consumer to the last request that a thread has taken."""
         self._cut_to = 0
+        """Number of keys that have been cut into requests."""
         self._buffered = 0
+        """Bytes of samples that wait for the consumer."""
         self._failing_since: float | None = None
         self._failing: set[int] = set()
-        """Endpoints that failed since then, without any answer in between."""
+        """Endpoints that have failed since the last answer of any endpoint."""
         self._identity: bytes | None = None
+        """Identity of the dataset in the first answer. Later answers must have the same identity."""
 
     # The consumer's side
 
     def next(self) -> Payloads | None:
-        """The next samples, or None at the end; raises what the fetch ended with. While it waits, it replaces threads that stall."""
+        """Return the next samples; None at the end. Raises the error that ended the fetch. While the method waits, it replaces stalled threads."""
         give_up = None if self._deadline_s is None else time.monotonic() + self._deadline_s
         with self._changed:
             while not self._ended:
@@ -116,9 +121,9 @@ class Fetch:
                     self._end(head.error)
                 elif head is not None and head.is_settled:
                     self._open.popleft()
-                    self._changed.notify_all()  # Another request may be cut, and what the next one waits to deliver may come.
+                    self._changed.notify_all()  # Threads may now take another request, or deliver samples of the next one.
                 elif head is None and self._cut_to == len(self._keys):
-                    self._ended = True  # No thread has a request: their calls end in good order, which keeps the connections.
+                    self._ended = True  # No thread has a request: their calls end regularly, so the connections can be reused.
                     self._changed.notify_all()
                 elif give_up is not None and time.monotonic() >= give_up:
                     self._end(self._deadline_error(head))
@@ -146,7 +151,9 @@ class Fetch:
         )
 
     def end(self, error: ModynError | None) -> None:
-        """End the fetch, from any thread: `next` raises `error` or returns None. Nothing happens if it has ended before."""
+        """End the fetch, from any thread: `next` raises `error`, or returns None if `error` is None. If the fetch has ended before, nothing
+        happens.
+        """
         with self._changed:
             if not self._ended:
                 self._end(error)
@@ -158,7 +165,7 @@ class Fetch:
         self.abandon_threads()
 
     def abandon_threads(self) -> None:
-        """End the calls of all threads, also of a fetch that has ended in good order."""
+        """End the calls of all threads, also after the regular end of a fetch."""
         with self._changed:  # Reentrant: `_end` holds it already.
             for thread in self._threads:
                 thread.abandon()
@@ -171,9 +178,9 @@ class Fetch:
                 thread.join(max(0.0, give_up - time.monotonic()))
 
     def _replace_stalled(self) -> float:
-        """Replace threads whose endpoint has stalled; seconds until the next one could have.
+        """Replace threads whose endpoint has stalled. Returns the seconds until the next thread could stall.
 
-        A new thread goes on with the request, and the old one is left behind: while the server does not open a `DoGet`, it cannot be cancelled.
+        A new thread continues with the request, and the old one is abandoned: a `DoGet` that the server has not opened cannot be cancelled.
         """
         stall_s, now = self.limits.stall_s, time.monotonic()
         wait_s = stall_s
@@ -191,10 +198,9 @@ class Fetch:
     # The threads' side
 
     def assign(self, thread: RequestThread) -> bool:
-        """Give `thread` the next request once there is room for it, unless its own is still unanswered. False: the thread is to end.
-
-        A thread has one request at a time and keeps it, and `deliver` never waits with the one that the consumer is at. So that one is always
-        proceeding, and no fetch hangs, however full its buffer is.
+        """Give `thread` the next request when there is room for its samples, unless the present request of the thread is unanswered. Returns False if
+        the thread must end. A thread keeps its single request until the answer is complete, and `deliver` never waits with samples of the consumer's
+        present request. Therefore this request always makes progress, and no fetch hangs on a full buffer.
         """
         with self._changed:
             if thread.request is not None and thread.request.is_settled:
@@ -220,11 +226,11 @@ class Fetch:
         return request
 
     def deliver(self, thread: RequestThread, identity: bytes, done: int, payloads: Payloads) -> bool:
-        """Take samples, after which `done` keys of the thread's request are answered. False: they are not wanted any more.
+        """Take samples. After these samples, `done` keys of the thread's request are answered. Returns False if the samples are no longer wanted.
 
-        Waits while the buffer is full, unless the consumer waits for these.
+        Waits while the buffer is full, unless the consumer needs these samples next.
 
-        Raises: ModynError: they are no answer to the request. NotFoundError: earlier ones were of another registration of the dataset.
+        Raises: ModynError: the samples do not answer the request. NotFoundError: earlier samples belonged to another registration of the dataset.
         """
         request = thread.request
         assert request is not None
@@ -239,7 +245,7 @@ class Fetch:
                 f"{_SAME_VERSION}"
             )
         if done == request.done:
-            return True  # The server is alive, and that is all.
+            return True  # The message only says that the server is alive.
         self.pool.mark_answered(thread.endpoint)
         with self._changed:
             self._identity = self._identity or identity
@@ -267,9 +273,8 @@ class Fetch:
             return True
 
     def retry(self, thread: RequestThread, error: UnavailableError) -> None:
-        """The endpoint of `thread` failed: wait until one may be tried again.
-
-        Once every endpoint has failed and `retry_s` have passed without any answer, the consumer gets `error`.
+        """Wait until an endpoint may be tried again, after the endpoint of `thread` has failed. If every endpoint has failed and `retry_s` have
+        passed without any answer, the consumer gets `error` instead.
         """
         with self._changed:
             now, pause_s = time.monotonic(), self.pool.pause_s()
@@ -282,21 +287,20 @@ class Fetch:
                 self._changed.wait_for(lambda: self._ended, pause_s)
 
     def fail(self, thread: RequestThread, error: ModynError) -> None:
-        """Give up the thread's request, which no endpoint can answer: the consumer gets `error` behind what comes before it."""
+        """Give up the thread's request, which no endpoint can answer. The consumer gets the samples before this request, and then `error`."""
         with self._changed:
             self._fail(thread, error)
 
     def _fail(self, thread: RequestThread, error: ModynError) -> None:
         if thread.request is not None and not thread.request.is_settled and not thread.is_abandoned:
             thread.request.error = error
-            self._cut_to = len(self._keys)  # Nothing behind the error is asked for.
+            self._cut_to = len(self._keys)  # Nothing after the error is asked for.
             self._changed.notify_all()
 
 
 class RequestThread(threading.Thread):
-    """A thread of a fetch. It asks for one request after the other, each at an endpoint that answers.
-
-    request, is_abandoned: changed under the lock of the fetch. silent_since: since when the thread waits for its endpoint.
+    """A thread of a fetch, which sends one request after the other, each to an endpoint that answers. request, is_abandoned: changed under the lock
+    of the fetch. silent_since: time from which on the thread waits for its endpoint.
     """
 
     def __init__(self, fetch: Fetch, preferred: int, stalled: RequestThread | None = None) -> None:
@@ -314,11 +318,11 @@ class RequestThread(threading.Thread):
 
     @property
     def address(self) -> str:
-        """The endpoint that is asked now."""
+        """Address of the present endpoint."""
         return self._pool.address(self.endpoint)
 
     def abandon(self) -> None:
-        """End the call, under the lock of the fetch. What it still brings is dropped."""
+        """End the call, under the lock of the fetch. Later samples of the call are dropped."""
         self.is_abandoned = True
         self.silent_since = None
         if (reader := self._reader) is not None:
@@ -346,7 +350,7 @@ class RequestThread(threading.Thread):
                 self._fetch.fail(self, ModynError(f"fetching payloads failed: {type(error).__name__}: {error}"))
 
     def _ask(self) -> None:
-        """Ask the endpoint once for the keys of the request that are not answered yet."""
+        """Request the unanswered keys once from the endpoint."""
         request, fetch = self.request, self._fetch
         assert request is not None
         ticket = replace(fetch.asked, keys=request.keys[request.done :]).to_ticket()
@@ -371,7 +375,7 @@ class RequestThread(threading.Thread):
             raise UnavailableError(f"the payload server at {self.address} ended its answer too early")
 
     def _read(self, request: _Request) -> bool:
-        """Read the answer to its end. False: it is not wanted any more."""
+        """Read the answer to its end. Returns False if the fetch no longer wants the answer."""
         done_before = request.done
         identity = (self._reader.schema.metadata or {}).get(b"identity", b"")
         while not self.is_abandoned:
@@ -379,7 +383,7 @@ class RequestThread(threading.Thread):
                 message = self._reader.read_chunk()
             except StopIteration:
                 return True
-            self.silent_since = None  # Not while the consumer is waited for.
+            self.silent_since = None  # The time of waiting for the consumer does not count as silence.
             head = AnswerHead.from_bytes(b"" if message.app_metadata is None else message.app_metadata.to_pybytes())
             if head.error:
                 raise error_from_text(head.error) or ModynError(
@@ -393,8 +397,10 @@ class RequestThread(threading.Thread):
 
 
 def _are_answers(asked: Int64Array, arrived: Int64Array, on_missing: OnMissing) -> bool:
-    """Whether `arrived` is `asked`, or with "skip" what is left of it without some keys."""
+    """Whether `arrived` equals `asked`. With "skip", missing keys may be left out; a key that occurs several times must then be left out
+    everywhere.
+    """
     if len(asked) != len(arrived) and on_missing == "skip":
-        # A key is missing wherever it was asked for in this batch, or nowhere.
+        # A key is missing at all of its places in this batch, or at none.
         asked = asked[np.isin(asked, arrived)]
     return np.array_equal(asked, arrived)

@@ -1,12 +1,12 @@
-"""What travels over Arrow Flight when payloads are fetched by key.
+"""Messages over Arrow Flight for fetches of payloads by key.
 
-A request is one `DoGet`. Its ticket is a line of JSON (version, dataset, identity, on_missing, client, with_bytes) and behind it the keys, int64,
-little-endian. The answer is a stream of record batches `key, label, payload` in the order asked. Beside each stands an `AnswerHead` with
-the number of keys that are answered so far: a request that breaks off is continued from there at another endpoint. A batch that adds none
-reports that the server is alive.
+A request is one `DoGet`. The ticket of the request is a line of JSON (version, dataset, identity, on_missing, client, with_bytes), followed by the
+keys, int64, little-endian. The answer is a stream of record batches `key, label, payload` in the requested order. Each batch has an `AnswerHead` with
+the number of keys answered so far, from which another endpoint continues an interrupted request. A batch without new keys reports that the server is
+alive.
 
-An error is a message too, the last of its answer: as the status of the call it could arrive before batches that the client has not read yet,
-and gRPC drops those.
+An error is the last message of its answer. If the error were the status of the call, it could arrive before unread batches, which gRPC would then
+drop.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import flight
 
-from modyn.config.endpoint import Endpoint
+from modyn.config.system_sections.endpoint import Endpoint
 from modyn.errors import BY_REASON, InvalidArgumentError, ModynError, SecurityError, UnavailableError
 from modyn.records import Int64Array, LabelArray
 from modyn.rpc.status import bounded
 from modyn.storage.model.samples import OnMissing, Payloads
 
 VERSION = 5
+"""Version of the protocol. Client and server must have the same version."""
 REQUESTS_PER_STREAM = 2
-"""Requests of one stream of a client at once: while one answer is on its way, the server reads the next one."""
+"""Number of concurrent requests for each stream of a client: while one answer is sent, the server reads the next one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PayloadRequest:
-    """The keys that one `DoGet` asks for. keys: int64 (n,). identity: of the registration that they are of; empty: any. client: its name, for a
-    fair share; empty: it has none. with_bytes: False: labels are wanted alone, and payloads have no bytes."""
+    """The keys that one `DoGet` asks for. keys: int64 (n,). identity: identity of the keys' registration; empty: any. client: name of the client,
+    for a fair share; empty: no name. with_bytes: False: only labels are needed, and payloads have no bytes."""
 
     dataset: str
     on_missing: OnMissing
@@ -53,7 +54,7 @@ class PayloadRequest:
 
     @staticmethod
     def from_ticket(ticket: bytes) -> PayloadRequest:
-        """Decode the ticket of a request. Raises InvalidArgumentError if it is not one of this version."""
+        """Decode the ticket of a request. Raises InvalidArgumentError if the bytes are not a ticket of this version."""
         try:
             line = ticket.index(b"\n")
             head = json.loads(ticket[:line])
@@ -69,11 +70,12 @@ class PayloadRequest:
 
 
 _HEAD = struct.Struct("<qq")
+"""`done` and `record_size` of an `AnswerHead`; a `record_size` of -1 means None."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """Stands beside a record batch of an answer.
+    """The head of a record batch of an answer.
 
     done: keys of the request that are answered after this batch. record_size: bytes of each sample, if all have the same. error: `reason|message`.
     """
@@ -88,7 +90,7 @@ class AnswerHead:
 
     @staticmethod
     def from_bytes(head: bytes) -> AnswerHead:
-        """Decode the head of an answer. Raises ModynError if these bytes are no head of this version."""
+        """Decode the head of an answer. Raises ModynError if these bytes are not a head of this version."""
         try:
             done, record_size = _HEAD.unpack_from(head)
             return AnswerHead(done, None if record_size < 0 else record_size, head[_HEAD.size :].decode())
@@ -97,39 +99,42 @@ class AnswerHead:
 
 
 def answer_schema(float_labels: bool, identity: str) -> pa.Schema:
-    """Columns of an answer.
+    """Return the columns of an answer.
 
-    Args: float_labels: whether labels are float64; otherwise int64. identity: the registration of the dataset that the samples are of.
+    Args: float_labels: whether labels are float64; otherwise int64. identity: identity of the dataset's registration.
     """
     columns = (("key", pa.int64()), ("label", pa.float64() if float_labels else pa.int64()), ("payload", pa.large_binary()))
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns], {"identity": identity})
 
 
 def to_record_batch(payloads: Payloads, schema: pa.Schema) -> pa.RecordBatch:
-    """The samples as one record batch of `answer_schema`, over the memory of `payloads`."""
+    """Return the samples as one record batch of `answer_schema`, over the memory of `payloads`."""
+    # The first buffer would mark missing values. There are none.
     buffers = [None, pa.py_buffer(payloads.offsets), pa.py_buffer(payloads.data)]
     column = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(payloads), buffers)
     return pa.record_batch([_column(payloads.keys), _column(payloads.labels), column], schema=schema)
 
 
 def no_samples(schema: pa.Schema) -> pa.RecordBatch:
-    """The record batch of messages that have no samples. Args: schema: as `answer_schema` makes it."""
+    """Return the record batch of messages that have no samples. Args: schema: result of `answer_schema`."""
     nothing = np.empty(0, np.int64)
     labels = nothing.astype(np.float64) if schema.field(1).type == pa.float64() else nothing
     return to_record_batch(Payloads(nothing, labels, np.empty(0, np.uint8), np.zeros(1, np.int64)), schema)
 
 
 def from_record_batch(batch: pa.RecordBatch, record_size: int | None = None) -> Payloads:
-    """The samples of a record batch, over the same memory.
+    """Return the samples of a record batch, over the same memory.
 
     Args: batch: with the columns of `answer_schema`. record_size: bytes of each sample if all have the same number; None: not known.
     """
     float_labels = batch.schema.field(1).type == pa.float64()
     keys, labels = _values(batch.column(0), np.int64), _values(batch.column(1), np.float64 if float_labels else np.int64)
     if len(batch) == 0:
+        # Arrow may leave out the buffers of a column without values.
         return Payloads(keys, labels, np.empty(0, np.uint8), np.zeros(1, np.int64))
     column = batch.column(2)
     _, offsets, data = column.buffers()
+    # A slice of a column shares all buffers, and begins at this offset in them.
     first = column.offset
     return Payloads(
         keys,
@@ -141,13 +146,13 @@ def from_record_batch(batch: pa.RecordBatch, record_size: int | None = None) -> 
 
 
 def _column(values: Int64Array | LabelArray) -> pa.Array:
-    """The numbers as an Arrow column over the same memory. Not `pa.array`, which imports pandas (0.3 s in every worker) to look at its input."""
+    """Return the numbers as an Arrow column over the same memory. `pa.array` would import pandas (0.3 s in every worker) to examine its input."""
     kind = pa.float64() if values.dtype.kind == "f" else pa.int64()
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
 def _values(column: pa.Array, dtype: type[np.int64] | type[np.float64]) -> Any:
-    """The numbers of a column without nulls, over the same memory. Not `to_numpy`, for the same reason."""
+    """Return the numbers of a column without nulls, over the same memory. `to_numpy` would import pandas too."""
     data = column.buffers()[1]
     if data is None:
         return np.empty(0, dtype)
@@ -155,14 +160,16 @@ def _values(column: pa.Array, dtype: type[np.int64] | type[np.float64]) -> Any:
 
 
 def location(endpoint: Endpoint) -> str:
-    """The URI under which Flight knows `endpoint`."""
+    """Return the URI under which Flight knows `endpoint`."""
     if endpoint.is_unix:
         return "grpc+unix://" + endpoint.address.removeprefix("unix:")
     return ("grpc+tls://" if endpoint.security.tls_cert or endpoint.security.tls_ca else "grpc://") + endpoint.address
 
 
 _MAX_ERROR, _MAX_SUMMARY = 3000, 500
-"""Bytes. A status travels in HTTP/2 headers, which are 8 KiB at most by default: once in full, and twice in short for other clients."""
+"""Largest sizes in bytes of an error and of its summary. The server sends both in HTTP/2 headers of at most 8 KiB by default: the error once, and the
+summary twice, for other clients.
+"""
 
 
 def error_to_flight(error: ModynError) -> flight.FlightServerError:
@@ -177,16 +184,17 @@ def error_to_text(error: ModynError) -> str:
 
 
 def error_from_text(text: str) -> ModynError | None:
-    """The error that the server reported, or None if its reason is unknown."""
+    """Return the error that the server reported; None: the reason in the text is unknown."""
     reason, _, message = text.partition("|")
     return BY_REASON[reason](message) if reason in BY_REASON else None
 
 
 def error_from_flight(error: Exception, address: str) -> ModynError:
-    """The error that the server reported, or what a broken connection stands for.
+    """Return the error that the server reported, or an error about the broken connection.
 
-    Args: error: what pyarrow.flight raised. address: of the server, for the message.
+    Args: error: raised by pyarrow.flight. address: address of the server, for the message.
     """
+    # `extra_info` has the whole error. The text of the exception is only a summary.
     reported = error_from_text((getattr(error, "extra_info", None) or b"").decode(errors="replace"))
     if reported is not None:
         return reported
@@ -196,6 +204,6 @@ def error_from_flight(error: Exception, address: str) -> ModynError:
     if isinstance(error, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
         return SecurityError(f"the payload server at {address} refuses the token; set the same security.token on both sides")
     if isinstance(error, flight.FlightCancelledError | flight.FlightInternalError):
-        # A server that fails reports a reason; without one it is the connection that was lost.
+        # A failing server reports a reason; without a reason, the connection was lost.
         return UnavailableError(f"the answer of the payload server at {address} broke off: {first_line}")
     return ModynError(f"the payload server at {address} failed: {first_line}; its log has the details")

@@ -1,7 +1,7 @@
 """The Arrow Flight server of storage: it answers `DoGet` with payloads by key (see `protocol`).
 
-gRPC gives each call a thread, which takes chunks from a `ChunkReader` and sends them. One chunk is read ahead, so a client that does not read on
-stalls the disks.
+gRPC gives each call a thread, which takes chunks from a `ChunkReader` and sends them. Only one chunk is read in advance, so a client that stops
+reading also stops the reads from disk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 from prometheus_client import Histogram
 from pyarrow import flight
 
-from modyn.config.endpoint import Endpoint
+from modyn.config.system_sections.endpoint import Endpoint
 from modyn.errors import DataError, InvalidArgumentError, ModynError, SecurityError, UnavailableError
 from modyn.records import Int64Array
 from modyn.rpc.access import AccessTokens, Role
@@ -45,6 +45,7 @@ PAYLOAD_SECONDS = Histogram(
     "modyn_storage_payload_seconds", "Seconds from a payload request to its last chunk, read and ready to be sent"
 )
 _GRACE_S = 1.0
+"""Seconds that running answers get when the server stops."""
 _STOPPING = "storage is stopping; ask again when it is back"
 
 
@@ -53,36 +54,40 @@ class ServerLimits:
     """Limits of a payload server."""
 
     max_streams: int = 64
-    """Streams of clients that are served at once. Each holds `REQUESTS_PER_STREAM` threads, and for each of them at most two chunks."""
+    """Largest number of client streams that are served at once. Each stream takes `REQUESTS_PER_STREAM` threads, and at most two chunks for each
+    thread.
+    """
     idle_s: float = 5.0
-    """Seconds without a read of its client after which a request gives its permit to another that has none."""
+    """Seconds after which another request may take the permit of a request whose client reads nothing."""
     alive_s: float = 5.0
-    """Seconds without a chunk after which the client is informed that the server is alive."""
+    """Seconds without a chunk after which the server reports to the client that it is alive."""
     hang_s: float = 120.0
-    """Seconds without a chunk after which it is not: a read that takes so long hangs, and the client is to ask another server, or to report it."""
+    """Seconds without a chunk after which the server no longer reports to the client that it is alive: such a long read hangs, and the client must
+    ask another server, or report the problem.
+    """
     max_chunk_bytes: int = 2**31 - 2**20
-    """Arrow Flight sends no record batch of 2 GiB or more; the rest is for what surrounds the payload."""
+    """Largest chunk in bytes. Arrow Flight sends no record batch of 2 GiB or more. The difference leaves room for data besides the payload."""
     chunk_rows: int = 65_536
-    """Most samples that are read and sent at once."""
+    """Largest number of samples that are read and sent at once."""
     chunk_bytes: int = 8 * 2**20
-    """Most bytes of their payloads, unless a single sample is larger."""
+    """Largest sum in bytes of the payloads of these samples, unless a single sample is larger."""
     chunks_at_once: int = 8
-    """Chunks of one dataset that are read at once, for all requests together."""
+    """Largest number of chunks of one dataset that are read at once, for all requests together."""
     poll_s: float = 1.0
-    """Seconds after which a request that waits for a chunk looks at its client again, since a read on a dead mount may never end."""
+    """Interval in seconds at which a request that waits for a chunk checks its client, because a read on a dead mount may never end."""
 
 
 class Snapshots(Protocol):
-    """Datasets by name, as they are now: those of a store, or published ones."""
+    """The present snapshots of datasets by name, from a store or from publications."""
 
     def snapshot(self, name: str) -> DatasetSnapshot:
         """Return the newest snapshot of the dataset `name`. Raises NotFoundError if there is no dataset of this name."""
 
 
 class PayloadServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
-    """Listens from construction to `stop`. Beyond `ServerLimits.max_streams` a client is asked to try again.
+    """Listens from construction to `stop`. Requests beyond `ServerLimits.max_streams` are refused, and clients try again.
 
-    Raises: SecurityError: off loopback without TLS and token. UnavailableError: the address is taken.
+    Raises: SecurityError: other machines could reach the address without TLS or without a token. UnavailableError: the address is taken.
     """
 
     def __init__(
@@ -93,7 +98,7 @@ class PayloadServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
         name: str = "storage",
         setting: str = "storage.flight_address",
     ) -> None:
-        """`name`: the process, for errors. `setting`: where `endpoint` is configured."""
+        """Args: name: name of the process, for errors. setting: setting that contains `endpoint`, for errors."""
         check_exposure(f"{name}'s payload server", endpoint)
         self._endpoint, self._snapshots, self._limits = endpoint, snapshots, limits or ServerLimits()
         number = self._limits.max_streams * REQUESTS_PER_STREAM  # One permit for each request at once.
@@ -123,22 +128,21 @@ class PayloadServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
         self.address = endpoint.address if endpoint.is_unix else f"{endpoint.address.rsplit(':', 1)[0]}:{self.port}"
 
     def stop(self) -> None:
-        """Answers that are under way end with their next chunk, and their clients ask for the rest elsewhere.
-
-        `shutdown` waits for all calls, so it gets a thread and a moment only: a client that does not read cannot hold the server up. The reader is
-        closed last, since calls still read with it.
+        """Stop the server. Running answers end with their next chunk, and the clients request the rest from other servers. `shutdown` waits for all
+        calls, so it runs in a thread for a limited time: a client that does not read cannot delay the end. The reader is closed last, because calls
+        still use it.
         """
         self._is_stopping = True
         ending = threading.Thread(target=self.shutdown, daemon=True)
         ending.start()
-        ending.join(_GRACE_S)  # Woken when all calls have ended; at most so long.
+        ending.join(_GRACE_S)  # The end of all calls wakes this wait, or its time limit.
         self._reader.close()
 
     def __exit__(self, *_: object) -> None:
-        self.stop()  # The inherited one waits for all calls, and leaves the reader open.
+        self.stop()  # The inherited method waits for all calls, and leaves the reader open.
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.GeneratorStream:
-        """Stream the payloads of a ticket. Errors of ticket and dataset fail the call; later ones are the last message."""
+        """Stream the payloads of a ticket. Errors of ticket and dataset fail the call. Later errors become the last message."""
         try:
             self._check_size(len(ticket.ticket))
             request = PayloadRequest.from_ticket(ticket.ticket)
@@ -152,10 +156,10 @@ class PayloadServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
     def _answer(
         self, request: PayloadRequest, identity: str, schema: pa.Schema, context: flight.ServerCallContext
     ) -> Iterator[tuple[pa.RecordBatch, bytes]]:
-        """The messages of an answer; its errors are the last one."""
+        """Yield the messages of an answer. An error becomes the last message."""
         done = 0
         try:
-            with self._admission.admitted(request.dataset, request.client) as permit, PAYLOAD_SECONDS.time():
+            with self._admission.admit(request.dataset, request.client) as permit, PAYLOAD_SECONDS.time():
                 for chunk in self._chunks(request, identity, context):
                     if chunk is None:
                         message = no_samples(schema), AnswerHead(done).to_bytes()
@@ -171,7 +175,7 @@ class PayloadServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
     def _chunks(
         self, request: PayloadRequest, identity: str, context: flight.ServerCallContext
     ) -> Iterator[tuple[Payloads, int] | None]:
-        """The chunks of the request, as `ChunkReader.read`, and None when the client is to be informed that the server is alive."""
+        """Yield the chunks of the request like `ChunkReader.read`. Yield None when the server must report to the client that it is alive."""
 
         def snapshot() -> DatasetSnapshot:
             now = self._snapshots.snapshot(request.dataset)
@@ -199,7 +203,7 @@ class PayloadServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
                 last_message = now
 
     def _check_size(self, num_bytes: int) -> None:
-        # Flight itself takes a message of any size; what is refused here was held in memory once.
+        # Flight accepts messages of any size, so a refused one was already in memory once.
         if num_bytes > self._endpoint.max_message_bytes:
             raise InvalidArgumentError(
                 f"a payload request of {num_bytes} bytes is too large for storage, which takes {self._endpoint.max_message_bytes}: ask for "
@@ -207,17 +211,18 @@ class PayloadServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
             )
 
     def _check_sendable(self, payloads: Payloads, dataset: str) -> None:
-        if payloads.data.nbytes > self._limits.max_chunk_bytes:  # One sample: those of several are far smaller.
+        # Only a single sample can be this large: chunks of several samples are far smaller.
+        if payloads.data.nbytes > self._limits.max_chunk_bytes:
             raise DataError(
                 f"the sample with key {payloads.keys[0]} of dataset '{dataset}' has {payloads.data.nbytes} bytes, and payload servers "
                 f"send at most {self._limits.max_chunk_bytes}: delete it, and cut its data into smaller samples"
             )
 
     def _describe_error(self, error: Exception) -> ModynError:
-        """What the client gets for `error`."""
+        """Convert `error` to the error that the client gets."""
         if isinstance(error, ModynError):
             return error
-        if self._is_stopping:  # The reader is closed meanwhile.
+        if self._is_stopping:  # The reader may be closed by now.
             return UnavailableError(_STOPPING)
         get_logger("storage").error("payload_request_failed", exc_info=error)
         return ModynError(f"the payload request failed: {type(error).__name__}: {error}; the log of storage has the details")
@@ -225,16 +230,15 @@ class PayloadServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
 
 @dataclass(slots=True, eq=False)
 class _Pool:
-    """The threads that read one dataset, and what they have not ended."""
+    """The threads that read one dataset, and their unfinished chunks."""
 
     threads: ThreadPoolExecutor
     running: list[Future[Payloads]] = field(default_factory=list)
 
 
 class ChunkReader:
-    """Reads payloads for all requests of a process, one chunk of each ahead of its caller. Thread-safe.
-
-    Each dataset is read by threads of its own: one on a dead mount, where reads hang, does not hold up the others.
+    """Reads payloads for all requests of a process, one chunk of each request in advance. Thread-safe. Each dataset has its own threads, so reads
+    that hang on a dead mount do not block other datasets.
     """
 
     def __init__(self, limits: ServerLimits) -> None:
@@ -243,7 +247,7 @@ class ChunkReader:
         self._pools: dict[str, _Pool] = {}
 
     def close(self) -> None:
-        """Drop the chunks that have not begun, and do not wait for the others."""
+        """Drop the chunks that have not begun, without waiting for running reads."""
         with self._lock:
             for pool in self._pools.values():
                 pool.threads.shutdown(wait=False, cancel_futures=True)
@@ -251,9 +255,9 @@ class ChunkReader:
     def read(
         self, snapshot: Callable[[], DatasetSnapshot], keys: Int64Array, on_missing: OnMissing, *, with_bytes: bool = True
     ) -> Iterator[tuple[Payloads, int] | None]:
-        """Yield chunks in the order asked, each with the number of `keys` that are answered after it; at least one chunk.
+        """Yield chunks, at least one, in the order of `keys`. Each comes with the number of keys that are answered after it.
 
-        All of `keys`, int64 (n,), are looked up first. None is yielded whenever a chunk takes longer than `ServerLimits.poll_s`.
+        All of `keys`, int64 (n,), are looked up first. While a chunk takes longer than `ServerLimits.poll_s`, None is yielded.
 
         Args: snapshot: returns the newest state of the dataset; called again for each chunk, from a thread of the dataset. with_bytes: False:
         no file is read, and payloads have no bytes.
@@ -267,7 +271,7 @@ class ChunkReader:
         chunk = self._start(located.identity, read, ranges[0])
         try:
             for number, done in enumerate(upto, start=1):
-                # Woken by the thread that reads the chunk; every `poll_s` the caller looks whether its client is still there.
+                # The thread that reads the chunk wakes this wait. Every `poll_s` the caller checks its client.
                 while not wait([chunk], self._limits.poll_s).done:
                     yield None
                 payloads = chunk.result()
@@ -278,11 +282,12 @@ class ChunkReader:
             chunk.cancel()
 
     def _start(self, dataset: str, read: Callable[[slice], Payloads], rows: tuple[int, int]) -> Future[Payloads]:
-        """Args: dataset: the identity of its registration."""
+        """Submit the read of a chunk. Args: dataset: identity of its registration."""
         with self._lock:
             pool = self._pools.get(dataset)
             if pool is None:
                 self._drop_idle()
+                # Threads of its own for each dataset: reads on a dead mount hang and must block no other dataset.
                 pool = _Pool(ThreadPoolExecutor(self._limits.chunks_at_once, thread_name_prefix="gather"))
                 self._pools[dataset] = pool
             started = pool.threads.submit(read, slice(*rows))
@@ -290,15 +295,15 @@ class ChunkReader:
             return started
 
     def _drop_idle(self) -> None:
-        """End the threads of datasets that are not read now: there may be many in the life of a server."""
+        """End the threads of datasets that are not read now, because a server may read many datasets during its life."""
         for identity, pool in list(self._pools.items()):
             if all(chunk.done() for chunk in pool.running):
                 self._pools.pop(identity).threads.shutdown(wait=False)
 
 
 def cut(lengths: Int64Array | int, num_samples: int, max_bytes: int, max_rows: int) -> list[tuple[int, int]]:
-    """Ranges [start, stop) over the samples, each of at most `max_rows`, and of at most `max_bytes` or one sample. One empty range if there
-    are no samples.
+    """Divide the samples into ranges [start, stop) of at most `max_rows` samples and `max_bytes` bytes; a sample with more bytes is a range of its
+    own. Returns one empty range if there are no samples.
 
     Args: lengths: bytes of each sample, int64 (n,); one int if all are equal.
 

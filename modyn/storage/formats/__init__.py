@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from modyn.config.base import load_section
-from modyn.config.buckets import RECORD_LOG
+from modyn.config.system_sections.buckets import RECORD_LOG
 from modyn.registry import Registry
 from modyn.storage.formats.base import FileFormat
 
@@ -27,11 +27,11 @@ def build_format(id_: str, config: Mapping[str, object], timestamp_source: str =
     Args: config: options of the format, checked here.
     Raises: ConfigError.
     """
-    if id_ == RECORD_LOG:  # Of files that storage itself writes, and so in no list of formats to choose from.
-        from modyn.storage.formats.record_log import RecordLogFormat
+    if id_ == RECORD_LOG:  # Only storage writes such files, so the format is in no list to choose from.
+        from modyn.storage.formats.record_file import RecordLogFormat
 
         return RecordLogFormat(load_section(RecordLogFormat.Config, config, "file_wrapper_config"), timestamp_source)
     found = REGISTRY.get(id_)
     built = found(load_section(found.Config, config, "file_wrapper_config"), timestamp_source)
-    built.names()  # Raises the error of an ending that is none, also of a plug-in's.
+    built.names()  # Raises the error of an invalid ending, also of a plug-in's.
     return built

@@ -12,13 +12,14 @@ from modyn._core import TimeFormat
 from modyn.records import Int64Array
 
 _DAY_S = 86_400
-_BEYOND = "lies beyond the years 1 to 9999; correct it"
+_BEYOND = "is beyond the years 1 to 9999; correct it"
 _UNITS = {unit: TimeFormat(unit) for unit in ("s", "ms", "us", "ns")}
 
 
 class ReadTimes(NamedTuple):
-    """Times of n values: int64 (n,), seconds since 1970. first_bad: the first value that is no time, -1 if all are; those from it on have no
-    meaning. reason: what is wrong with it, and what to do; predicate of a sentence."""
+    """Times of n values: int64 (n,), seconds since 1970. first_bad: position of the first value that is not a time; values from this position on have
+    no meaning. -1: all are times. reason: the problem of this value and its remedy, as the predicate of a sentence.
+    """
 
     seconds: Int64Array
     first_bad: int = -1
@@ -26,7 +27,7 @@ class ReadTimes(NamedTuple):
 
 
 def holds_times(kind: pa.DataType) -> bool:
-    """Whether values of a column can be times. float32 cannot: around 2024 it knows every second minute only."""
+    """Whether values of a column can be times. float32 cannot: around 2024 its resolution is two minutes."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     is_number = pa.types.is_integer(kind) or pa.types.is_float64(kind)
@@ -34,19 +35,19 @@ def holds_times(kind: pa.DataType) -> bool:
 
 
 def have_unit(kind: pa.DataType) -> bool:
-    """Whether times of a column have their unit in its type, and are no digits that may be read in another way."""
+    """Whether the type of a column contains the unit of its times, so that the times are not ambiguous digits."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
 def times_of(column: pa.Array, times: TimeFormat) -> ReadTimes:
-    """Read a column for which `holds_times`, without nulls.
+    """Read the times of a column without nulls, for which `holds_times` is true.
 
     Args: times: how numbers and texts are written; timestamps and dates have their unit in their type.
     """
     if not pa.types.is_dictionary(column.type):
         return ReadTimes(*_read(column, times))
-    # Each distinct value once; what no row uses may be anything.
+    # Each distinct value is converted once; unused values may be invalid.
     used, places = np.unique(column.indices.to_numpy(), return_inverse=True)
     values = column.dictionary.take(pa.array(used))
     seconds, reasons = np.zeros(len(values), np.int64), dict[int, str]()
@@ -78,7 +79,7 @@ def _read(column: pa.Array, times: TimeFormat) -> tuple[Int64Array, int, str]:
     if pa.types.is_uint64(kind):
         column = pc.min_element_wise(
             column, pa.scalar(2**63 - 1, pa.uint64())
-        )  # which is no time; beyond int64 it would be negative
+        )  # A larger value is not a time, and would become negative in int64.
     if pa.types.is_integer(kind):
         return times.of_integers(column.cast(pa.int64()).to_numpy())
     if pa.types.is_floating(kind):

@@ -1,9 +1,10 @@
-"""Rows of a file that cannot be used: listed all at once, and skipped up to a bound."""
+"""Unusable rows of a file. All of them are listed at once, and up to a bound they are skipped."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import BinaryIO
 
 from pydantic import Field
 
@@ -13,23 +14,28 @@ from modyn.storage.formats.base import GrowingConfig
 from modyn.storage.model.samples import BadRow, IndexedSamples
 
 _NAMED = 20
-"""Most bad rows that the reason of a file names; all are counted."""
+"""Largest number of bad rows that the message about a file names. The message counts all of them."""
 _SEARCHED = 1000
-"""So many more than the bound are looked for before a file is given up."""
+"""If a file has this number of bad rows more than the bound allows, the search for further ones ends."""
+
+_READ_BYTES = 1 << 20
+"""Bytes that are read at once to count lines."""
 
 
 class RowsConfig(GrowingConfig):
-    """Options of formats of which a bad row can be skipped: it is known where the next one begins."""
+    """Options of formats that can skip a bad row, because they know where the next row begins."""
 
     max_bad_rows: int = Field(0, ge=0)
-    """Most rows of a file (or of what was appended to it) that are skipped because they cannot be used; `modyn data problems` lists them. A file
-    with more is set aside."""
+    """Largest number of unusable rows that are skipped in a file (or in the rows appended to it); `modyn data problems` lists them. A file with more
+    is set aside.
+    """
 
 
 class BadRows:
     """The bad rows of one file, in the order in which they are found.
 
-    Args: path: of the file, for messages. most: so many rows are skipped; one more is an error of the file. None: the format skips none.
+    Args: path: path of the file, for messages. most: largest number of rows that may be skipped; a file with more bad rows is an error. None: the
+    format skips no rows.
     """
 
     def __init__(self, path: str, most: int | None) -> None:
@@ -38,31 +44,34 @@ class BadRows:
         self._num_taken = 0
 
     def add(self, row: BadRow) -> None:
-        """Note a bad row. Raises: as `check`: there are very many."""
+        """Add a bad row. Raises: as `check`, if the number of bad rows ends the search in the file."""
         self._found.append(row)
+        # A file of another kind may have millions of bad rows. A part of them is enough for the message.
         if len(self._found) >= (self._most or 0) + _SEARCHED:
             self.check("at least ")
 
     def take(self) -> Sequence[BadRow]:
-        """The rows that were found since the last call."""
+        """Return the rows that were found since the last call."""
         first, self._num_taken = self._num_taken, len(self._found)
         return self._found[first:]
 
     def check(self, least: str = "") -> None:
-        """Raise DataError if there are more than may be skipped; UnusableNowError if time alone would mend the file.
+        """Raise an error if there are more bad rows than may be skipped: UnusableNowError if the file will be usable later, else DataError.
 
-        Args: least: stands before the number of rows in the message: "at least ", where the file was not read to its end.
+        Args: least: text before the number of rows in the message: "at least " if the file was not read to its end.
         """
         if len(self._found) > (self._most or 0):
             raise too_many(self._path, self._found, self._most, least)
 
 
 def too_many(path: str, rows: Sequence[BadRow], most: int | None, least: str = "") -> DataError:
-    """The error of a file with more bad rows than may be skipped: UnusableNowError if those would be fewer once the time of all has come.
+    """Return the error for a file with more bad rows than may be skipped. If the file could be used without the rows whose times are in the future,
+    the error is an UnusableNowError.
 
-    Args: rows: one or more; with a single one, its reason is the error's. most, least: as for `BadRows`.
+    Args: rows: at least one. The reason of a single row becomes the message. most, least: as for `BadRows`.
     """
     num_early = sum(row.is_early for row in rows)
+    # Rows in the future become usable by time alone, so the file is tried again if the others would be allowed.
     kind = UnusableNowError if num_early and len(rows) - num_early <= (most or 0) else DataError
     first, *others = rows
     if not others:
@@ -73,8 +82,30 @@ def too_many(path: str, rows: Sequence[BadRow], most: int | None, least: str = "
     return kind(f"{path}: {least}{len(rows):,} rows cannot be used{bound}; correct them{advice}: {named}{more}")
 
 
+class LineCounter:
+    """Counts the lines of a text file, which end with \\n, \\r\\n or \\r. The file is read once, as far as numbers are asked for.
+
+    >>> import io
+    >>> counter, file = LineCounter(), io.BytesIO(b"a\\nb\\r\\nc\\rd")
+    >>> [counter.number(file, offset) for offset in (0, 2, 5, 7)]
+    [1, 2, 3, 4]
+    """
+
+    def __init__(self) -> None:
+        self._number, self._end, self._ends_with_cr = 1, 0, False
+
+    def number(self, file: BinaryIO, offset: int) -> int:
+        """Return the number, from 1, of the line that begins at byte `offset`, not less than at the last call. Raises: OSError."""
+        file.seek(self._end)
+        while self._end < offset and (part := file.read(min(offset - self._end, _READ_BYTES))):
+            self._number += part.count(b"\n") + part.count(b"\r") - part.count(b"\r\n")
+            self._number -= self._ends_with_cr and part.startswith(b"\n")
+            self._end, self._ends_with_cr = self._end + len(part), part.endswith(b"\r")
+        return self._number
+
+
 def with_path(found: Iterator[IndexedSamples], place: str, path: str) -> Iterator[IndexedSamples]:
-    """What was found in a copy at `place`, with the path of the file that it is of in reasons and errors."""
+    """Yield `samples`, which were found in the copy at `place`, and name the original file in reasons and errors."""
     try:
         for chunk in found:
             rows = [row._replace(reason=row.reason.replace(place, path)) for row in chunk.skipped]

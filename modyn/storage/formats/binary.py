@@ -1,6 +1,6 @@
-"""Fixed-size binary records: the label's bytes, then the payload's, and so on to the end of the file.
+"""Fixed-size binary records. A record has the bytes of the label, then the bytes of the payload. The file has only such records.
 
-Offsets are arithmetic; only labels (and times, if they are in the records) are read.
+Offsets are computed. Only labels (and times, if they are in the records) are read.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from modyn.storage.formats.base import FileFormat, FormatResume, GrowingConfig
 from modyn.storage.model.samples import IndexedSamples
 
 _CHUNK_BYTES = 32 << 20
+"""Largest number of bytes of the records of one chunk."""
 _SPARSE_RECORD_BYTES = 4096
-"""From this record size on, reading only the fields is faster than reading everything."""
+"""Record size from which on a read of only the fields is faster than a read of whole records."""
 
 Bytes2D = npt.NDArray[np.uint8]
 
@@ -31,13 +32,13 @@ class BinaryConfig(GrowingConfig):
     """Options of `BinaryFileWrapper`."""
 
     record_size: int = Field(ge=1)
-    """Bytes of one record, label included."""
+    """Bytes of one record, including the label."""
     label_size: int = Field(ge=1, le=8)
     """Bytes of the label at the start of each record."""
     byteorder: Literal["little", "big"] = "little"
     """Byte order of the label, and of the time if it is in the record."""
     label_signed: bool = True
-    """Whole-number labels are in two's complement."""
+    """Whole-number labels have a sign (two's complement)."""
     file_extension: str = ".bin"
     """Ending of the names of files with samples."""
 
@@ -51,20 +52,21 @@ class BinaryConfig(GrowingConfig):
 
 
 class BinaryFormat(FileFormat):
-    """Records of `record_size` bytes; the payload is record[label_size:]. A part of a record at the end waits until the
-    record is whole, and so does a new file that ends within a record."""
+    """Records of `record_size` bytes. The payload is record[label_size:]. An incomplete record at the end waits until it is complete. A new file that
+    ends within a record waits too."""
 
     Config: ClassVar[type[BinaryConfig]] = BinaryConfig
     config: BinaryConfig
+    label_options = ("record_size", "byteorder")
     can_grow = True
     isolated = False
     row_times = (r"field:(\d+)(?::([1-8]))?", "a BinaryFileWrapper allows '', 'name:REGEX', 'field:OFFSET'")
 
     def __init__(self, config: BinaryConfig, timestamp_source: str = "") -> None:
-        """Raises: ConfigError: as `FileFormat`, or the time does not lie within the record."""
+        """Raises: ConfigError: as `FileFormat`, or the time is not within the record."""
         super().__init__(config, timestamp_source)
         self._fields = [(0, config.label_size)]
-        """Offset and size in a record of what is read of it: label, and time if it is there."""
+        """Offset and size of each field of a record that is read: the label, and the time if the record contains the time."""
         if self.time_place:
             self._fields.append((int(self.time_place[1]), int(self.time_place[2] or 8)))
         if (end := sum(self._fields[-1])) > config.record_size:
@@ -73,12 +75,12 @@ class BinaryFormat(FileFormat):
             )
 
     def row_begin(self, offset: int) -> int:
-        """The first byte of the label, which stands before the payload."""
+        """Return the first byte of the label, which precedes the payload."""
         return offset - self.config.label_size
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
-        """See `FileFormat.index`. A part of a record at the end follows whole ones, and before them if nothing of the file is indexed:
-        another record_size may be the reason."""
+        """See `FileFormat.index`. An incomplete record at the end is reported after the whole records. If no part of the file was indexed before, the
+        incomplete record is also reported before the whole records, because a wrong record_size may be the reason."""
         size = self.config.record_size
         with reading(path):
             status = os.stat(path)
@@ -102,11 +104,13 @@ class BinaryFormat(FileFormat):
         return IndexedSamples(none, 0, labels, none, end, unended=why)
 
     def _chunk(self, path: str, start: int, stop: int, shared_timestamp: int | None) -> IndexedSamples:
-        """Records [start, stop) of a file."""
+        """Return records [start, stop) of a file."""
         size, label_size = self.config.record_size, self.config.label_size
         begins = np.arange(start, stop, dtype=np.int64) * size
+        # The gatherer opens the file only if it is in one of the roots.
         gatherer, table, first_file = _core.Gatherer(1, 1, self.roots), _core.PathTable(""), np.zeros(len(begins), np.uint32)
         table.append([path])
+        # Small records: read everything with one request, and take the fields from memory.
         if size < _SPARSE_RECORD_BYTES:
             records = gatherer.gather(table, first_file[:1], begins[:1], len(begins) * size)[0].reshape(-1, size)
             columns = [records[:, offset : offset + num_bytes] for offset, num_bytes in self._fields]
@@ -144,12 +148,14 @@ class BinaryFormat(FileFormat):
 
 
 def _integers(raw: Bytes2D, byteorder: Literal["little", "big"], signed: bool) -> npt.NDArray[np.uint64]:
-    """Integers of 1 to 8 bytes, uint8 (n, size), as uint64 (n,); signed ones in two's complement of 64 bits."""
+    """Return integers of 1 to 8 bytes, uint8 (n, size), as uint64 (n,); signed ones in two's complement of 64 bits."""
     size = raw.shape[1]
     wide = np.zeros((len(raw), 8), np.uint8)
+    # In little-endian order a number is widened by zeros at its end.
     wide[:, :size] = raw if byteorder == "little" else raw[:, ::-1]
     values: npt.NDArray[np.uint64] = wide.view("<u8")[:, 0]
     if signed and size < 8:
         unused_bits = 64 - 8 * size
+        # A shift to the left and back copies the sign bit into the unused bits.
         values = ((values << np.uint64(unused_bits)).view(np.int64) >> unused_bits).view(np.uint64)
     return values

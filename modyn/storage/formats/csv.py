@@ -1,4 +1,4 @@
-"""CSV: a row is a sample. Its payload is the bytes of the row in the file, without the line break; one column is the label."""
+"""CSV: a row is a sample. The payload of a sample is the bytes of the row in the file, without the line break. One column is the label."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from modyn.storage.model.schema import DatasetSchema, SchemaColumn, field_order,
 
 _UTF8: Final = frozenset({"utf-8", "utf-8-sig", "ascii"})
 _VALUE: Final = re.compile(r"[-+.]?\d")
+"""Beginning of a number or a date. A first line in which no field begins like this most likely names the columns."""
 HEADER_CHARACTERS: Final = 1 << 22
-"""Most of a first line that names columns, so that a file without line breaks is not read into memory."""
+"""Largest number of characters of a first line with column names, so that a file without line breaks is not read into memory."""
 
 
 class CsvConfig(RowsConfig):
@@ -35,23 +36,23 @@ class CsvConfig(RowsConfig):
     separator: str = Field(default=",", min_length=1, max_length=1)
     """Character between columns."""
     quote: str = Field(default='"', max_length=1)
-    """Fields that begin with it may hold separators and line breaks; doubled, it means itself. Empty: no quoting."""
+    """Quote character. A field within quotes may contain separators, line breaks and doubled quotes. Empty: no quoting."""
     label_index: int | None = Field(None, ge=0)
-    """Column of the label, from 0; or else label_column."""
+    """Number of the label's column, from 0; or give label_column."""
     label_column: str | None = Field(None, min_length=1)
-    """Column of the label by the name that the first line gives it."""
+    """Name of the label's column in the first line."""
     ignore_first_line: bool = False
-    """The first line names the columns. So it does where one is chosen by its name. A first line that cannot be read, or names another number of
-    columns than most rows have, is never skipped as a bad row: the file is set aside."""
+    """The first line names the columns; implied if a column is chosen by its name. If the first line cannot be read, or has another number of columns
+    than most rows, it is not skipped as a bad row: the file is set aside."""
     columns: list[str] | None = Field(None, min_length=1)
-    """Names of the columns, in the order in which rows are read. By default those of the first file; the others have the same ones, in any order.
-    Where first lines name none: what the columns are called."""
+    """Names of the columns, in the order in which rows are read. By default, those of the first file. Other files have the same columns in any order.
+    If first lines have no names, the columns get these names."""
     encoding: str = "utf-8"
-    """Encoding of the file and of the payloads, in which ASCII characters are single bytes, and no part of other characters."""
+    """Encoding of the file and of the payloads. ASCII characters must be single bytes, which are not part of other characters."""
     max_field_lines: int = Field(1000, ge=1)
-    """A field in quotes with more lines has lost its closing quote: its row cannot be used, and the next one begins after its first line."""
+    """If a quoted field has more lines, its closing quote is missing: the row cannot be used, and the next row begins after its first line."""
     file_extension: str = ".csv"
-    """Ending of the names of files with samples; compressed ones have .gz, .zst or .bz2 after it."""
+    """Ending of the names of files with samples; for compressed files, .gz, .zst or .bz2 follows."""
 
     @field_validator("columns")
     @classmethod
@@ -88,14 +89,16 @@ class CsvConfig(RowsConfig):
 
 
 class CsvFormat(FileFormat):
-    """Rows end with \\n, \\r\\n or \\r, the last one may end with the file. Empty lines are no rows. All rows have as many fields as the first line
-    names, or else as most of the first rows; quotes close where their field ends; there are no NUL bytes, and UTF-8 is correct."""
+    """Rows end with \\n, \\r\\n or \\r. The last row may end with the file. Empty lines are not rows. All rows have as many fields as the first line
+    names, or else as most of the first rows; quotes close at the end of their field; there are no NUL bytes; UTF-8 is correct."""
 
     Config: ClassVar[type[CsvConfig]] = CsvConfig
     config: CsvConfig
+    label_options = ("separator", "quote")
     can_grow = True
     packed = True
     isolated = False
+    offsets_name = "line"
     row_times = (r"column:(.+)", "a CsvFileWrapper allows '', 'name:REGEX', 'column:N', 'column:NAME'")
 
     def __init__(self, config: CsvConfig, timestamp_source: str = "") -> None:
@@ -105,11 +108,11 @@ class CsvFormat(FileFormat):
             self.schema = _schema_of(config.columns)
 
     def row_begin(self, offset: int) -> int:
-        """The payload is the whole row."""
+        """Return `offset`: the payload is the whole row."""
         return offset
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
-        """As `FileFormat.index`; a DataError names the rows and their bytes."""
+        """See `FileFormat.index`; a DataError names the rows and their bytes."""
         with reading(path):
             shared_timestamp = self.file_time(path, os.stat(path).st_mtime_ns)
         config = self.config
@@ -117,15 +120,16 @@ class CsvFormat(FileFormat):
         columns: list[str] = []
         if resume is None:
             with reading(path), self.open(path) as file:
+                # Text in another encoding would look like wrong rows, so it is refused here with the real reason.
                 refuse_other_text(path, file.read(HEAD_BYTES))
         if self._names_columns():
             with reading(path), self.open(path) as file:
                 columns = self._header(path, file)
-        schema = self.schema or (_schema_of(columns) if columns else None)  # with the option `columns` there is one
+        schema = self.schema or (_schema_of(columns) if columns else None)  # The option `columns` has set `self.schema`.
         order = field_order(path, columns, schema) if columns and schema else None
 
         def position(number: int) -> int:
-            """Where column `number` of the schema stands in the file."""
+            """Return the position of column `number` of the schema in the file."""
             return number if order is None or number >= len(order) else order[number]
 
         open_rows = partial(
@@ -149,18 +153,19 @@ class CsvFormat(FileFormat):
             skip_first_line=self._names_columns(),
         )
         num_columns = indexer.num_columns
-        if columns and num_columns not in (0, len(columns)):  # A label would be taken from another column.
+        if columns and num_columns not in (0, len(columns)):  # Otherwise the label would come from another column.
             raise DataError(
                 f"the first line of {path} names {len(columns)} columns, and has {num_columns} fields as rows are read; correct its "
                 "quotes and separators"
             )
         bad_rows = BadRows(path, config.max_bad_rows)
         is_first = resume is None or not resume.end
-        """Whether the next chunk begins with the first row of the file."""
+        """Whether the next chunk contains the first row of the file."""
         while (rows := indexer.next(self.chunk_rows)) is not None:
             offsets, lengths, labels, timestamps, bad, is_unended = rows
             if is_first and self._names_columns():
                 self._check_names(path, columns, lambda: open_rows(start=0, first_row=0, skip_first_line=False).num_columns, bad)
+            # A row has a problem before the first good row, so the first line may be names that no option mentions.
             elif is_first and bad and (not len(offsets) or bad[0][0] < offsets[0]):
                 self._check_no_names(path, *bad[0])
             is_first = False
@@ -168,6 +173,7 @@ class CsvFormat(FileFormat):
                 bad_rows.add(BadRow(offset, reason))
             times = timestamps if shared_timestamp is None else shared_timestamp
             assert times is not None, "rows have a time each or share one"
+            # The first row that waits for its end; it is the only row of its chunk.
             begins = [*offsets.tolist(), *(offset for offset, _ in bad)] if is_unended else []
             unended = (
                 f"the row that begins at byte {begins[0]} has no line break, or a quote in it is not closed" if begins else ""
@@ -177,9 +183,10 @@ class CsvFormat(FileFormat):
         bad_rows.check()
 
     def _check_names(self, path: str, columns: Sequence[str], usual: Callable[[], int], bad: Sequence[tuple[int, str]]) -> None:
-        """Refuse a file with rows of which the first line does not name the columns: they would be taken by position.
+        """Refuse a file that has rows, and whose first line does not name the columns, because its fields would be read by position.
 
-        Args: columns: that it names. usual: number of fields of most of the first rows; asked only if there are bad ones, since it reads these again.
+        Args: columns: names in the first line. usual: returns the number of fields of most first rows; called only if there are bad rows, because it
+            reads the rows again.
         """
         if not columns and self.schema is not None and self.config.columns is None:
             raise DataError(
@@ -193,7 +200,9 @@ class CsvFormat(FileFormat):
             )
 
     def _check_no_names(self, path: str, offset: int, reason: str) -> None:
-        """Refuse a file whose first row cannot be used, for that `reason`, and looks like names of columns, which no option speaks of."""
+        """Refuse a file whose first row cannot be used for `reason`, and looks like column names, although no option says that the first line names
+        the columns.
+        """
         with reading(path), self.open(path) as file:
             file.seek(offset)
             line, *_ = file.read(HEADER_CHARACTERS).splitlines(keepends=True)
@@ -209,7 +218,8 @@ class CsvFormat(FileFormat):
             )
 
     def column(self, name: str) -> CsvColumn:
-        """A column by its number, from 0, or by the name that the first line gives it. Raises: ConfigError: the first line names none."""
+        """Return the reader of a column by its number, from 0, or its name. Raises: ConfigError: the column is given by its name, but first lines
+        name no columns."""
         if not name.isdigit() and not self._names_columns():
             raise ConfigError(
                 f"the column '{name}' is named, but the first lines of the files name no columns; give it by number, from 0, or register the dataset "
@@ -219,11 +229,11 @@ class CsvFormat(FileFormat):
 
     @property
     def decides_schema(self) -> bool:
-        """Where first lines or an option name columns."""
+        """Whether first lines or an option name columns."""
         return self._names_columns() or self.config.columns is not None
 
     def declared(self, schema: DatasetSchema) -> DatasetSchema:
-        """Return the schema with the columns, and their order, of the option `columns`."""
+        """Return the schema with the columns of the option `columns`, in their order."""
         return schema if self.config.columns is None else replace(schema, columns=_schema_of(self.config.columns).columns)
 
     def schema_in(self, path: str, file: BinaryIO) -> DatasetSchema | None:
@@ -235,24 +245,24 @@ class CsvFormat(FileFormat):
         """Return the order of fields that the first line names, see `FileFormat.row_order`."""
         names = self._header(path, file) if self._names_columns() else []
         if self.schema is None or not (self._chooses_by_name() or set(names) == set(self.schema.names)):
-            return None  # It was indexed before files were compared, and its first line may be a comment.
+            return None  # The file was indexed before files were compared, and its first line may be a comment.
         order = field_order(path, names, self.schema)
         return None if order is None else RowOrder(tuple(order), self.config.separator, self.config.quote or None)
 
     def _header(self, path: str, file: BinaryIO) -> list[str]:
-        """The names in the first line; none if it is empty and no column is chosen by its name. Raises as `read_header`."""
+        """Return the names in the first line; none if the line is empty and no column is chosen by its name. Raises as `read_header`."""
         return read_header(self.config, path, file, may_be_empty=not self._chooses_by_name())
 
     def _chooses_by_name(self) -> bool:
         return self.config.label_column is not None or (self.time_place is not None and not self.time_place[1].isdigit())
 
     def _names_columns(self) -> bool:
-        """Whether the first line of each file is no sample."""
+        """Whether the first line of each file names columns."""
         return self.config.ignore_first_line or self._chooses_by_name()
 
 
 class CsvColumn(RowColumn):
-    """A column of CSV rows. A field that is empty or not there is no value; others are text, as they are written."""
+    """A column of CSV rows. An empty or missing field has no value. Other fields are text as written."""
 
     def __init__(self, config: CsvConfig, name: str) -> None:
         self._config, self._name = config, name
@@ -260,15 +270,15 @@ class CsvColumn(RowColumn):
         self._separator, self._quote = config.separator.encode(), config.quote.encode()
 
     def header(self, path: str, file: BinaryIO) -> list[str]:
-        """The names in the first line."""
+        """Return the names in the first line."""
         return read_header(self._config, path, file)
 
     def names(self, row: bytes) -> Iterable[str]:
-        """The numbers of its fields."""
+        """Yield the numbers of the row's fields."""
         return map(str, range(len(self._fields(row))))
 
     def values(self, rows: Sequence[bytes], header: Sequence[str]) -> Iterator[str | None]:
-        """As `RowColumn.values`. Raises: ConfigError: the first line gives the name twice."""
+        """See `RowColumn.values`. Raises: ConfigError: the first line gives the name twice."""
         if self.has_header and header.count(self._name) > 1:
             raise ConfigError(f"the first line names the column '{self._name}' twice; give it by number, from 0")
         position = int(self._name) if not self.has_header else header.index(self._name) if self._name in header else None
@@ -277,15 +287,17 @@ class CsvColumn(RowColumn):
             yield b"".join(fields).decode(self._config.encoding, "replace") or None
 
     def _fields(self, row: bytes) -> list[bytes]:
-        """The fields of a row, without quotes, as `_core.CsvIndexer` finds them."""
+        """Return the fields of a row, without quotes, as `_core.CsvIndexer` finds them."""
         quote, separator = self._quote, self._separator
         if not quote or quote not in row:
             return row.split(separator)
+        # Read as bytes: every encoding that is allowed has single bytes for quotes and separators.
         fields, at = list[bytes](), 0
         while at <= len(row):
             text, end = b"", at
             if row.startswith(quote, at):
                 end = at + 1
+                # A doubled quote means one quote.
                 while (closing := row.find(quote, end)) >= 0 and row.startswith(quote, closing + 1):
                     text += row[end : closing + 1]
                     end = closing + 2
@@ -294,18 +306,19 @@ class CsvColumn(RowColumn):
                 end = closing + 1
             stop = row.find(separator, end)
             stop = len(row) if stop < 0 else stop
-            fields.append(text + row[end:stop])  # what follows a closing quote belongs to the field
+            fields.append(text + row[end:stop])  # Text after a closing quote belongs to the field.
             at = stop + 1
         return fields
 
 
 def read_header(config: CsvConfig, path: str, file: BinaryIO, *, may_be_empty: bool = False) -> list[str]:
-    """The names of the columns in the first line. Raises: DataError: there is none, or it does not end within HEADER_CHARACTERS.
+    """Return the names of the columns in the first line. Raises: DataError: there are no names, or the line does not end within HEADER_CHARACTERS.
 
-    Args: file: open at its beginning; it is closed. may_be_empty: an empty line names none.
+    Args: file: open at its beginning; this function closes the file. may_be_empty: an empty line names no columns.
     """
     quote = config.quote
-    if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:  # After it, a quote would not stand at the beginning of its field.
+    # A byte order mark is skipped: after it, a quote would not be at the beginning of its field.
+    if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
         file.seek(0)
     text = io.TextIOWrapper(file, config.encoding, newline="")
     rows = csv.reader(
@@ -319,7 +332,7 @@ def read_header(config: CsvConfig, path: str, file: BinaryIO, *, may_be_empty: b
         with text:
             found = next(rows, [])
     except (csv.Error, UnicodeError) as error:
-        # It ends in quotes, or in a line after it: at the file's end, or where the next quote opens a value.
+        # An unclosed quote in the first line fails later: at the end of the file, or in the line where the next quote opens a value.
         is_open = isinstance(error, csv.Error) and (rows.line_num > 1 or "end of data" in str(error))
         why = "a quote in it is not closed; close it, or set `quote` to another character" if is_open else f"{error}; correct it"
         raise DataError(f"the first line of {path} does not name its columns: {why}") from error
@@ -332,9 +345,9 @@ def read_header(config: CsvConfig, path: str, file: BinaryIO, *, may_be_empty: b
 
 
 def _first_lines(path: str, text: TextIO) -> Iterator[str]:
-    """Yield the lines of HEADER_CHARACTERS of a file: the first one is more than a line where names in quotes hold line breaks."""
+    """Yield the lines of a file, up to HEADER_CHARACTERS. The first row may have several lines, because names in quotes may contain line breaks."""
     left = HEADER_CHARACTERS
-    while line := text.readline(left + 1):  # one more: what is asked for beyond them has not ended within them
+    while line := text.readline(left + 1):  # One character more than allowed shows that the line did not end within them.
         left -= len(line)
         if left < 0:
             raise DataError(
@@ -350,7 +363,7 @@ def _schema_of(names: Sequence[str]) -> DatasetSchema:
 
 def _position(path: str, columns: list[str], name: str | None) -> int:
     if columns.count(name or "") != 1:
-        # Without the names that are there: any text file passes for a CSV file, and its first line may hold a secret.
+        # The message does not show the existing names, because any text file passes for a CSV file, and its first line may contain a secret.
         what = "named twice" if name in columns else "not named"
         raise DataError(
             f"the column '{name}' is {what} in the first line of {path}, which names {len(columns)}: compare it with that line, "
@@ -360,7 +373,7 @@ def _position(path: str, columns: list[str], name: str | None) -> int:
 
 
 def _is_ascii_superset(encoding: str) -> bool:
-    """Whether every byte alone is one character in `encoding`, and the first 128 are ASCII."""
+    """Whether each of the first 128 bytes alone is its ASCII character in `encoding`, and each other byte alone is one character."""
     ascii_bytes, others = bytes(range(128)), bytes(range(128, 256))
     try:
         alone = all(len(bytes([byte]).decode(encoding, "replace")) == 1 for byte in others)

@@ -1,4 +1,4 @@
-"""Labels and times in one JSON object, with an exact reason where it is not as declared."""
+"""Labels and times in one JSON object, with an exact reason if the object differs from its declaration."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ FieldPath = tuple[str, ...]
 FIELD_TIMES = r"(?s)field:(?!\d+$)([^:.]+(?:\.[^:.]+)*)"
 """Regular expression of a timestamp_source that names a field."""
 ROUNDED = "is a whole number that no float64 is: it would be rounded; set label_type to int"
-"""What is wrong with a label of a dataset with fractions as labels, as the core says it too."""
+"""The problem of a label in a dataset with fractions as labels. The C++ core uses the same text."""
 _INT64 = range(-(2**63), 2**63)
 
 
 def field_path(text: str) -> FieldPath:
-    """The path of a dotted name. Raises: ValueError: a part of it is empty.
+    """Return the path of a dotted name. Raises: ValueError: a part of the name is empty.
 
     >>> field_path("meta.label")
     ('meta', 'label')
@@ -35,9 +35,10 @@ def field_path(text: str) -> FieldPath:
 
 
 def parse_object(text: bytes) -> dict[str, object]:
-    """Parse `text` as one JSON object; NaN and Infinity, which Python writes, are numbers. Raises: ValueError: what is wrong with it."""
+    """Parse `text` as one JSON object; NaN and Infinity, which Python writes, are numbers. Raises: ValueError: the text is not such an object; the
+    message has the reason."""
     try:
-        found = json.loads(text.removeprefix(UTF8_MARK).decode(), object_pairs_hook=_object)
+        found = _DECODER.decode(text.removeprefix(UTF8_MARK).decode())
     except UnicodeDecodeError as error:
         raise ValueError(f"it is not UTF-8: {error.reason} at its byte {error.start}") from error
     except json.JSONDecodeError as error:
@@ -50,15 +51,17 @@ def parse_object(text: bytes) -> dict[str, object]:
 
 
 def label_in(found: dict[str, object], path: FieldPath, *, floats: bool) -> int | float:
-    """The label at `path` in a parsed object.
+    """Return the label at `path` in a parsed object.
 
     Args: found: the values of the object by name. floats: whether labels are float64; otherwise whole numbers in the range of int64.
-    Raises: ValueError: there is no such label there; its text says what is.
+    Raises: ValueError: there is no such label; the message names the value that was found.
     """
     value = _at(found, path)
+    # In Python, True and False are integers, but they are no labels.
     if isinstance(value, bool) or not isinstance(value, int | float if floats else int):
         raise ValueError(f"the label '{'.'.join(path)}' is {_kind(value)}, not {'a number' if floats else 'a whole number'}")
     if floats and isinstance(value, int):
+        # A number that is too large for a float stays whole, and is refused below.
         with suppress(OverflowError):
             if int(float(value)) != value:
                 raise ValueError(f"the label '{'.'.join(path)}' {ROUNDED}")
@@ -71,10 +74,10 @@ def label_in(found: dict[str, object], path: FieldPath, *, floats: bool) -> int 
 
 
 def seconds_in(found: dict[str, object], path: FieldPath, times: TimeFormat) -> int:
-    """The time at `path` in a parsed object, in seconds since 1970.
+    """Return the time at `path` in a parsed object, in seconds since 1970.
 
     Args: found: the values of the object by name. times: how times are written, as numbers or texts.
-    Raises: ValueError: there is no such time there; its text says what is.
+    Raises: ValueError: there is no such time; the message names the value that was found.
     """
     value, name = _at(found, path), ".".join(path)
     try:
@@ -84,10 +87,11 @@ def seconds_in(found: dict[str, object], path: FieldPath, times: TimeFormat) -> 
 
 
 def time_of(value: object, times: TimeFormat) -> int:
-    """The seconds since 1970 of a JSON value. Raises: ValueError: it is no time; predicate of a sentence."""
+    """Return the seconds since 1970 of a JSON value. Raises: ValueError: the value is not a time; the message is the predicate of a sentence."""
     match value:
         case str():
             return times.of_text(sanitize(value), typed=True)
+        # Before `int`, of which `bool` is a subclass.
         case bool():
             pass
         case int() if value in _INT64:
@@ -100,7 +104,7 @@ def time_of(value: object, times: TimeFormat) -> int:
 
 
 def value_in(found: dict[str, object], path: FieldPath) -> object:
-    """The value at `path` in a parsed object, of any kind; None where there is none.
+    """Return the value at `path` in a parsed object, of any kind; None: there is none.
 
     >>> value_in({"meta": {"site": "a"}}, ("meta", "site")), value_in({"meta": 1}, ("meta", "site"))
     ('a', None)
@@ -112,7 +116,7 @@ def value_in(found: dict[str, object], path: FieldPath) -> object:
 
 
 def field_names(found: Mapping[str, object], prefix: str = "") -> Iterator[str]:
-    """Yield the names of all fields of a parsed object, those of inner objects with dots.
+    """Yield the names of all fields of a parsed object, including fields of inner objects, whose names have dots.
 
     >>> list(field_names({"y": 1, "meta": {"site": "a"}}))
     ['y', 'meta', 'meta.site']
@@ -124,7 +128,7 @@ def field_names(found: Mapping[str, object], prefix: str = "") -> Iterator[str]:
 
 
 class _Repeating(dict[str, object]):
-    """An object that has a field more than once; the last one counts where it is not asked for by `_at`."""
+    """An object with a repeated field. `_at` refuses this field; otherwise its last value counts."""
 
     def __init__(self, pairs: list[tuple[str, object]]) -> None:
         super().__init__(pairs)
@@ -133,7 +137,11 @@ class _Repeating(dict[str, object]):
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
+    # The slower class is only needed for objects with a repeated field, which are rare.
     return found if len(found) == len(pairs) else _Repeating(pairs)
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def _at(found: dict[str, object], path: FieldPath) -> object:
@@ -142,7 +150,7 @@ def _at(found: dict[str, object], path: FieldPath) -> object:
         if not isinstance(value, dict) or name not in value:
             raise ValueError(f"there is no field '{'.'.join(path[: depth + 1])}'")
         if isinstance(value, _Repeating) and name in value.repeated:
-            raise ValueError(f"the field '{'.'.join(path[: depth + 1])}' stands in it more than once")
+            raise ValueError(f"the field '{'.'.join(path[: depth + 1])}' occurs in it more than once")
         value = value[name]
     return value
 
@@ -159,6 +167,6 @@ _KINDS: dict[type, str] = {
 
 
 def _kind(value: object) -> str:
-    """What kind of value it is, and the value itself if it may be shown (`quoted`)."""
+    """Describe a value by its kind, and by itself if it may be shown (`quoted`)."""
     shown = quoted(sanitize(str(value))) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
     return f"{_KINDS[type(value)]}, {shown}" if shown else _KINDS[type(value)]

@@ -1,7 +1,7 @@
-"""JSON Lines: a line is a sample. Its payload is the line's bytes without the line break; a field of its object is the label.
+"""JSON Lines: a line is a sample. The payload of a sample is the bytes of the line without the line break. A field of the line's object is the label.
 
-Blocks of lines are parsed at once by Arrow, and only the label and the time. A block that is not plainly one object a line is parsed line by
-line, which gives exact errors.
+Arrow parses label and time of a block of lines at once. If a block does not clearly have one object in each line, it is parsed line by line, which
+gives exact errors.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from io import BytesIO
+from itertools import chain
 from typing import BinaryIO, ClassVar
 
 import numpy as np
@@ -40,6 +42,7 @@ from modyn.storage.model.samples import BadRow, IndexedSamples
 from modyn.storage.model.schema import DatasetSchema
 
 _LEAST_ROUNDED = 2.0**53
+"""Smallest number from which on a float64 may be a rounded whole number."""
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n"[0], b"\r"[0], b"{"[0], b"}"[0]
 
 
@@ -49,11 +52,11 @@ class JsonLinesConfig(RowsConfig):
     label_field: str = Field(min_length=1)
     """Field of the label; a field of an inner object is written with dots: `meta.label`."""
     file_extension: str = ".jsonl"
-    """Ending of the names of files with samples; compressed ones have .gz, .zst or .bz2 after it."""
+    """Ending of the names of files with samples; for compressed files, .gz, .zst or .bz2 follows."""
     required_fields: list[str] | None = None
-    """Fields, without those of inner objects, that each file must have in some line. By default those that each of the first 1,000 lines of the first
-    file has; null after a list: the first file decides anew. Where it is set, a column of the section `preprocessing` that is none of them may be
-    absent from whole files, where it is missing."""
+    """Fields, without those of inner objects, that each file must have in some line. By default, the fields that all of the first 1,000 lines of the
+    first file have; null after a list: the first file decides again. With a list, other columns of the section `preprocessing` may be absent from
+    whole files; their values there are missing."""
 
     @field_validator("label_field")
     @classmethod
@@ -63,19 +66,21 @@ class JsonLinesConfig(RowsConfig):
 
 
 class JsonLinesFormat(FileFormat):
-    """Lines of one JSON object each, ended by \\n or \\r\\n, the last one also by the end of the file. Blank lines are no samples."""
+    """Lines of one JSON object each, ended by \\n or \\r\\n, the last one also by the end of the file. Blank lines are not samples."""
 
     Config: ClassVar[type[JsonLinesConfig]] = JsonLinesConfig
     config: JsonLinesConfig
     can_grow = True
+    offsets_name = "line"
     packed = True
     row_times = (FIELD_TIMES, "a JsonLinesFileWrapper allows '', 'name:REGEX', 'field:NAME' and 'field:OUTER.INNER'")
     block_bytes = 8 << 20
     """Bytes that are parsed at once."""
     max_line_bytes = 1 << 30
+    """Largest number of bytes of a line."""
 
     def __init__(self, config: JsonLinesConfig, timestamp_source: str = "") -> None:
-        """Raises: ConfigError: as `FileFormat`, or one of the fields of label and time contains the other."""
+        """Raises: ConfigError: as `FileFormat`, or one of the fields of the label and the time is inside the other field."""
         super().__init__(config, timestamp_source)
         self._label = label = field_path(config.label_field)
         self._time = time = field_path(self.time_place[1]) if self.time_place else None
@@ -87,16 +92,16 @@ class JsonLinesFormat(FileFormat):
         label_type = pa.float64() if self.float_labels else pa.int64()
         times = [[]] if time is None else [[(time, pa.int64())], [(time, pa.string())], [(time, pa.float64())]]
         self._schemas = [pa.schema(_struct_fields([(label, label_type), *column])) for column in times]
-        """One for each kind of times, the kind that was found last first."""
+        """One parser for each kind of times. The last successful kind comes first."""
         if config.required_fields is not None:
             self.schema = schema_of(config.required_fields)
 
     def row_begin(self, offset: int) -> int:
-        """The payload is the whole line."""
+        """Return `offset`: the payload is the whole line."""
         return offset
 
     def column(self, name: str) -> JsonColumn:
-        """A field, of inner objects with dots between. Raises: ConfigError: the name is none of a field."""
+        """Return the reader of a field. Dots separate the names of nested objects. Raises: ConfigError: no field can have this name."""
         try:
             return JsonColumn(field_path(name))
         except ValueError as error:
@@ -104,7 +109,7 @@ class JsonLinesFormat(FileFormat):
 
     @property
     def decides_schema(self) -> bool:
-        """True: the first file decides."""
+        """Return True: the first file decides the schema of all files."""
         return True
 
     def declared(self, schema: DatasetSchema) -> DatasetSchema:
@@ -113,52 +118,62 @@ class JsonLinesFormat(FileFormat):
         return schema if fields is None else schema_of(fields)
 
     def schema_in(self, path: str, file: BinaryIO) -> DatasetSchema | None:
-        """Return the fields that each of the first lines has, and those that some have, see `FileFormat.schema_in`; None: no line can be read."""
+        """Return the fields that all of the first lines have, and the fields that only some have, see `FileFormat.schema_in`; None: no line can be
+        read.
+        """
         found = decided_schema(objects_in(file, self.max_line_bytes))
         return found and self.declared(found)
 
-    def _schema_with(self, path: str, resume: FormatResume | None) -> DatasetSchema | None:
-        """The schema of the dataset, with what is known of it by a file, or the one that this file decides; None: what is known of it stays.
+    def _schema_with(self, path: str, file: BinaryIO, resume: FormatResume | None, begin: bytes) -> DatasetSchema | None:
+        """Return the schema of the dataset, which a file decides or updates; None: the schema does not change. Lines that are appended to a file
+        decide no fields. Appended lines among the first lines of the file may have a field that the file lacked.
 
-        Lines that are added to a file decide no fields. Those of its first ones may have a field that it lacked. Raises: DataError: no line of a new
-        file has one of the fields that all files have.
+        Args: begin: the first bytes of a new file. Raises: DataError: a field that all files have is in no line of a new file.
         """
         num_before = resume.num_samples if resume is not None else 0
+        # The first lines were compared with the schema when they were indexed, and later lines decide nothing.
         if self.schema is not None and num_before >= FIRST_LINES:
             return None
-        with self.open(path) as file:
-            if self.schema is None:
-                return self.schema_in(path, file)
-            return compared_schema(path, objects_in(file, self.max_line_bytes), self.schema, has_grown=num_before > 0)
+        if self.schema is None:
+            file.seek(0)
+            return self.schema_in(path, file)
+        # Most files need only their first line, so another read of each small file would cost a twentieth of its indexing.
+        objects = chain(objects_in(BytesIO(begin), self.max_line_bytes), self._objects_after(begin, file))
+        return compared_schema(path, objects, self.schema, has_grown=num_before > 0)
+
+    def _objects_after(self, begin: bytes, file: BinaryIO) -> Iterator[dict[str, object]]:
+        """Yield the objects in the lines of the file after the whole lines in its first bytes."""
+        file.seek(begin.rfind(b"\n") + 1)
+        yield from objects_in(file, self.max_line_bytes)
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
-        """As `FileFormat.index`, in blocks of about `block_bytes`; a DataError names the lines and their bytes."""
+        """See `FileFormat.index`, in blocks of about `block_bytes`; a DataError names the lines and their bytes."""
         start = resume.end if resume else 0
-        with reading(path):
-            schema = self._schema_with(path, resume)
         with reading(path), self.open(path) as file:
             shared = self.file_time(path, os.fstat(file.fileno()).st_mtime_ns)
+            begin = b""
             if start:
                 _check_line_ended(path, file, start)
-            if resume is None:
-                refuse_other_text(path, file.read(HEAD_BYTES))
-            if not start:
-                file.seek(0)
-                start = len(UTF8_MARK) if file.read(len(UTF8_MARK)) == UTF8_MARK else 0
-            file.seek(start)
+            else:
+                begin = file.read(self.block_bytes)
+                refuse_other_text(path, begin[:HEAD_BYTES])
+                start = len(UTF8_MARK) if begin.startswith(UTF8_MARK) else 0
+            schema = self._schema_with(path, file, resume, begin)
+            file.seek(len(begin) or start)
             bad_rows = BadRows(path, self.config.max_bad_rows)
-            for offset, block in self._blocks(path, file, start):
+            for offset, block in self._blocks(path, file, start, begin[start:]):
                 unended = "" if block.endswith(b"\n") else f"the line that begins at byte {offset} has no line break"
                 for chunk in self._index_block(path, file, offset, block, bad_rows):
                     times = chunk.timestamps if shared is None else shared
                     yield replace(chunk, schema=schema, timestamps=times, unended=unended)
             bad_rows.check()
 
-    def _blocks(self, path: str, file: BinaryIO, offset: int) -> Iterator[tuple[int, bytes]]:
-        """The rest of the file in blocks of whole lines, each with its offset; the last line alone, if it does not end."""
+    def _blocks(self, path: str, file: BinaryIO, offset: int, new: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yield `new` and the rest of the file in blocks of whole lines, each with its offset. An incomplete last line is a block of its own."""
         rest = b""
         while True:
-            new = file.read(max(self.block_bytes, len(rest)))
+            # A line longer than a block is read with growing sizes, so that its bytes are searched only a few times.
+            new = new or file.read(max(self.block_bytes, len(rest)))
             block = rest + new
             if not block:
                 return
@@ -170,10 +185,10 @@ class JsonLinesFormat(FileFormat):
                 )
             if cut:
                 yield offset, block[:cut]
-            offset, rest = offset + cut, block[cut:]
+            offset, rest, new = offset + cut, block[cut:], b""
 
     def _index_block(self, path: str, file: BinaryIO, offset: int, block: bytes, bad_rows: BadRows) -> Iterator[IndexedSamples]:
-        """Yield the samples of a block of whole lines at `offset`; their times are 0 if the lines hold none."""
+        """Yield the samples of a block of whole lines at `offset`. If the lines hold no times, the times of the samples are 0."""
         lines = _lines(block)
         columns = self._parse_block(block, lines)
         if columns is None:
@@ -186,14 +201,15 @@ class JsonLinesFormat(FileFormat):
             rows = slice(first, first + self.chunk_rows)
             begins, ends, next_begins = lines[:, rows]
             times = 0 if timestamps is None else timestamps[rows]
+            # Skipped rows go with the last chunk of the block, which then covers the block to its end.
             skipped = bad_rows.take() if rows.stop >= len(labels) else ()
             end = len(block) if skipped else int(next_begins[-1])
             yield IndexedSamples(begins + offset, ends - begins, labels[rows], times, offset + end, skipped)
 
     def _parse_block(self, block: bytes, lines: Int64Array) -> _Columns | None:
-        """Parse all `lines` of the block at once; None if they must be parsed one by one."""
+        """Parse all `lines` of the block at once. Return None if the lines must be parsed one by one."""
         data, (begins, ends, _) = np.frombuffer(block, np.uint8), lines
-        # A line that begins and ends so holds whole objects: inside of one, a brace that opens never follows one that closes directly.
+        # A line with these ends contains whole objects: within an object, an opening brace never directly follows a closing one.
         if not np.all(data[begins] == _OPEN) or not np.all(data[ends - 1] == _CLOSE) or not len(begins) or not _is_utf8(block):
             return None
         for schema in self._schemas:
@@ -201,15 +217,17 @@ class JsonLinesFormat(FileFormat):
                 table = _read(block, schema)
                 columns = self._columns(table)
             except pa.ArrowInvalid:
+                # The times may be of another kind, which the next parser reads.
                 continue
             if columns is None or table.num_rows != len(begins):
                 return None
+            # Later blocks most likely have times of the same kind.
             self._schemas = [schema, *(other for other in self._schemas if other is not schema)]
             return columns
         return None
 
     def _columns(self, table: pa.Table) -> _Columns | None:
-        """None if a value is missing, out of range or no time."""
+        """Return labels and times. Returns None if a value is missing, out of range or not a time."""
         label = _column(table, self._label)
         time = None if self._time is None else _column(table, self._time)
         if label.null_count or (time is not None and time.null_count):
@@ -217,19 +235,19 @@ class JsonLinesFormat(FileFormat):
         labels: LabelArray = label.to_numpy()
         if (
             self.float_labels and not (np.abs(labels) < _LEAST_ROUNDED).all()
-        ):  # infinite ones, and whole numbers that Arrow rounds
+        ):  # Infinite numbers, and whole numbers that Arrow rounds.
             return None
         if time is None:
             return labels, None
         if pa.types.is_floating(time.type) and not (np.abs(time.to_numpy()) <= MAX_EXACT_INT).all():
-            return None  # among fractions, whole numbers are float64 too
+            return None  # Arrow reads whole numbers among fractions as float64.
         times = times_of(time, self.times)
         return None if times.first_bad >= 0 else (labels, times.seconds)
 
     def _parse_lines(
         self, path: str, file: BinaryIO, offset: int, block: bytes, lines: Int64Array, bad_rows: BadRows
     ) -> tuple[Int64Array, _Columns]:
-        """Parse the lines that hold more than spaces one by one; those that are not as declared are bad rows."""
+        """Parse the non-blank lines one by one. Lines that differ from the declaration are bad rows."""
         rows: list[int] = []
         labels: list[int | float] = []
         times: list[int] = []
@@ -253,11 +271,12 @@ class JsonLinesFormat(FileFormat):
         return lines[:, rows], (label_column, None if self._time is None else np.array(times, np.int64))
 
     def _parse_line(self, line: bytes) -> tuple[int | float, int]:
-        """The label and the time of a line, 0 if it holds none. Raises: ValueError: what is wrong with it."""
+        """Return the label and the time of a line. If the line holds no time, the time is 0. Raises: ValueError: the line is wrong; the message has
+        the reason."""
         try:
             found = parse_object(line)
         except ValueError:
-            # Arrow takes a little more than Python: deep nesting, and Inf. A line is read alike, alone and among any others.
+            # Arrow accepts slightly more than Python: deep nesting, and Inf. With this check, a line is read in the same way alone and in a block.
             if (columns := self._parse_block(line, _lines(line))) is None:
                 raise
             labels, times = columns
@@ -267,7 +286,7 @@ class JsonLinesFormat(FileFormat):
 
 
 class JsonColumn(RowColumn):
-    """A field of JSON objects. One that is null or not there is no value."""
+    """A field of JSON objects. If the field is null or missing, the sample has no value."""
 
     def __init__(self, path: FieldPath) -> None:
         self._path = path
@@ -275,11 +294,11 @@ class JsonColumn(RowColumn):
         self._schemas = [pa.schema(_struct_fields([(path, kind)])) for kind in kinds]
 
     def names(self, row: bytes) -> Iterable[str]:
-        """All fields of the object."""
+        """Return the names of all fields of the object."""
         return field_names(parse_object(row))
 
     def values(self, rows: Sequence[bytes], header: Sequence[str]) -> Iterator[object]:
-        """As `RowColumn.values`: of texts alone, and of whole numbers alone, read by Arrow."""
+        """See `RowColumn.values`; Arrow reads blocks of only text and blocks of only whole numbers."""
         for schema in self._schemas if rows else ():
             try:
                 found = _column(_read(b"\n".join(rows), schema), self._path)
@@ -291,20 +310,22 @@ class JsonColumn(RowColumn):
 
 
 def _read(block: bytes, schema: pa.Schema) -> pa.Table:
-    """The fields of a schema in lines that are one object each. Raises: pa.ArrowInvalid: they are of other types, or the lines are not that."""
+    """Read the fields of a schema from lines of one object each. Raises: pa.ArrowInvalid: the fields have other types, or the lines are not such
+    objects."""
     return pyarrow.json.read_json(
         pa.BufferReader(block),
+        # Threads would split the block. It is read as one piece, and files are indexed in parallel already.
         pyarrow.json.ReadOptions(use_threads=False, block_size=len(block) + 1),
         pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
     )
 
 
 _Columns = tuple[LabelArray, Int64Array | None]
-"""Labels, and times if the lines hold them."""
+"""Labels of lines, and their times if the lines hold times."""
 
 
 def _struct_fields(columns: list[tuple[FieldPath, pa.DataType]]) -> list[pa.Field]:
-    """The fields of a struct with only the columns at these paths, none of which lies in another."""
+    """Return the fields of a struct with only the columns at these paths, none of which is inside another."""
     found = []
     for name in dict.fromkeys(path[0] for path, _ in columns):
         inner = [(path[1:], kind) for path, kind in columns if path[0] == name]
@@ -313,26 +334,32 @@ def _struct_fields(columns: list[tuple[FieldPath, pa.DataType]]) -> list[pa.Fiel
 
 
 def _column(table: pa.Table, path: FieldPath) -> pa.Array:
-    column = table.column(path[0]).combine_chunks()
+    chunked = table.column(path[0])
+    column = chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
     for name in path[1:]:
         column = pc.struct_field(column, name)
     return column
 
 
 def _lines(block: bytes) -> Int64Array:
-    """The non-empty lines of a block: int64 (3, n), positions in it. A line's bytes are [first, second); the third is behind its line break."""
+    """Return the non-empty lines of a block: int64 (3, n), positions in the block. A line's bytes are [first, second); the third is after its line
+    break."""
     data = np.frombuffer(block, np.uint8)
-    ends = np.flatnonzero(data == _NEWLINE)
-    next_begins = ends + 1
-    if not len(data) or data[-1] != _NEWLINE:
-        next_begins, ends = np.append(next_begins, len(data)), np.append(ends, len(data))
-    begins = np.concatenate([np.zeros(1, np.int64), next_begins[:-1]])
-    ends = ends - ((ends > begins) & (data[np.maximum(ends, 1) - 1] == _RETURN))
-    lines: Int64Array = np.stack([begins, ends, next_begins])
-    return lines[:, ends > begins]
+    (ends,) = (data == _NEWLINE).nonzero()
+    if not block.endswith(b"\n"):
+        ends = np.append(ends, len(data))
+    lines = np.empty((3, len(ends)), np.int64)
+    lines[0, 0], lines[0, 1:], lines[1], lines[2] = 0, ends[:-1] + 1, ends, np.minimum(ends + 1, len(data))
+    if b"\r" in block:
+        lines[1] -= (lines[1] > lines[0]) & (data[np.maximum(ends, 1) - 1] == _RETURN)
+    is_line = lines[1] > lines[0]
+    return lines if is_line.all() else lines[:, is_line]
 
 
 def _is_utf8(block: bytes) -> bool:
+    if block.isascii():  # many times faster, and most blocks are
+        return True
+    # Validating a text column checks the bytes without decoding them.
     bounds = pa.array([0, len(block)], pa.int64()).buffers()[1]
     try:
         pa.Array.from_buffers(pa.large_string(), 1, [None, bounds, pa.py_buffer(block)]).validate(full=True)
@@ -342,19 +369,22 @@ def _is_utf8(block: bytes) -> bool:
 
 
 def _check_line_ended(path: str, file: BinaryIO, end: int) -> None:
-    """Go to byte `end`. Raises: DataError: the line that ended with the file there was continued: it is indexed as it was."""
+    """Go to byte `end`. Raises: DataError: the file ended there without a line break, its last line was indexed, and the file was then continued
+    within this line.
+    """
     file.seek(end - 1)
+    # The byte before the end, and at most "\r\n" after it, show whether the indexed line was continued.
     before, after = file.read(1), file.read(2)
     file.seek(end)
     if before != b"\n" and after and not after.startswith((b"\n", b"\r\n")):
         raise DataError(
-            f"{path}: the line that ended at byte {end} was continued since it was indexed; restore the file, or take what it holds now with "
+            f"{path}: the line that ended at byte {end} was continued since it was indexed; restore the file, or index what it contains now with "
             f"`modyn data reindex NAME FILE`; a last line that ends with a line break is taken when it is whole"
         )
 
 
 def _lines_before(file: BinaryIO, offset: int) -> int:
-    """Line breaks in the first `offset` bytes, for an error message."""
+    """Count the line breaks in the first `offset` bytes, for an error message."""
     count, before = 0, file.tell()
     file.seek(0)
     while offset > 0 and (part := file.read(min(offset, 1 << 20))):

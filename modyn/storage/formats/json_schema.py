@@ -1,4 +1,4 @@
-"""The schema of a dataset of JSON Lines: which fields the objects in the first lines of its files have."""
+"""The schema of a JSON Lines dataset: the fields of the objects in the first lines of its files."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from modyn.storage.formats.json_fields import parse_object
 from modyn.storage.model.schema import MOST_LACKING, DatasetSchema, LackingFile, SchemaColumn, other_columns
 
 FIRST_LINES: Final = 1000
-"""Lines at the beginning of each file that are compared; more only while a field that all files have is in none of them."""
+"""Number of compared lines at the beginning of each file. More lines are read only while a field that all files have is in none of them."""
 _MOST_FIELDS: Final = 1000
-"""Most fields of some lines that are noted; of more, none is."""
+"""Largest number of recorded fields that only some lines have. If a file has more such fields, none is recorded."""
 _NAMED_FIELDS: Final = 50
-"""Most fields of a file that are noted where it lacks others."""
+"""Largest number of fields that are recorded for a file that lacks some of the schema's fields."""
 
 
 def schema_of(names: Sequence[str]) -> DatasetSchema:
-    """The schema of files that have these fields."""
+    """Return the schema of files that have these fields."""
     return DatasetSchema("json", tuple(map(SchemaColumn, names)))
 
 
 def objects_in(file: BinaryIO, max_line_bytes: int) -> Iterator[dict[str, object]]:
-    """Yield the objects in the lines of a file; others are bad rows, which are looked for elsewhere."""
+    """Yield the objects in the lines of a file. Other lines are bad rows, which `index` reports."""
     while line := file.readline(max_line_bytes):
         with suppress(ValueError):
             yield parse_object(line)
 
 
 def decided_schema(objects: Iterator[dict[str, object]]) -> DatasetSchema | None:
-    """The schema that a file decides: the fields that each of its first lines has, and those that some have. None: there are no objects."""
+    """Return the schema that a file decides: the fields that all of its first lines have, and the fields that only some have. None: the file has no
+    objects.
+    """
     first = list(islice(objects, FIRST_LINES))
     if not first:
         return None
@@ -47,10 +49,11 @@ def decided_schema(objects: Iterator[dict[str, object]]) -> DatasetSchema | None
 def compared_schema(
     path: str, objects: Iterator[dict[str, object]], schema: DatasetSchema, *, has_grown: bool = False
 ) -> DatasetSchema:
-    """The schema of a dataset, with what one file of it lacks.
+    """Return the schema of a dataset, updated by the missing fields of a file.
 
-    Args: path: of the file. objects: in its lines. has_grown: it was compared before, and has all fields that all files have.
-    Raises: DataError: no object has one of these.
+    Args: path: path of the file. objects: objects in its lines. has_grown: whether the file was compared before, and has all fields that all files
+    have.
+    Raises: DataError: a field that all files have is in no object.
     """
     missing, seen = set(schema.names if not has_grown else ()), dict[str, None]()
     rare = set(schema.some_lines)
@@ -67,5 +70,6 @@ def compared_schema(
         raise DataError(
             f"{error.message}; or name the fields that all files have by the option required_fields (`modyn data change`)"
         )
-    lacking = (LackingFile("", tuple(sorted(rare)), tuple(islice(seen, _NAMED_FIELDS))),) if rare and seen else ()
-    return replace(schema, lacking=lacking)
+    if rare and seen:
+        return replace(schema, lacking=(LackingFile("", tuple(sorted(rare)), tuple(islice(seen, _NAMED_FIELDS))),))
+    return replace(schema, lacking=()) if schema.lacking else schema

@@ -1,18 +1,20 @@
-"""Parquet: a row is a sample. Its payload is the bytes of one column, or numeric columns packed one behind the other.
+"""Parquet: a row is a sample. The payload of a sample is the bytes of one column, or numeric columns packed one after the other.
 
-A row has no byte range of its own: its number is indexed, and payloads are read by row groups (`read/row_groups.py`).
+A row has no byte range of its own. The index has the number of the row instead, and payloads are read by row groups (`read/row_groups.py`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from itertools import groupby
 from typing import BinaryIO, ClassVar, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field, field_validator, model_validator
@@ -23,34 +25,34 @@ from modyn.storage.files.local import LocalFiles, open_native
 from modyn.storage.formats.arrow_times import have_unit, holds_times, times_of
 from modyn.storage.formats.base import FormatConfig, FormatResume, OpenedFile, RangedFormat, RowGroups
 from modyn.storage.formats.json_fields import ROUNDED
-from modyn.storage.formats.parquet_footer import read_footer
 from modyn.storage.formats.parquet_types import TypedColumns, is_bytes, is_number, is_text, type_name, type_of
 from modyn.storage.model.samples import IndexedSamples, UInt8Array
 from modyn.storage.model.schema import DatasetSchema, SchemaColumn, listed
 
 MAX_GROUP_BYTES = 2**31 - 1
-"""Most bytes of payloads in one row group, which is read as one. Columns of bytes hold no more in one piece anyway."""
+"""Largest number of bytes of payloads in one row group, which is read in one piece. Arrow holds no more bytes of a column in one piece anyway."""
 _SHORT_BYTES = 64
-"""A column with fewer bytes a row, on the average, is looked at: its values are short, or repeat."""
+"""Mean number of bytes a row below which a column is examined, because its values are short or repeated."""
 _ENCODINGS_OF_EACH_VALUE = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY"}
-"""Encodings with which the bytes of each value are in an unpacked page; others may repeat what is there once."""
+"""Encodings in which an unpacked page contains the bytes of every value. With other encodings, a value may be stored once and repeated."""
 _ENCODINGS_BY_DICTIONARY = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 READ_AS_DICTIONARIES = _ENCODINGS_OF_EACH_VALUE | _ENCODINGS_BY_DICTIONARY
-"""Encodings that Arrow reads as dictionaries, in which a value that repeats is in memory once."""
+"""Encodings that Arrow reads as dictionaries, which keep a repeated value in memory once."""
 INT96: Final = {"coerce_int96_timestamp_unit": "s"}
-"""Option of a `ParquetFile`: INT96 is read as seconds, which hold all its days. Nanoseconds wrap around silently before 1677 and after 2262."""
+"""Option of a `ParquetFile`, by which INT96 is read as seconds. Seconds can hold all days of INT96. Nanoseconds would silently wrap around before
+1677 and after 2262."""
 _MAX_TIME_BYTES = 100
-"""Most bytes of a time that is text."""
+"""Largest number of bytes of a time that is text."""
 
 
 class ParquetConfig(FormatConfig):
     """Options of `ParquetFileWrapper`."""
 
     payload_columns: list[str] = Field(min_length=1)
-    """One column of bytes or text, whose values are the payloads; or columns of numbers, packed little-endian in this order."""
+    """One column of bytes or text, whose values are the payloads; or columns of numbers, which are packed little-endian in this order."""
     payload_types: dict[str, str] = Field(default_factory=dict)
-    """Types of payload columns by name, as Arrow names them, e.g. {age: float64}. By default those of the first file. Files with other types are cast
-    where that changes no value (int32 to int64, int64 to float64), and refused otherwise."""
+    """Arrow types of payload columns by name, e.g. {age: float64}; by default, those of the first file. Files with other types are converted if no
+    value changes (int32 to int64, int64 to float64), and refused otherwise."""
     label_column: str = Field(min_length=1)
     """Column of the label."""
     file_extension: str = ".parquet"
@@ -77,21 +79,23 @@ class ParquetFormat(RangedFormat):
 
     Config: ClassVar[type[ParquetConfig]] = ParquetConfig
     config: ParquetConfig
+    offsets_name = "row"
     row_times = (r"(?s)column:(?!\d+$)(.+)", "a ParquetFileWrapper allows '', 'name:REGEX', 'column:NAME'")
     batch_bytes = 64 << 20
-    """About so many bytes of rows are in memory at once."""
+    """Approximate number of bytes of rows that are in memory at once."""
     max_group_bytes = MAX_GROUP_BYTES
     _last: tuple[DatasetSchema | None, pa.Schema, TypedColumns] | None = None
-    """How columns were read last, after the schemas of the dataset and of the file: most files have the same ones as the file before."""
+    """The newest conversion of columns, with the schemas of dataset and file. The next file reuses this conversion, because most files have the
+    schema of the previous file."""
 
     def payload_reader(self) -> RowGroups:
-        """Rows of the row groups, of `payload_columns`."""
+        """Return the reader of `payload_columns` in the row groups."""
         types = tuple(column.type for column in self.schema.columns) if self.schema else ()
         return RowGroups(tuple(self.config.payload_columns), types)
 
     @property
     def decides_schema(self) -> bool:
-        """True: the first file decides."""
+        """Return True: the first file decides the schema of all files."""
         return True
 
     def schema_in(self, path: str, file: BinaryIO) -> DatasetSchema:
@@ -111,14 +115,14 @@ class ParquetFormat(RangedFormat):
         return self.declared(DatasetSchema("values", tuple(columns)))
 
     def column(self, name: str) -> RowGroups:
-        """A column of the row groups."""
+        """Return the reader of a column of the row groups."""
         return RowGroups((name,))
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
-        """As `FileFormat.index`, without reading payloads where lengths are fixed and the metadata exclude nulls.
+        """See `FileFormat.index`, without reading payloads where lengths are fixed and the metadata exclude nulls.
 
-        A value that repeats is in the file once, so some bytes may stand for gigabytes: bytes and text are read as dictionaries, or few rows at a
-        time, where that may be so, and a row group whose payloads are too many for a reader is refused.
+        A repeated value may be stored once, so a few bytes can expand to gigabytes. Therefore such bytes and texts are read as dictionaries, or a few
+        rows at a time. A row group whose payloads are too large for a reader is refused.
         """
         with readable(path):
             status = os.stat(path)
@@ -126,7 +130,7 @@ class ParquetFormat(RangedFormat):
                 yield from self.index_opened(OpenedFile(path, status.st_size, status.st_mtime_ns, source))
 
     def index_opened(self, file: OpenedFile) -> Iterator[IndexedSamples]:
-        """As `RangedFormat.index_opened`; reads the footer, and of the columns what `index` needs."""
+        """See `RangedFormat.index_opened`. The method reads the footer, and the parts of the columns that `index` needs."""
         path, source = file.path, file.source
         with readable(path):
             shared = self.file_time(path, file.mtime_ns)
@@ -136,11 +140,14 @@ class ParquetFormat(RangedFormat):
             times_of_text = [name for name in self._time_column() if is_text(schema.field(name).type)]
             typed_times = any(have_unit(schema.field(name).type) for name in self._time_column())
             texts, fixed = typed.texts, typed.num_bytes
-            packed = pq.ParquetFile(source, metadata=metadata, read_dictionary=[*texts, *times_of_text], **INT96)
-            unpacked = packed
-            if texts:
-                unpacked = pq.ParquetFile(source, metadata=metadata, read_dictionary=times_of_text, **INT96)
-            # Where lengths are known and nothing is null, the payloads need not be read.
+
+            # At most two readers: one reads texts as dictionaries, the other one unpacks them.
+            @cache
+            def reader(*, unpacked: bool) -> pq.ParquetFile:
+                dictionaries = times_of_text if unpacked else [*texts, *times_of_text]
+                return pq.ParquetFile(source, metadata=metadata, read_dictionary=dictionaries, **INT96)
+
+            # Payloads need no reading if lengths are known and no value is null.
             unread = fixed is not None and _certainly_without_nulls(metadata, payload)
             read = typed.inexact if unread else payload
             columns = list(dict.fromkeys([self.config.label_column, *read, *self._time_column()]))
@@ -148,18 +155,20 @@ class ParquetFormat(RangedFormat):
             groups.add(0, fixed, metadata.num_rows)
             first = 0
             rows_at_once = self._rows_at_once(metadata, columns, fixed)
+            # Neighbouring row groups that can be read in the same way are read together.
             alike = groupby(
                 range(metadata.num_row_groups),
-                lambda i: min(rows_at_once, self._unpacked_at_once(packed, i, texts[0])) if texts else 0,
+                lambda i: min(rows_at_once, self._unpacked_at_once(metadata, i, texts[0], reader)) if texts else 0,
             )
             batches = (
                 batch
                 for rows, numbers in alike
-                for batch in (unpacked if rows else packed).iter_batches(
+                for batch in reader(unpacked=rows > 0).iter_batches(
                     rows or rows_at_once, row_groups=list(numbers), columns=columns
                 )
             )
             for batch in batches:
+                # No part of a sample may be missing, so a null is refused with its row.
                 for name in columns:
                     _refuse_null(path, first, name, batch.column(name))
                 typed.refuse_inexact(path, first, batch)
@@ -168,38 +177,39 @@ class ParquetFormat(RangedFormat):
                 times = shared if shared is not None else self._times(path, first, batch)
                 labels = self._labels(path, first, batch.column(self.config.label_column))
                 offsets = np.arange(first, first + len(batch), dtype=np.int64)
-                # A file is indexed as a whole, so every chunk ends where it does.
+                # A file is indexed as a whole, so every chunk has the end of the file.
                 yield IndexedSamples(offsets, sizes, labels, times, file.size, schema=typed.schema, typed_times=typed_times)
                 first += len(batch)
 
     def _typed(self, path: str, found: pa.Schema) -> TypedColumns:
-        """How the payload columns of a file with the columns `found` are read. Raises: DataError: they cannot be used, or not as the dataset's."""
+        """Return how the payload columns of a file with the columns `found` are read. Raises: DataError: the columns cannot be used, or cannot be
+        read with the types of the dataset."""
         if self._last is None or self._last[0] is not self.schema or not self._last[1].equals(found):
             decided = self._schema_of(path, found)
             self._last = self.schema, found, TypedColumns(path, found, self.schema or decided)
         return self._last[2]
 
-    def _unpacked_at_once(self, file: pq.ParquetFile, group: int, name: str) -> int:
-        """How many rows of a column of bytes or text can be read as they are, which is several times faster where values are short or all in the
-        file; 0: they are read as a dictionary."""
-        found = file.metadata.row_group(group)
+    def _unpacked_at_once(self, metadata: pq.FileMetaData, group: int, name: str, reader: Callable[..., pq.ParquetFile]) -> int:
+        """Return the number of rows of a column of bytes or text that can be read without a dictionary, which is several times faster if values are
+        short, or if the file stores each of them in full; 0: read them as a dictionary."""
+        found = metadata.row_group(group)
         columns = (found.column(i) for i in range(found.num_columns))
         column = next(column for column in columns if column.path_in_schema == name)
         encodings = set(column.encodings)
         if encodings <= _ENCODINGS_OF_EACH_VALUE:
             return self.chunk_rows
         if not encodings <= READ_AS_DICTIONARIES:
-            # A value repeats at most what the column has.
+            # A repeated value is at most as large as the column.
             return max(1, self.batch_bytes // max(1, int(column.total_uncompressed_size)))
         if not found.num_rows or column.total_uncompressed_size / found.num_rows > _SHORT_BYTES:
             return 0
-        # The dictionary stands before the rows: the first of them brings all of it.
-        first = next(file.iter_batches(1, row_groups=[group], columns=[name])).column(0)
-        longest = int(np.max(lengths(first.dictionary.cast(pa.large_binary())), initial=0))
+        # The dictionary precedes the rows, so reading the first row reads the whole dictionary.
+        first = next(reader(unpacked=False).iter_batches(1, row_groups=[group], columns=[name])).column(0)
+        longest = int(np.max(lengths(first.dictionary), initial=0))
         return self.chunk_rows if int(found.num_rows) * longest <= self.batch_bytes else 0
 
     def _rows_at_once(self, metadata: pq.FileMetaData, columns: list[str], fixed: int | None) -> int:
-        """How many rows of the widest row group are about `batch_bytes` in these columns."""
+        """Return how many rows of the widest row group take about `batch_bytes` in these columns."""
         wanted = [i for i in range(len(metadata.schema)) if metadata.schema.column(i).path in columns]
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
         row_bytes = [sum(group.column(i).total_uncompressed_size for i in wanted) / max(1, group.num_rows) for group in groups]
@@ -237,6 +247,7 @@ class ParquetFormat(RangedFormat):
         kind = pa.float64() if self.float_labels else pa.int64()
         try:
             labels: LabelArray = column.cast(kind, safe=not self.float_labels).to_numpy()
+            # From 2^53 on, float64 does not hold every whole number.
             if self.float_labels and pa.types.is_integer(column.type) and (np.abs(labels) >= 2.0**53).any():
                 self._refuse_rounded(path, first, column, labels)
         except pa.ArrowInvalid as error:
@@ -247,7 +258,7 @@ class ParquetFormat(RangedFormat):
         return labels
 
     def _refuse_rounded(self, path: str, first: int, column: pa.Array, labels: LabelArray) -> None:
-        """Raise DataError if a whole number is none of float64."""
+        """Raise DataError if float64 does not hold a whole number exactly."""
         for row, (exact, label) in enumerate(zip(column.to_pylist(), labels.tolist(), strict=True), first):
             if exact != int(label):
                 raise DataError(f"{path}, row {row}: the label in column '{self.config.label_column}' {ROUNDED}")
@@ -264,7 +275,7 @@ class ParquetFormat(RangedFormat):
 
 
 def _refuse_long(path: str, first: int, name: str, texts: pa.Array) -> None:
-    """Raise DataError at a text that is too long to be a time: it may stand for gigabytes."""
+    """Raise DataError at a text that is too long to be a time, because it may expand to gigabytes."""
     sizes = _lengths_of_bytes(texts)
     if len(long := np.flatnonzero(np.broadcast_to(sizes, len(texts)) > _MAX_TIME_BYTES)):
         raise DataError(
@@ -273,13 +284,13 @@ def _refuse_long(path: str, first: int, name: str, texts: pa.Array) -> None:
 
 
 def _lengths_of_bytes(column: pa.Array) -> Int64Array | int:
-    """Bytes of each value of a column of bytes or text without nulls, each distinct one of which is in memory once."""
+    """Return the bytes of each value of a column of bytes or text without nulls. Each distinct value is in memory once."""
     if not pa.types.is_dictionary(column.type):
-        return lengths(column if pa.types.is_fixed_size_binary(column.type) else column.cast(pa.large_binary()))
+        return lengths(column)
     values = column.dictionary
     if pa.types.is_fixed_size_binary(values.type):
         return int(values.type.byte_width)
-    of_values = lengths(values.cast(pa.large_binary()))
+    of_values = lengths(values)
     assert not isinstance(of_values, int)
     sizes: Int64Array = of_values[column.indices.to_numpy()]
     return sizes
@@ -294,19 +305,19 @@ class _GroupSizes:
         self._ends = np.cumsum([group.num_rows for group in groups], dtype=np.int64)
         self._bytes = np.zeros(len(groups), np.int64)
         wanted = [i for i in range(len(metadata.schema)) if metadata.schema.column(i).path in payload]
-        # Pages are unpacked as a whole, whatever the values in them are.
+        # Pages are always unpacked as a whole.
         self._check(np.array([sum(group.column(i).total_uncompressed_size for i in wanted) for group in groups], np.int64))
 
     def add(self, first: int, sizes: Int64Array | int | None, num_rows: int) -> None:
-        """Add the payloads of `num_rows` rows from row `first` on: int64 (num_rows,), or one size for all; None: nothing."""
+        """Add the payloads of `num_rows` rows from row `first` on: int64 (num_rows,), or one size for all; None: add nothing."""
         if sizes is None:
             return
-        if isinstance(sizes, int):
-            starts = np.concatenate([[0], self._ends[:-1]])
-            self._bytes += sizes * (np.clip(self._ends, first, first + num_rows) - np.clip(starts, first, first + num_rows))
-        else:
-            groups = np.searchsorted(self._ends, np.arange(first, first + num_rows), side="right")
-            np.add.at(self._bytes, groups, sizes)
+        begin, group = 0, int(np.searchsorted(self._ends, first, side="right"))
+        # A batch may have rows of several row groups.
+        while begin < num_rows:
+            end = min(num_rows, int(self._ends[group]) - first)
+            self._bytes[group] += sizes * (end - begin) if isinstance(sizes, int) else sizes[begin:end].sum()
+            begin, group = end, group + 1
         self._check(self._bytes)
 
     def _check(self, sizes: Int64Array) -> None:
@@ -328,53 +339,58 @@ def _certainly_without_nulls(metadata: pq.FileMetaData, columns: list[str]) -> b
     leaves = [(i, metadata.schema.column(i)) for i in range(len(metadata.schema))]
     nullable = [i for i, leaf in leaves if leaf.path in columns and leaf.max_definition_level]
     found = (metadata.row_group(group).column(i).statistics for i in nullable for group in range(metadata.num_row_groups))
+    # A file may lack statistics. Then its values are read and examined.
     return all(statistics is not None and statistics.has_null_count and not statistics.null_count for statistics in found)
 
 
 @contextmanager
 def readable(path: str) -> Iterator[None]:
-    """Turn errors of Arrow and the system into ours; a lack of memory stays what it is, so that the file is tried again.
+    """Convert errors of Arrow and the system to errors of `modyn.errors`. A MemoryError is not converted, so that the file is tried again.
 
-    Raises: DataError: the file is no Parquet file, or cannot be read. UnavailableError: trying again may help.
+    Raises: DataError: the file is not a Parquet file, or cannot be read. UnavailableError: trying again may help.
     """
     try:
         yield
-    except MemoryError:  # Arrow's is an ArrowException, too.
+    except MemoryError:  # Arrow's MemoryError is an ArrowException too.
         raise
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise LocalFiles("").read_error(path, error) from error
-        # Not from the system: Arrow found the file damaged.
+        # Arrow found the file damaged; it is not an error of the system.
         raise DataError(f"{path} cannot be read as Parquet: {error}; write the file again") from error
 
 
 def lengths(values: pa.Array) -> Int64Array | int:
-    """Bytes of each payload that `payloads_of` made, int64 (n,); one int if all are equal by type."""
+    """Return the bytes of each value of a column of bytes or text without nulls, int64 (n,); one int if the type fixes the length."""
     if pa.types.is_fixed_size_binary(values.type):
         return int(values.type.byte_width)
-    return np.diff(_ends(values))
+    ends = _ends(values)
+    return np.subtract(ends[1:], ends[:-1], dtype=np.int64)
 
 
 def joined(values: pa.Array) -> tuple[UInt8Array, Int64Array]:
-    """All bytes of the payloads that `payloads_of` made, uint8, and the bounds of each in them: int64 (n + 1,). The bytes are not copied."""
+    """Return all bytes of the payloads that `payloads_of` made, uint8, and the bounds of each payload in these bytes: int64 (n + 1,). The bytes are
+    not copied."""
     data = np.frombuffer(values.buffers()[-1] or b"", np.uint8)
     if pa.types.is_fixed_size_binary(values.type):
         width, first, count = values.type.byte_width, values.offset, len(values)
         return data[first * width : (first + count) * width], np.arange(count + 1, dtype=np.int64) * width
     ends = _ends(values)
-    return data[ends[0] : ends[-1]], ends - ends[0]
+    return data[ends[0] : ends[-1]], (ends - ends[0]).astype(np.int64, copy=False)
 
 
-def _ends(values: pa.Array) -> Int64Array:
+def _ends(values: pa.Array) -> Int64Array | npt.NDArray[np.int32]:
+    """Return the bounds of the values in their bytes, (n + 1,): int64 for large types, int32 for others, without a copy."""
+    kind = np.dtype(np.int64 if pa.types.is_large_binary(values.type) or pa.types.is_large_string(values.type) else np.int32)
     if not len(values):
-        return np.zeros(1, np.int64)
-    return np.frombuffer(values.buffers()[1], np.int64, len(values) + 1, 8 * values.offset)
+        return np.zeros(1, kind)
+    return np.frombuffer(values.buffers()[1], kind, len(values) + 1, kind.itemsize * values.offset)
 
 
 def payloads_of(rows: pa.Table | pa.RecordBatch, columns: Sequence[str], types: Sequence[str] = ()) -> pa.Array:
-    """Make the payloads of `rows` from `columns`, which are those that the format accepts, without nulls.
+    """Make the payloads of `rows` from `columns`, which the format accepts and which have no nulls.
 
-    Args: types: of numbers, to which they are cast; none: those that they have.
+    Args: types: types to which numbers are cast; empty: numbers keep their types.
     Returns: large_binary or fixed_size_binary, without nulls.
     """
     first = rows.column(columns[0])
@@ -382,6 +398,7 @@ def payloads_of(rows: pa.Table | pa.RecordBatch, columns: Sequence[str], types: 
         array = first.combine_chunks() if isinstance(first, pa.ChunkedArray) else first
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
+        # With offsets of 64 bits, because all payloads together may have more than 2 GiB.
         return array if pa.types.is_fixed_size_binary(array.type) else array.cast(pa.large_binary())
     numbers = [rows.column(name) for name in columns]
     numbers = [column.cast(type_of(kind)) for column, kind in zip(numbers, types, strict=True)] if types else numbers
@@ -389,3 +406,40 @@ def payloads_of(rows: pa.Table | pa.RecordBatch, columns: Sequence[str], types: 
     packed = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
     width = packed.shape[1]
     return pa.Array.from_buffers(pa.binary(width), len(rows), [None, pa.py_buffer(packed)])
+
+
+_READ_AHEAD = 1 << 16
+"""Number of bytes at the end of a file that are read first. Arrow reads the same number."""
+_SIGNATURE_BYTES = 28
+"""Size of the signature at the end of a footer that is not encrypted, although columns are."""
+
+
+def read_footer(file: OpenedFile) -> pq.FileMetaData:
+    """Read the metadata of a file, with as many requests as Arrow makes.
+
+    Raises: DataError: the file is encrypted, wholly or in some columns. OSError, pa.ArrowException: also if the file does not end with a footer.
+    """
+    tail = _last_bytes(file, _READ_AHEAD)
+    encrypted = DataError(
+        f"{file.path} is encrypted Parquet, wholly or in some columns, and Modyn has no keys; write it again without encryption"
+    )
+    # An encrypted footer ends in another mark than a readable one.
+    if tail.endswith(b"PARE"):
+        raise encrypted
+    length = int.from_bytes(tail[-8:-4], "little")
+    if not tail.endswith(b"PAR1") or not 0 < length <= file.size - 12:
+        return pq.read_metadata(file.source)  # Arrow says what is wrong.
+    # The footer is longer than the bytes that were read at first.
+    if len(tail) < length + 8:
+        tail = _last_bytes(file, length + 8)
+    metadata = pq.ParquetFile(pa.BufferReader(tail[-length - 8 :])).metadata
+    # A readable footer is larger than its metadata by a signature if columns are encrypted.
+    if length == metadata.serialized_size + _SIGNATURE_BYTES:
+        raise encrypted
+    return metadata
+
+
+def _last_bytes(file: OpenedFile, size: int) -> bytes:
+    file.source.seek(max(0, file.size - size))
+    found: bytes = file.source.read(min(file.size, size))
+    return found

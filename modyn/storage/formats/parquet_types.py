@@ -1,4 +1,4 @@
-"""Types of columns of Parquet files: their names in a schema, and which type may be read as which other without a change of any value."""
+"""Column types of Parquet files: their names in a schema, and the conversions that change no value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from modyn.storage.model.schema import DatasetSchema, SchemaColumn
 
 _NAMES: Final = {pa.float16(): "float16", pa.float32(): "float32", pa.float64(): "float64"}
 _MANTISSA_BITS: Final = {16: 11, 32: 24, 64: 53}
-"""By the width of a fraction: whole numbers of this many bits are exact in it."""
+"""Width of a float type in bits → number of bits of the whole numbers that the type holds exactly."""
 
 
 def is_bytes(kind: pa.DataType) -> bool:
@@ -31,12 +31,12 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether values of a column have a length each and may be read as a dictionary."""
+    """Whether each value of a column has its own length, so that the column may be read as a dictionary."""
     return kind in (pa.binary(), pa.large_binary(), pa.string(), pa.large_string())
 
 
 def type_name(kind: pa.DataType) -> str:
-    """The name of a type in a schema: one for all forms in which a file may hold the same values.
+    """Return the name of a type in a schema. All forms in which a file may store the same values have one name.
 
     >>> [type_name(kind) for kind in (pa.float64(), pa.dictionary(pa.int32(), pa.large_string()), pa.large_binary(), pa.binary(4))]
     ['float64', 'string', 'binary', 'fixed_size_binary[4]']
@@ -47,7 +47,7 @@ def type_name(kind: pa.DataType) -> str:
 
 @cache
 def type_of(name: str) -> pa.DataType:
-    """The type of a name. Raises: ValueError: there is none, or no payload is made of it."""
+    """Return the type of a name. Raises: ValueError: no type has this name, or payloads cannot be made of this type."""
     sized = re.fullmatch(r"fixed_size_binary\[(\d+)\]", name)
     kind = pa.binary(int(sized[1])) if sized else pa.type_for_alias(name)
     if not is_number(kind) and not is_bytes(kind):
@@ -56,13 +56,15 @@ def type_of(name: str) -> pa.DataType:
 
 
 def is_widening(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of a type may be read as another: without any change, but for whole numbers read as fractions, see `TypedColumns`."""
+    """Whether values of a type may be read as another type without a change. Whole numbers that are read as fractions are checked later, see
+    `TypedColumns`."""
     if is_bytes(found) and is_bytes(wanted):
-        # A payload is its bytes, whatever the file calls them; only a common length is a promise.
+        # A payload has the same bytes under any type of bytes or text; only the common length of a fixed-size type must be kept.
         return not pa.types.is_fixed_size_binary(wanted) or type_name(found) == type_name(wanted)
     if pa.types.is_floating(found) and pa.types.is_floating(wanted):
         return bool(found.bit_width <= wanted.bit_width)
     if pa.types.is_integer(found) and pa.types.is_floating(wanted):
+        # A float of 16 bits holds whole numbers exactly up to 2^11, so only those of 8 bits are always safe.
         return bool(wanted.bit_width > 16 or found.bit_width == 8)
     if pa.types.is_integer(found) and pa.types.is_integer(wanted):
         return _value_bits(found) <= _value_bits(wanted) and (
@@ -72,11 +74,12 @@ def is_widening(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def check_types(path: str, schema: pa.Schema, columns: Sequence[str], types: Sequence[str], decider: str = "") -> None:
-    """Check that columns of a file can be read as `types`. Raises: DataError: names the file, the column and both types.
+    """Check that columns of a file can be read as `types`. Raises: DataError: a column cannot be read as its type; the message names the file, the
+    column and both types.
 
     Args: decider: what decided the types, for the message.
     """
-    for name, wanted in zip(columns, types, strict=False):  # none where no schema is known
+    for name, wanted in zip(columns, types, strict=False):  # There are no types if no schema is known.
         kind = schema.field(name).type
         if not is_widening(kind, type_of(wanted)):
             decided = f", {decider}" if decider else ""
@@ -88,10 +91,10 @@ def check_types(path: str, schema: pa.Schema, columns: Sequence[str], types: Seq
 
 
 class TypedColumns:
-    """How the payload columns of files with one schema are read as the types that their dataset has."""
+    """The conversion of the payload columns of files with one schema to the types of their dataset."""
 
     def __init__(self, path: str, found: pa.Schema, schema: DatasetSchema) -> None:
-        """Args: path: of the file, for errors. found: its columns. schema: of the dataset. Raises: as `check_types`."""
+        """Args: path: path of the file, for errors. found: columns of the file. schema: schema of the dataset. Raises: as `check_types`."""
         check_types(path, found, schema.names, [column.type for column in schema.columns], schema.decider)
         pairs = {column.name: (found.field(column.name).type, type_of(column.type)) for column in schema.columns}
         numbers = {name: pair for name, pair in pairs.items() if is_number(pair[0])}
@@ -102,10 +105,10 @@ class TypedColumns:
         """Columns that may be read as dictionaries."""
         self._fractions = {name: wanted for name, (kind, wanted) in numbers.items() if _may_be_inexact(kind, wanted)}
         self.inexact = list(self._fractions)
-        """Columns of whole numbers, of which each must be looked at: not all of them are fractions."""
+        """Columns of whole numbers in which each value is checked, because a fraction may not hold it exactly."""
         first = next(iter(pairs.values()))[0]
         self.num_bytes: int | None = None
-        """Bytes of every payload; None if the types of the columns do not fix it."""
+        """Size of every payload in bytes; None if the types of the columns do not fix the size."""
         if pa.types.is_fixed_size_binary(first):
             self.num_bytes = int(first.byte_width)
         elif len(numbers) == len(pairs):
@@ -114,8 +117,8 @@ class TypedColumns:
     def refuse_inexact(self, path: str, first: int, rows: pa.RecordBatch) -> None:
         """Check that whole numbers are exact as fractions.
 
-        Args: path: of the file, for errors. first: number of the first row.
-        Raises: DataError: names the first that is not.
+        Args: path: path of the file, for errors. first: number of the first row.
+        Raises: DataError: a number is not exact; the message names the first one.
         """
         for name, wanted in self._fractions.items():
             most, numbers = 1 << _MANTISSA_BITS[wanted.bit_width], rows.column(name).to_numpy()
@@ -129,11 +132,11 @@ class TypedColumns:
 
 
 def _may_be_inexact(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether fractions do not hold each whole number of a type."""
+    """Whether a fraction type cannot hold every whole number of a type."""
     fractions = pa.types.is_integer(found) and pa.types.is_floating(wanted)
     return bool(fractions and _value_bits(found) > _MANTISSA_BITS[wanted.bit_width])
 
 
 def _value_bits(kind: pa.DataType) -> int:
-    """Bits of the largest value of an integer type."""
+    """Return the number of bits of the largest value of an integer type."""
     return int(kind.bit_width) - bool(pa.types.is_signed_integer(kind))

@@ -1,4 +1,4 @@
-"""One sample a file: the whole file is the payload, and a file beside it holds the label as one number."""
+"""One sample for each file: the whole file is the payload, and a file next to it holds the label as one number."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from modyn.storage.formats.timestamps import out_of_range
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
 _THREADS = 4
-"""Looking at small files waits for the disk, so that a few threads help on any number of cores."""
+"""Number of threads that read small files. The threads wait for the disk, so a few threads help on any number of cores."""
 _FROM_THE_SYSTEM = frozenset(os.strerror(number) for number in errno.errorcode)
-"""Reasons that concern reading a file and not its content."""
+"""Reasons that concern the access to a file and not its content."""
 
 
 class SingleSampleConfig(FormatConfig):
@@ -29,7 +29,7 @@ class SingleSampleConfig(FormatConfig):
     file_extension: str = Field(min_length=1)
     """Ending of the names of sample files, e.g. `.png`."""
     label_file_extension: str = Field(min_length=1)
-    """Ending of the label file's name, in place of file_extension: `a.png` has its label in `a.label`."""
+    """Ending of the names of label files, e.g. `.label`: the label of `a.png` is in `a.label`."""
 
     @model_validator(mode="after")
     def _differ(self) -> SingleSampleConfig:
@@ -42,7 +42,7 @@ class SingleSampleConfig(FormatConfig):
 
 
 class SingleSampleFormat(WholeFileFormat):
-    """A file is one sample. An empty file, or one without a label file, is an error: usually both are still being written."""
+    """A file is one sample. An empty file, or one without a label file, is an error. Usually such files are still being written."""
 
     Config: ClassVar[type[SingleSampleConfig]] = SingleSampleConfig
     config: SingleSampleConfig
@@ -51,11 +51,11 @@ class SingleSampleFormat(WholeFileFormat):
     row_times = (r"(?!)", "a file of one sample has no rows: a SingleSampleFileWrapper allows '' and 'name:REGEX'")
 
     def endings(self) -> NameEndings:
-        """Samples end in `file_extension`; each needs the label file beside it."""
+        """Return the endings: names of samples end in `file_extension`, and each sample needs a label file next to it."""
         return NameEndings(self.config.file_extension, self.config.label_file_extension)
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
-        """Yield the file as its one sample. Raises DataError if it or its label file is empty, missing or not readable."""
+        """Yield the file as its one sample. Raises DataError if the file or its label file is empty, missing or not readable."""
         found = self.index_files([path])
         if found.problems:
             raise found.problems[0]
@@ -63,13 +63,14 @@ class SingleSampleFormat(WholeFileFormat):
         yield IndexedSamples(np.zeros(1, np.int64), length, found.labels, int(found.timestamps[0]), length)
 
     def index_files(self, paths: Sequence[str]) -> IndexedFiles:
-        """Look at sample and label files with a few threads; payloads are not read."""
+        """Check sample and label files with a few threads. Payloads are not read."""
         endings = self.endings()
         sizes, mtimes_ns, labels, failed = _core.stat_and_read_numbers(
             paths, len(os.fsencode(endings.samples)), endings.companions, self.float_labels, self.roots, _THREADS
         )
         problems = {i: _problem(paths[i], at_fault, reason) for i, (at_fault, reason) in failed.items()}
         timestamps = mtimes_ns // 1_000_000_000
+        # The core marks a time that int64 cannot hold by its largest or smallest number.
         unreal = np.flatnonzero((mtimes_ns == 2**63 - 1) | (mtimes_ns == -(2**63)))
         for i in unreal.tolist() if not self.name_pattern else ():
             problems.setdefault(i, out_of_range(paths[i]))

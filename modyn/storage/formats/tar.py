@@ -1,7 +1,7 @@
-"""Tar shards, named as WebDataset names them: neighbouring members that share a name up to its first dot are one sample.
+"""Tar shards in the form of WebDataset: neighbouring members that have the same name up to the first dot are one sample.
 
-One member of a sample is the payload, a range of the archive's bytes; another holds the label. Headers are parsed here and not by
-`tarfile`, which takes a damaged header for the end of the archive and damaged pax records for none, so that samples would be missing silently.
+One member of a sample is the payload, a range of the archive's bytes. Another holds the label. Headers are parsed here, because `tarfile` treats a
+damaged header as the end of the archive and ignores damaged pax records, so samples would be missing without an error.
 """
 
 from __future__ import annotations
@@ -26,15 +26,19 @@ from modyn.storage.formats.text_start import UTF8_MARK
 from modyn.storage.model.samples import IndexedSamples
 
 _BLOCK = 512
+"""Size of a header in bytes. A member takes whole blocks of this size."""
 _READ_AHEAD = 1 << 14
+"""Size in bytes of the buffer for a file of this machine."""
 _OBJECT_READ_AHEAD = 1 << 21
-"""Of an object of a bucket, where so many bytes take about the time of a request."""
+"""Number of bytes whose transfer from a bucket takes about the time of one request."""
 _MAX_LABEL_BYTES = 1 << 20
+"""A longer label counts as damage."""
 _MAX_EXTENSION_BYTES = 1 << 20
 """A longer header (a name of a mebibyte) counts as damage."""
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _REGULAR = frozenset(b"\x000" + b"7")
+"""Kinds of members that are regular files."""
 _WHOLE = re.compile(rb"[+-]?[0-9]{1,4000}")
 _DECIMAL = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _SAMPLE_NAME = re.compile(rb"((?:.*/|)[^./]+)\.([^/]*)", re.DOTALL)
@@ -44,11 +48,11 @@ class TarConfig(FormatConfig):
     """Options of `TarFileWrapper`."""
 
     payload_extension: str = Field(min_length=1)
-    """Ending of the payload's member, after the first dot of its name, e.g. `jpg`; upper and lower case are the same."""
+    """Ending of the payload's member, after the first dot of its name, e.g. `jpg`, in upper or lower case."""
     label_extension: str = Field(default="cls", min_length=1)
-    """Ending of the label's member: it holds one number as text, or a JSON object if label_field is given."""
+    """Ending of the label's member, which holds one number as text, or a JSON object if label_field is given."""
     label_field: str = ""
-    """Field of the label in that JSON object; a field of an inner object is written with dots."""
+    """Field of the label in the JSON object; a field of an inner object is written with dots."""
     file_extension: str = ".tar"
     """Ending of the names of the archives."""
 
@@ -81,13 +85,13 @@ class TarFormat(RangedFormat):
             raise ConfigError(f"timestamp_source '{timestamp_source}' needs labels in JSON objects: give label_field too")
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
-        """As `FileFormat.index`; reads headers and labels, not payloads."""
+        """See `FileFormat.index`; reads headers and labels, not payloads."""
         with reading(path), self.open(path, _READ_AHEAD) as file:
             status = os.fstat(file.fileno())
             yield from self.index_opened(OpenedFile(path, status.st_size, status.st_mtime_ns, file))
 
     def index_opened(self, file: OpenedFile) -> Iterator[IndexedSamples]:
-        """As `RangedFormat.index_opened`; payloads of some mebibytes are passed over."""
+        """See `RangedFormat.index_opened`; payloads of some mebibytes are skipped without reading."""
         shared = self.file_time(file.path, file.mtime_ns)
         is_object = isinstance(file.source, io.RawIOBase)
         archive = _Archive(file.path, io.BufferedReader(file.source, _OBJECT_READ_AHEAD) if is_object else file.source, file.size)
@@ -103,7 +107,7 @@ class TarFormat(RangedFormat):
             )
 
     def _read(self, archive: _Archive, sample: _Sample) -> tuple[int, int, int | float, int]:
-        """Offset and length of the payload, label, and time (0 if it is not in the label's member)."""
+        """Return offset and length of the payload, the label, and the time (0 if the label's member does not hold the time)."""
         config, shown = self.config, sample.name.decode(errors="backslashreplace")
         for extension in (config.payload_extension, config.label_extension):
             if extension not in sample.members:
@@ -128,7 +132,7 @@ class TarFormat(RangedFormat):
 
 
 class _Member(NamedTuple):
-    """A regular file in an archive; `offset` is that of its first byte."""
+    """A regular file in an archive. offset: offset of its first byte."""
 
     name: bytes
     offset: int
@@ -137,7 +141,7 @@ class _Member(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """Members by their extension; `offset` is that of the first header."""
+    """Members of one sample, by their extension. offset: offset of the first header."""
 
     name: bytes
     offset: int
@@ -154,10 +158,13 @@ class _Archive:
         return DataError(f"{self._path}, byte {offset}: {problem}")
 
     def read(self, offset: int, size: int, limit: int) -> bytes:
-        """Read the bytes that a header announces. Raises: DataError: they are more than `limit`, or the archive ends before."""
+        """Read the bytes that a header announces. Raises: DataError: the header announces more bytes than `limit`, or the archive ends before these
+        bytes.
+        """
         if size > limit:
             raise self.error(
-                offset, f"{size} bytes stand here where at most {limit} may; the archive is damaged or of another kind"
+                offset,
+                f"{size} bytes are announced here, and at most {limit} are allowed; the archive is damaged or of another kind",
             )
         self._file.seek(offset)
         found = self._file.read(size)
@@ -168,6 +175,7 @@ class _Archive:
     def members(self) -> Iterator[_Member]:
         """Yield the regular files in order, with their long names. Raises: DataError: the archive is cut or damaged."""
         offset = 0
+        # Records of pax headers: a global header is for all later members, any other header for the next member.
         for_all: dict[bytes, bytes] = {}
         for_next: dict[bytes, bytes] = {}
         while (header := self._header(offset)) is not None:
@@ -184,10 +192,11 @@ class _Archive:
             else:
                 if b"size" in records:
                     if not re.fullmatch(rb"[0-9]{1,20}", text := records[b"size"]):
-                        raise self.error(offset, "the size in its pax header is no number")
+                        raise self.error(offset, "the size in its pax header is not a number")
                     size = int(text)
                 name = records.get(b"path") or _short_name(header)
                 self._refuse_kind(offset, kind, name, records)
+                # Only a regular file has bytes. Other headers may contain a size that means something else.
                 if kind not in _REGULAR:
                     size = 0
                 elif data + size > self._size:
@@ -195,13 +204,14 @@ class _Archive:
                 else:
                     yield _Member(name, data, size, offset)
                 for_next = {}
+            # Members are padded to whole blocks.
             offset = data + -(-size // _BLOCK) * _BLOCK
             if offset > self._size:
                 raise self._cut(self._size, offset - self._size)
         self._refuse_more(offset + _BLOCK)
 
     def _refuse_kind(self, offset: int, kind: int, name: bytes, records: dict[bytes, bytes]) -> None:
-        """Refuse a member without its bytes in one range here. Raises DataError if it may be a sample."""
+        """Raise DataError for a member whose bytes are not one range of this archive, if the member may belong to a sample."""
         if kind == b"S"[0] or any(record.startswith(b"GNU.sparse") for record in records):
             how = "a sparse file; pack the archive without --sparse"
         elif kind == b"1"[0] and _SAMPLE_NAME.fullmatch(name):
@@ -211,7 +221,7 @@ class _Archive:
         raise self.error(offset, f"'{name.decode(errors='backslashreplace')}' is stored as {how}")
 
     def _refuse_more(self, offset: int) -> None:
-        """Check that only zeros follow the end. Raises DataError otherwise, as for two archives that were written one behind the other."""
+        """Check that only zeros follow the end. Raises DataError otherwise, as for two archives that were written one after the other."""
         self._file.seek(offset)
         while part := self._file.read(_MAX_EXTENSION_BYTES):
             if rest := part.lstrip(b"\0"):
@@ -222,7 +232,7 @@ class _Archive:
             offset += len(part)
 
     def _header(self, offset: int) -> bytes | None:
-        """The header at `offset`; None if it marks the end."""
+        """Return the header at `offset`; None if this block marks the end."""
         self._file.seek(offset)
         header = self._file.read(_BLOCK)
         for magic, kind in _COMPRESSED.items() if offset == 0 else ():
@@ -243,11 +253,11 @@ class _Archive:
         return header
 
     def _number(self, offset: int, text: bytes) -> int:
-        if text[0] & 0x80:  # GNU: a number of more than 8 GiB stands in base 256.
+        if text[0] & 0x80:  # GNU writes a number of more than 8 GiB in base 256.
             return int.from_bytes(bytes([text[0] & 0x7F]) + text[1:], "big")
         digits = text.split(b"\0")[0].strip() or b"0"
         if not re.fullmatch(rb"[0-7]+", digits):
-            raise self.error(offset, "this is no header of a tar archive: a field of it is no number")
+            raise self.error(offset, "this is no header of a tar archive: a field of it is not a number")
         return int(digits, 8)
 
     def _pax_records(self, offset: int, text: bytes) -> dict[bytes, bytes]:
@@ -269,13 +279,14 @@ class _Archive:
 
 
 def _samples(members: Iterator[_Member]) -> Iterator[_Sample]:
-    """Group neighbours of one name up to the first dot. Names without a dot, and those that begin with one, belong to no sample."""
+    """Group neighbours that have the same name up to the first dot. Members whose names have no dot, or begin with a dot, belong to no sample."""
     current: _Sample | None = None
     for member in members:
         match = _SAMPLE_NAME.fullmatch(member.name)
         if match is None:
             continue
         name, extension = match[1], match[2].decode(errors="backslashreplace").lower()
+        # Two members of one name and extension are two samples.
         if current is None or current.name != name or extension in current.members:
             if current is not None:
                 yield current

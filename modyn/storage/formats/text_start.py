@@ -1,13 +1,13 @@
-"""What the first bytes of a text file show: its byte order mark, and what is no text in bytes of ASCII."""
+"""Checks of the first bytes of a text file: the byte order mark, and bytes that are not ASCII-compatible text."""
 
 from __future__ import annotations
 
 from modyn.errors import DataError
 
 HEAD_BYTES = 1 << 12
-"""The number of first bytes that are looked at."""
+"""Number of examined first bytes."""
 UTF8_MARK = b"\xef\xbb\xbf"
-"""The byte order mark of UTF-8: no part of the text."""
+"""The byte order mark of UTF-8: not a part of the text."""
 
 _MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _PACKED = {
@@ -20,9 +20,10 @@ _PACKED = {
 
 
 def refuse_other_text(path: str, head: bytes) -> None:
-    """Refuse a file of text in which line breaks and separators are no single bytes, or that is compressed, by what it is.
+    """Refuse a text file in an encoding whose line breaks and separators are not single bytes, and a compressed file. The error names the kind of the
+    file.
 
-    Args: path: for the error. head: the first HEAD_BYTES of the file, or all of it.
+    Args: path: path of the file, for the error. head: the first HEAD_BYTES of the file, or all of it.
     Raises: DataError.
     """
     for mark, encoding in _MARKS.items():
@@ -32,7 +33,7 @@ def refuse_other_text(path: str, head: bytes) -> None:
         if head.startswith(magic):
             how = f"rename it, so that its name ends in '{ending}', or unpack it" if ending else "unpack it"
             raise DataError(f"{path} is compressed with {kind}, and its name does not say so; {how}")
-    # Without a mark: of ASCII in UTF-16 every other byte is NUL, in UTF-32 three of four are. Zeros at an end may be damage.
+    # Text without a mark: if it is ASCII, every other byte of UTF-16 and three of four bytes of UTF-32 are NUL. Zeros at an end may be damage.
     text = head.strip(b"\0")
     if text.count(0) > len(text) * 3 // 5:
         raise _encoded(path, "UTF-32")

@@ -9,8 +9,8 @@
 | `field:OFFSET` or `field:OFFSET:SIZE` | signed integer of SIZE (default 8) bytes at byte OFFSET of a binary record |
 | `field:NAME` or `field:OUTER.INNER` | field of a JSON object: number or text |
 
-How a time is written is `timestamp_format`; `_core.TimeFormat` reads it, for all formats alike: spellings, units, bounds and advice are there and
-nowhere else. All times are seconds since 1970, of the years 1 to 9999; a time without a zone is UTC.
+`timestamp_format` says how times are written. `_core.TimeFormat` reads times for all formats, and alone defines spellings, units, bounds and advice.
+All times are seconds since 1970, of the years 1 to 9999. A time without a zone is UTC.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from modyn.records import Int64Array
 _YEARS = 1900, 2100
 _MONTHS = 1900_01, 2100_12
 _DAYS = 10_01_01, 99_12_31
-"""With years of two digits; those before 2010 are no numbers of six digits."""
+"""Numbers YYMMDD with YY from 10 to 99; with a smaller YY, a number has fewer than six digits."""
 _NOT_FROM_0 = 10**9
-"""A second of 2001, which times that count from 0 do not reach."""
+"""A second of the year 2001. Times that count from 0 stay below it."""
 _SET_FORMAT = "set the option timestamp_format='{spelling}', or timestamp_format='s' if they are seconds of January 1970"
 _MAX_REGEX = 1000
-"""Characters."""
+"""Largest number of characters of a regular expression."""
 _KNOWN = re.compile(r"|name:.+|column:.+|field:[0-9]+:[1-8]|field:[^:.]+(\.[^:.]+)*", re.DOTALL)
 _SOURCES = (
     "allowed are '' (modification time), 'name:REGEX', 'column:N', 'column:NAME', 'field:OFFSET[:SIZE]' and 'field:NAME[.INNER]'"
@@ -43,9 +43,9 @@ _SOURCES = (
 
 @dataclass(frozen=True, slots=True)
 class NamePattern:
-    """A regular expression that finds the time in names of files, with RE2: in time linear in the name, and without holding up other threads.
+    """A regular expression that finds the time in names of files. RE2 takes time linear in the name's length and does not block other threads.
 
-    time_group: number of the group that is the time. date_group: of one of which eight digits are a date; 0: there is none.
+    time_group: number of the group with the time. date_group: number of a group whose eight digits are a date; 0: none.
     time_format: `timestamp_format`.
     """
 
@@ -55,11 +55,11 @@ class NamePattern:
     time_format: str = ""
 
     def times(self, paths: Sequence[str]) -> list[int | DataError]:
-        """Return the time in the name of each of `paths`, in seconds since 1970, or why there is none."""
+        """Return the time in the name of each of `paths`, in seconds since 1970, or the reason why the name has no time."""
         import pyarrow as pa  # Loads slowly, and is not needed without a pattern.
         import pyarrow.compute as pc
 
-        # A name that is no text matches with what can be shown of it.
+        # A name that is not valid text is matched by its printable form.
         names = pa.array([os.fsencode(os.path.basename(path)).decode("utf-8", "replace") for path in paths], pa.string())
         found = pc.match_substring_regex(names, pattern=self.regex).to_pylist()
         whole = rf"(?s:\A.*?)(?:{self.regex})(?s:.*)\z"
@@ -84,10 +84,10 @@ class NamePattern:
 
 
 def name_pattern(source: str, spelling: str = "") -> NamePattern | None:
-    """The REGEX of a `timestamp_source`; None if the time is not in the file's name.
+    """Return the REGEX of a `timestamp_source`; None if the time is not in the file's name.
 
     Args: spelling: `timestamp_format`.
-    Raises: ConfigError: the source is none of the above.
+    Raises: ConfigError: the source is not known, or its regular expression cannot be used.
     """
     if not _KNOWN.fullmatch(source):
         raise ConfigError(f"timestamp_source '{source}' is not known; {_SOURCES}")
@@ -118,7 +118,7 @@ def name_pattern(source: str, spelling: str = "") -> NamePattern | None:
 
 
 def time_format(text: str) -> TimeFormat:
-    """Build the reader of times that are written as a `timestamp_format`. Raises: ConfigError: it is not one."""
+    """Build the reader of times that are written as a `timestamp_format`. Raises: ConfigError: the text is not a `timestamp_format`."""
     try:
         return TimeFormat(text)
     except InvalidArgumentError as error:
@@ -126,17 +126,17 @@ def time_format(text: str) -> TimeFormat:
 
 
 def out_of_range(path: str) -> DataError:
-    """The error of a file whose modification time cannot be kept: it would be cut to the nearest that can."""
+    """Return the error for a file whose modification time is out of range, because listings change such a time to the nearest valid one."""
     return DataError(
-        f"the modification time of {path} lies beyond the years 1677 to 2262; correct it with `touch`, or take the time from another "
+        f"the modification time of {path} is beyond the years 1677 to 2262; correct it with `touch`, or take the time from another "
         "place with timestamp_source"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class TimeRange:
-    """The earliest and the latest of some times, in seconds since 1970, and whether all of them have the digits of months, YYYYMM of 1900 to 2100,
-    or of days, YYMMDD. are_digits: they may be digits that are meant as something else; not so where a type says what they are."""
+    """The earliest and latest time of a set, in seconds since 1970, and whether all times look like months (YYYYMM, 1900 to 2100) or days (YYMMDD).
+    are_digits: whether the numbers may have another meaning than seconds; false if their type defines the unit."""
 
     earliest: int
     latest: int
@@ -146,7 +146,7 @@ class TimeRange:
 
     @classmethod
     def of(cls, timestamps: Int64Array | int, *, are_digits: bool = True) -> TimeRange:
-        """The range of one time or more.
+        """Return the range of at least one time.
 
         >>> TimeRange.of(np.array([201301, 201313])).are_months, TimeRange.of(201301).are_months
         (False, True)
@@ -157,7 +157,7 @@ class TimeRange:
         earliest, latest = int(times.min()), int(times.max())
 
         def have_digits(bounds: tuple[int, int], **parts: tuple[int, int]) -> bool:
-            """Args: parts: by name the factor of the part's two digits in a time, and their largest value."""
+            """Args: parts: for each part, the factor of its two digits in a time, and their largest value."""
             if earliest < bounds[0] or latest > bounds[1]:
                 return False
             digits = ((times // factor % 100, most) for factor, most in parts.values())
@@ -168,7 +168,7 @@ class TimeRange:
         )
 
     def joined(self, other: TimeRange | None) -> TimeRange:
-        """The range of these times and of others, of which there may be none."""
+        """Return the range of these times and of `others`; None: there are no others."""
         if other is None:
             return self
         return TimeRange(
@@ -180,11 +180,11 @@ class TimeRange:
         )
 
     def why_no_seconds(self, others: tuple[int, int] | None, advice: str = _SET_FORMAT) -> str:
-        """What the times most likely are in place of seconds, and what to do; empty: nothing speaks against seconds.
+        """Return what the times most likely mean instead of seconds, and what to do; empty: the times are plausible seconds.
 
-        Args: others: earliest and latest other time of the dataset, if there are any. That it counts seconds from 0 is shown by an earliest one
-        between 0 and all that look like years, months or days, unless the latest is of 2001 or later. advice: what to do, with `{spelling}` for the
-        format that would read the digits.
+        Args: others: earliest and latest other time of the dataset, if there are any. The dataset counts seconds from 0 if the earliest time is at
+        least 0 and below all numbers that look like years (or months, or days), and the latest time is below 10^9, a second of 2001. advice: what to
+        do, with `{spelling}` for the format that would read the digits.
         """
         if not self.are_digits:
             return ""

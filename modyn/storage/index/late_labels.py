@@ -1,8 +1,9 @@
-"""Labels that came after their samples: in memory, and on disk a log of rows in the order in which they came.
+"""Labels that came after their samples, in memory and in a log on disk, in the order of their arrival.
 
 Layout: a `LogHead` (number of rows, CRC-32 of all of them), then rows of 24 bytes: key of the sample, label (int64, or the bits of a float64), and
-when it came in seconds since 1970. Rows count once the head counts them, and the head changes when they are on the disk: bytes after those that
-count were never acknowledged, and are overwritten. Segments never change; a sample that has no label there has the one of this log, if there is one.
+its time of arrival in seconds since 1970. A row is valid when the head counts it, and the head changes after the row is on the disk. Later bytes were
+never acknowledged, and are overwritten. Segments never change. A sample without a label in its segment gets its label from this log, if the log has
+one.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _NONE: Final = np.zeros(0, _ROW)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Run:
-    """Neighbouring rows. first: number of the first one among all. rows: (n,), in the order in which they came. keys: int64 (n,), of all of them,
-    ascending. places: int64 (n,), which of `rows` has each key; ascending where keys are equal."""
+    """Neighbouring rows. first: number of the first row among all. rows: (n,), in the order of arrival. keys: int64 (n,), the keys of the rows,
+    ascending. places: int64 (n,), the position in `rows` of each key; ascending for equal keys."""
 
     first: int
     rows: npt.NDArray[Any]
@@ -51,9 +52,9 @@ class _Run:
         return _Run(first, rows, rows["key"][order], order)
 
     def with_next(self, other: _Run) -> _Run:
-        """One run of these rows and of those of the run after it."""
+        """Join these rows with those of the next run."""
         keys = np.concatenate([self.keys, other.keys])
-        order = np.argsort(keys, kind="stable")  # which merges what is sorted
+        order = np.argsort(keys, kind="stable")  # A stable sort merges sorted runs.
         places = np.concatenate([self.places, other.places + len(self.rows)])
         return _Run(self.first, np.concatenate([self.rows, other.rows]), keys[order], places[order])
 
@@ -62,8 +63,8 @@ class _Run:
 class LateLabels:
     """The labels of one dataset at one moment; immutable, so that readers need no lock.
 
-    runs: of all rows, in the order in which they came; each is more than twice as long as the next one, so that there are few, and a row is merged
-    a few times only.
+    runs: all rows, in the order of arrival. Each run is more than twice as long as the next one, so there are few runs, and each row is merged
+    only a few times.
     """
 
     runs: tuple[_Run, ...] = ()
@@ -73,11 +74,11 @@ class LateLabels:
         return self.runs[-1].first + len(self.runs[-1].rows) if self.runs else 0
 
     def rows(self, first: int, end: int) -> npt.NDArray[Any]:
-        """The rows [first, end), as far as there are any, in the order in which they came: key, label, at."""
+        """Return the existing rows of [first, end) in the order of arrival: key, label, at."""
         return np.concatenate([_NONE, *(run.rows[max(first - run.first, 0) : max(end - run.first, 0)] for run in self.runs)])
 
     def filled(self, keys: Int64Array, labels: LabelArray, end: int | None = None) -> LabelArray:
-        """The labels of samples, with those that came late. Args: keys, labels: (n,). end: only the first `end` of those; None: all."""
+        """Return the labels of samples, completed by late labels. Args: keys, labels: (n,). end: use only the first `end` late labels; None: all."""
         if not self.runs or not len(missing := np.flatnonzero(~has_label(labels))):
             return labels
         end = len(self) if end is None else end
@@ -91,13 +92,13 @@ class LateLabels:
         return filled
 
     def fill(self, batches: Iterator[SampleBatch], end: int | None = None) -> Iterator[SampleBatch]:
-        """Batches of samples with the labels that came late. Args: end: as of `filled`."""
+        """Yield batches of samples, completed by late labels. Args: end: see `filled`."""
         if not self.runs:
             return batches
         return (SampleBatch(batch.keys, batch.timestamps, self.filled(batch.keys, batch.labels, end)) for batch in batches)
 
     def with_rows(self, rows: npt.NDArray[Any], log: LogState) -> LateLabels:
-        """These labels and further ones. On average a row is copied once for each factor of two in the number of all."""
+        """Return these labels and further ones. On average, a row is copied once for each doubling of the number of rows."""
         runs = [*self.runs]
         if len(rows):
             runs.append(_Run.of(len(self), rows))
@@ -108,18 +109,18 @@ class LateLabels:
 
 
 def read_late_labels(path: Path, before: LateLabels | None = None, num_published: int = 0, may_lag: bool = False) -> LateLabels:
-    """Read the labels that count; a missing file means that none came late.
+    """Read the valid labels. A missing file means that there are none.
 
-    Args: before: what was read earlier, after which reading goes on. num_published, may_lag: as of `Tombstones.open`.
-    Raises: CorruptStateError: the file is damaged, was cut, or has fewer labels than were published: it is missing or older. UnavailableError: it
-    cannot be read, or has fewer and `may_lag`.
+    Args: before: labels that were read earlier; reading continues after them. num_published, may_lag: see `Tombstones.open`.
+    Raises: CorruptStateError: the file is damaged or was cut, or has fewer labels than were published, because it is missing or older.
+    UnavailableError: the file cannot be read, or has fewer labels and `may_lag` is set.
     """
     before = before or LateLabels()
     try:
         try:
             found = _read(path, before)
         except CorruptStateError:
-            # The head may have been written while it was read; that is not so twice in a row.
+            # The head may have been written during the read; this does not happen twice in a row.
             found = _read(path, before)
     except FileNotFoundError:
         found = LateLabels()
@@ -137,9 +138,9 @@ def read_late_labels(path: Path, before: LateLabels | None = None, num_published
 
 
 def answers_to_labels(keys: Int64Array, labels: LabelArray, known: LabelArray) -> tuple[list[AppendedRecord], Int64Array]:
-    """Compare labels that came for samples with those that the samples have; return the answer to each, and the rows of those that are new.
-
-    Rule: of several for one sample the first counts. Args: keys, labels, known: (n,); of a sample without a label `known` has the mark of that.
+    """Compare arriving labels with the known labels of their samples. Returns the answer to each arriving label, and the positions of the labels that
+    are the first of their sample; only the first label of a sample counts. Args: keys, labels, known: (n,); `known` has a mark for samples without a
+    label.
     """
     answers, new = list[AppendedRecord](), dict[int, int]()
     for i, (key, is_known) in enumerate(zip(keys.tolist(), has_label(known).tolist(), strict=True)):
@@ -151,9 +152,10 @@ def answers_to_labels(keys: Int64Array, labels: LabelArray, known: LabelArray) -
 
 
 def check_late_labels(dataset: str, first: int, number: int) -> None:
-    """Check the number of the first label that is asked for. Args: number: of labels that there are.
+    """Check the number of the first requested label.
 
-    Raises: InvalidArgumentError: it is negative. CorruptStateError: who asks has received more labels than there are.
+    Args: number: number of existing labels.
+    Raises: InvalidArgumentError: the number is negative. CorruptStateError: the caller has received more labels than there are.
     """
     if first < 0:
         raise InvalidArgumentError(f"the first label is {first}; they are numbered from 0 on")
@@ -176,10 +178,11 @@ def _read(path: Path, before: LateLabels) -> LateLabels:
 
 
 def append_late_labels(path: Path, before: LateLabels, keys: Int64Array, labels: LabelArray, at: int) -> LateLabels:
-    """Append labels of samples that have none, durably; return all. One process, one thread at a time.
+    """Append labels of samples that have none, durably. Returns all labels of the file. Only one thread of one process may call this function at a
+    time.
 
-    Args: before: all that are in the file. at: when they came, in seconds since 1970.
-    Raises: UnavailableError: the disk cannot be written to; none of them counts.
+    Args: before: all labels in the file. at: time of arrival, in seconds since 1970.
+    Raises: UnavailableError: the disk cannot be written to; then none of the new labels counts.
     """
     rows = np.zeros(len(keys), _ROW)
     rows["key"], rows["label"], rows["at"] = keys, np.ascontiguousarray(labels).view(np.int64), at
@@ -198,10 +201,10 @@ def append_late_labels(path: Path, before: LateLabels, keys: Int64Array, labels:
                 os.fdatasync(file.fileno())
                 log = _HEAD.commit(file.fileno(), before.log, *fields)
             except OSError:
-                with suppress(OSError):  # Nothing of it counts, but it may be all that the disk had left.
+                with suppress(OSError):  # The data is not valid, but it may fill the disk.
                     file.truncate(size)
                 raise
-            # A reader that saw the size before the commit reads again: times are too coarse to show a change.
+            # The new size makes a reader read again that saw the size before the commit. Times are too coarse to show a change.
             file.truncate(max(size, start + len(content)) + 1)
             return before.with_rows(rows, log)
     except CorruptStateError:
@@ -213,16 +216,18 @@ def append_late_labels(path: Path, before: LateLabels, keys: Int64Array, labels:
 
 
 def open_late_labels(path: Path, num_published: int) -> int:
-    """Return the number of labels in the file of the process that will write it, once `announce_late_labels` has. Args, Raises: as of these two."""
+    """Call `announce_late_labels`, and return the number of labels in the file. The process that will write the file calls this function. Args,
+    Raises: see both functions."""
     announce_late_labels(path)
     return len(read_late_labels(path, None, num_published))
 
 
 def announce_late_labels(path: Path) -> None:
-    """Make readers in other processes look again, and what was read durable: the process before this one may have been killed after its last rows
-    counted, before the file grew or was synced. Raises: UnavailableError."""
+    """Make readers in other processes read the file again, and make the rows that are in the file durable. The previous process may have been killed
+    after its last commit, before the file grew or was synced. Raises: UnavailableError."""
     try:
         with open(path, "r+b", buffering=0) as file:
+            # Readers compare the size, so a new size makes them read again.
             file.truncate(os.fstat(file.fileno()).st_size + 1)
             os.fsync(file.fileno())
         sync(path.parent)

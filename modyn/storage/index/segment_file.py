@@ -1,7 +1,7 @@
-"""One segment of the sample index: an immutable file of columns (see `modyn.columnar`), one entry a sample, read through a memory map.
+"""One segment of the sample index: an immutable file of columns (see `modyn.columnar`), with one entry for each sample, read through a memory map.
 
-A column is stored as one value if all its entries are equal; as runs, in each of which values rise by the same step, where they are few: the
-files and offsets of records of one size, the times of files; with the narrowest integer type that holds it otherwise.
+A column is stored in one of three ways: as one value if all entries are equal; as a few progressions with a constant step each, such as the offsets
+of records of one size; otherwise with the narrowest sufficient integer type.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 UInt32Array = npt.NDArray[np.uint32]
 
 SEGMENT_ROWS = 1 << 20
-"""Most entries that a segment should have: bounds the memory that writing one takes (about 100 bytes an entry)."""
+"""Largest number of entries that a segment should have. This number bounds the memory that is needed to write a segment (about 100 bytes for each
+entry)."""
 
 _KIND = FileKind(
     b"MODYNSEG",
@@ -35,8 +36,9 @@ _KIND = FileKind(
 )
 _NARROW = tuple(np.dtype(name) for name in ("i1", "i2", "i4", "i8"))
 _ROWS_A_RUN = 128
-"""Fewest rows that a run must have on average: looking for the run of a row then costs less than reading a column from memory."""
+"""Smallest mean number of rows of a run. With such runs, to find the run of a row costs less than to read a column from memory."""
 _RUN_BYTES = 24
+"""Bytes of a stored run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,20 +65,20 @@ class SegmentColumns:
         return len(self.file_ids)
 
     def slice(self, start: int, stop: int) -> SegmentColumns:
-        """Entries [start, stop), as views."""
+        """Return entries [start, stop), as views."""
         return SegmentColumns(*(column[start:stop] for column in self._columns()))
 
     @staticmethod
     def concatenate(parts: Sequence[SegmentColumns]) -> SegmentColumns:
-        """The entries of all parts (at least one), in order."""
+        """Return the entries of all parts (at least one), in order."""
         return SegmentColumns(*map(np.concatenate, zip(*(part._columns() for part in parts), strict=True)))
 
 
 class SegmentBuilder:
-    """Collects what formats found until there is enough for a segment."""
+    """Collects samples from formats until there are enough for a segment."""
 
     def __init__(self, rows: int = SEGMENT_ROWS) -> None:
-        """Args: rows: most samples of a segment."""
+        """Args: rows: largest number of samples of a segment."""
         self._rows = rows
         self._parts: list[SegmentColumns] = []
         self._count = 0
@@ -118,11 +120,11 @@ class SegmentBuilder:
         return self._count
 
     def full(self) -> bool:
-        """Whether `take` would give a whole segment."""
+        """Whether there are enough samples for a whole segment."""
         return self._count >= self._rows
 
     def take(self) -> SegmentColumns:
-        """Remove and return the first entries: as many as a segment has, or all. There must be one."""
+        """Remove and return the first entries, enough for a whole segment, or all entries if there are fewer. At least one entry must exist."""
         columns = SegmentColumns.concatenate(self._parts)
         rows = min(self._rows, self._count)
         self._count -= rows
@@ -132,7 +134,7 @@ class SegmentBuilder:
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """What the catalogue keeps of a segment. Keys are [first_key, first_key + num_samples)."""
+    """The catalogue's record of a segment. Keys are [first_key, first_key + num_samples)."""
 
     first_key: int
     num_samples: int
@@ -144,15 +146,15 @@ class SegmentInfo:
 
     @property
     def end_key(self) -> int:
-        """The key after the last."""
+        """Key after the last sample."""
         return self.first_key + self.num_samples
 
 
 def write_segment(path: Path, first_key: int, columns: SegmentColumns) -> SegmentInfo:
     """Write a segment of at least one entry. `path` is complete and durable when this returns.
 
-    Args: first_key: key of the first entry; the next ones have the keys behind it.
-    Raises: UnavailableError: the disk refuses.
+    Args: first_key: key of the first entry. The next entries have the next keys.
+    Raises: UnavailableError: the disk cannot be written to.
     """
     timestamps = columns.timestamps
     data: dict[str, npt.NDArray[Any]] = {
@@ -181,14 +183,16 @@ def write_segment(path: Path, first_key: int, columns: SegmentColumns) -> Segmen
 
 
 def _encoded(values: npt.NDArray[Any]) -> tuple[str, npt.NDArray[Any]]:
-    """`values`, numbers of 8 bytes, as stored: "constant", "runs" or "plain", and what is written. Floats are encoded by their bits."""
+    """Encode `values`, numbers of 8 bytes. Returns "constant", "runs" or "plain", and the stored array. Floats are encoded by their bits."""
     bits = np.ascontiguousarray(values).view(np.int64)
     low, high = int(bits.min()), int(bits.max())
     if low == high:
         return "constant", np.array([values[0]])
     narrow = values.dtype
+    # The bits of small floats are large integers, so only whole numbers are narrowed.
     if narrow.kind != "f":
         narrow = next(dtype for dtype in _NARROW if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max)
+    # With more runs than this, either looking up a row or storing the runs would cost more than a plain column.
     most = min(1 + len(bits) // _ROWS_A_RUN, len(bits) * narrow.itemsize // _RUN_BYTES)
     if most and (runs := _core.find_runs(bits, most)) is not None:
         return "runs", np.concatenate(runs)
@@ -196,7 +200,7 @@ def _encoded(values: npt.NDArray[Any]) -> tuple[str, npt.NDArray[Any]]:
 
 
 class Segment:
-    """One open segment. Positions are keys minus `info.first_key`; ranks are positions in the order (timestamp, key)."""
+    """One open segment. Positions are keys minus `info.first_key`. Ranks are positions in the order (timestamp, key)."""
 
     __slots__ = (
         "_file",
@@ -223,23 +227,24 @@ class Segment:
             self.offsets = self._column("offsets")
             self.lengths = self._column("lengths")
             self.labels = self._column("labels")
-            """float64 labels as their bits."""
+            """Labels; float64 labels as their bits."""
             self.timestamps = self._column("timestamps")
             self._time_order = self._column("time_order") if "time_order" in file else None
         except (InvalidArgumentError, KeyError, TypeError) as error:
             raise _KIND.corrupt(self.path, f"its columns cannot be: {error}") from error
 
     def _column(self, name: str) -> _core.Column:
-        """Return a column of the file. Raises InvalidArgumentError if the stored bytes are not a column of so many rows."""
+        """Return a column of the file. Raises InvalidArgumentError if the stored bytes are not a column of this number of rows."""
         stored = self._file.column(name)
         return _core.Column(stored.view(np.uint8), self._file.meta["encodings"][name], stored.itemsize, self.info.num_samples)
 
     @classmethod
     def open(cls, path: Path) -> Segment:
-        """Map a segment; verifies its header and its size. Raises CorruptStateError, UnavailableError."""
+        """Map a segment into memory, after a check of its header and its size. Raises CorruptStateError, UnavailableError."""
         try:
             return cls(ColumnFile.open(path, _KIND))
         except NotFoundError as error:
+            # Something refers to this segment, so its absence is damage.
             raise CorruptStateError(error.message) from error
 
     def verify(self) -> None:
@@ -250,18 +255,18 @@ class Segment:
             raise CorruptStateError(error.message) from error
 
     def columns(self) -> SegmentColumns:
-        """All entries."""
+        """Return all entries."""
         stored = (self.file_ids, self.offsets, self.lengths, self.labels, self.timestamps)
         file_ids, offsets, lengths, labels, timestamps = (column.slice(0, self.info.num_samples) for column in stored)
         return SegmentColumns(file_ids.astype(np.uint32), offsets, lengths, self._typed(labels), timestamps)
 
     def samples(self, start: int, stop: int) -> SampleBatch:
-        """Samples at positions [start, stop)."""
+        """Return the samples at positions [start, stop)."""
         keys = np.arange(start, stop, dtype=np.int64) + self.info.first_key
         return SampleBatch(keys, self.timestamps.slice(start, stop), self._typed(self.labels.slice(start, stop)))
 
     def samples_by_rank(self, start: int, stop: int) -> SampleBatch:
-        """Samples at ranks [start, stop): in the order (timestamp, key)."""
+        """Return the samples at ranks [start, stop), in the order (timestamp, key)."""
         if self._time_order is None:
             return self.samples(start, stop)
         positions = self._time_order.slice(start, stop)
@@ -272,15 +277,16 @@ class Segment:
     def _typed(self, labels: Int64Array) -> LabelArray:
         return labels.view(np.float64) if self.float_labels else labels
 
-    def rank_behind(self, timestamp: int, key: int, first: int = 0, end: int | None = None) -> int:
-        """How many samples are before or at (timestamp, key) in the order (timestamp, key).
+    def rank_after(self, timestamp: int, key: int, first: int = 0, end: int | None = None) -> int:
+        """Return the number of samples before or at (timestamp, key) in the order (timestamp, key).
 
-        Args: first, end: bounds that the answer is known to lie within, both included; None: the number of samples.
+        Args: first, end: smallest and largest possible answer, if the caller knows them. end: None: the number of samples.
         """
+        # Keys are whole numbers, so the samples before (timestamp, key + 1) are those up to and including (timestamp, key).
         return bisect_left(range(self.info.num_samples), (timestamp, key + 1), first, end, key=self.order_at)
 
     def order_at(self, rank: int) -> tuple[int, int]:
-        """(timestamp, key) of the sample at a rank."""
+        """Return (timestamp, key) of the sample at a rank."""
         position = rank if self._time_order is None else self._time_order.at(rank)
         return self.timestamps.at(position), position + self.info.first_key
 
@@ -288,7 +294,7 @@ class Segment:
 def merge_segments(path: Path, segments: Sequence[Segment]) -> SegmentInfo:
     """Write one segment to `path` with the entries of neighbouring `segments`, given in order of key. The old files stay.
 
-    Raises: ValueError: keys are missing between two. CorruptStateError: one of them is damaged, of which the new checksums would say nothing.
+    Raises: ValueError: keys are missing between two segments. CorruptStateError: a segment is damaged; new checksums would hide the damage.
     UnavailableError: the disk cannot be read or written to.
     """
     for before, after in pairwise(segments):
@@ -296,6 +302,7 @@ def merge_segments(path: Path, segments: Sequence[Segment]) -> SegmentInfo:
             raise ValueError(
                 f"{after.path} begins at key {after.info.first_key}, but {before.path} ends at {before.info.end_key}"
             )
+    # A merge computes new checksums, so damage that it copied would never be found again.
     for segment in segments:
         segment.verify()
     return write_segment(

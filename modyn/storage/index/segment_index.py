@@ -1,4 +1,4 @@
-"""The sample index of a dataset: all its segments together. Where are the samples of these keys, and which samples are in this interval?
+"""The sample index of a dataset over all of its segments, which finds samples by keys and by intervals of time.
 
 Immutable, so that readers need no lock: a new segment makes a new index over the same open files.
 """
@@ -21,12 +21,12 @@ from modyn.storage.index.tombstones import Tombstones
 from modyn.storage.model.samples import UInt32Array
 
 MERGED_ROWS = 1 << 18
-"""Samples of all segments together that a query over overlapping segments holds in memory, but at least one of each."""
+"""Number of samples that a query over overlapping segments holds in memory. The query holds at least one sample of each segment."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entries:
-    """Where samples are, and their labels, in the order asked. Arrays have shape (n,).
+    """The places and labels of samples, in the requested order. Arrays have shape (n,).
 
     file_ids: uint32. offsets: int64 bytes. lengths: int64 bytes, or one int for all. labels: int64 or float64.
     """
@@ -43,9 +43,9 @@ class SegmentIndex:
     def __init__(
         self, segments: Sequence[Segment] = (), float_labels: bool = False, damaged: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        """Args: segments: in any order. float_labels: whether the dataset's labels are float64; otherwise int64. damaged: by name of its file,
-        why a segment is not to be read; then every read of one of its samples raises CorruptStateError, which says so.
-        Raises: CorruptStateError: two segments hold the same key, or their labels are not what the dataset's are.
+        """Args: segments: in any order. float_labels: whether the dataset's labels are float64; otherwise int64. damaged: file name of each damaged
+        segment → reason; every read of its samples raises CorruptStateError with this reason.
+        Raises: CorruptStateError: two segments hold the same key, or the labels of a segment do not have the dataset's type.
         """
         self.segments = tuple(sorted(segments, key=lambda segment: segment.info.first_key))
         self._float_labels = float_labels
@@ -75,12 +75,12 @@ class SegmentIndex:
 
     @cached_property
     def num_unlabelled(self) -> int:
-        """Number of samples that came without a label, deleted ones included. Read once, by segments."""
+        """Number of samples that came without a label, deleted ones included. The first use reads this number from the segments."""
         return sum(segment.num_unlabelled for segment in self.segments)
 
     @property
     def next_key(self) -> int:
-        """The key after the last."""
+        """Key after the last sample."""
         return self.segments[-1].info.end_key if self.segments else 0
 
     @property
@@ -100,17 +100,17 @@ class SegmentIndex:
         return None if earliest is None or latest is None else (earliest, latest)
 
     def contains(self, keys: Int64Array) -> npt.NDArray[np.bool_]:
-        """For each key, whether there is or was a sample with it: bool (n,). Args: keys: int64 (n,)."""
+        """Return for each key whether there is or was a sample with it: bool (n,). Args: keys: int64 (n,)."""
         return self._columns.contains(keys)
 
     def entries(self, keys: Int64Array) -> Entries | None:
-        """Entries of `keys`, int64 (n,), any order, duplicates allowed, deleted ones included; None if a key is unknown."""
+        """Return the entries of `keys`, int64 (n,), any order, duplicates allowed, deleted ones included; None if a key is unknown."""
         self._refuse_damaged_keys(keys)
         found = self._columns.entries(keys)
         return None if found is None else Entries(*found[:3], self._typed(found[3]))
 
     def samples_by_key(self, keys: Int64Array) -> SampleBatch | None:
-        """Labels and timestamps of `keys`, int64 (n,), in the order asked; otherwise as `entries`."""
+        """Return labels and timestamps of `keys`, int64 (n,), in the given order; otherwise as `entries`."""
         self._refuse_damaged_keys(keys)
         found = self._columns.labels_and_timestamps(keys)
         return None if found is None else SampleBatch(keys, found[1], self._typed(found[0]))
@@ -119,13 +119,14 @@ class SegmentIndex:
         return labels.view(np.float64) if self._float_labels else labels
 
     def samples_from(self, first_key: int, batch_size: int, tombstones: Tombstones | None = None) -> Iterator[SampleBatch]:
-        """Samples with key >= first_key in order of key, at most batch_size at once.
+        """Yield the samples with key >= first_key in order of key, at most batch_size at once.
 
-        Args: tombstones: keys of deleted samples, which are left out; None: none are.
+        Args: tombstones: keys of deleted samples, which are left out; None: no sample is left out.
         """
         return _rebatched(_without_deleted(self._in_key_order(first_key, batch_size), tombstones), batch_size)
 
     def _in_key_order(self, first_key: int, batch_size: int) -> Iterator[SampleBatch]:
+        # Begins with the first segment that ends after `first_key`.
         for segment in self.segments[int(np.searchsorted(self._end_keys, first_key, "right")) :]:
             self._refuse_damaged(segment)
             begin = max(0, first_key - segment.info.first_key)
@@ -141,12 +142,12 @@ class SegmentIndex:
         end_key: int | None = None,
         merged_rows: int = MERGED_ROWS,
     ) -> Iterator[SampleBatch]:
-        """Samples of the interval in the order (timestamp, key), deleted ones left out, at most batch_size at once.
+        """Yield the samples of the interval in the order (timestamp, key), deleted ones left out, at most batch_size at once.
 
         Memory is bounded by batch_size and merged_rows, not by the dataset.
 
-        Args: after: only samples behind this (timestamp, key). tombstones: keys of deleted samples, which are left out; None: none are. end_key:
-            only samples with smaller keys. merged_rows: see `MERGED_ROWS`.
+        Args: after: only samples after this (timestamp, key). tombstones: keys of deleted samples, which are left out; None: no sample is left out.
+            end_key: only samples with smaller keys. merged_rows: see `MERGED_ROWS`.
         """
         segments = self._touched(interval, end_key)
         parts = [_Ranks(segment, *_ranks(segment, interval, after)) for segment in segments]
@@ -154,9 +155,10 @@ class SegmentIndex:
         return _rebatched(_without_deleted(_before(merged, end_key), tombstones), batch_size)
 
     def count_in_interval(self, interval: Interval, tombstones: Tombstones | None = None, end_key: int | None = None) -> int:
-        """Number of samples of the interval that are not deleted; with `end_key` only of those with smaller keys."""
+        """Return the number of samples of the interval that are not deleted; with `end_key` only of those with smaller keys."""
         count = 0
         for segment in self._touched(interval, end_key):
+            # All samples of the interval are counted by their ranks. Then deleted samples, and those from `end_key` on, are subtracted.
             first, end = _ranks(segment, interval, None)
             count += end - first
             info = segment.info
@@ -168,7 +170,7 @@ class SegmentIndex:
         return count
 
     def _touched(self, interval: Interval, end_key: int | None) -> list[Segment]:
-        """The segments that may hold samples of the interval with keys below `end_key`."""
+        """Return the segments that may hold samples of the interval with keys below `end_key`."""
         before = self.segments if end_key is None else self.segments[: int(np.searchsorted(self._first_keys, end_key))]
         touched = [segment for segment in before if _touches(segment, interval)]
         for segment in touched:
@@ -191,39 +193,41 @@ def _touches(segment: Segment, interval: Interval) -> bool:
 
 
 def _ranks(segment: Segment, interval: Interval, after: tuple[int, int] | None) -> tuple[int, int]:
-    """The ranks [first, end) of the segment's samples in the interval and behind `after`."""
+    """Return the ranks [first, end) of the segment's samples in the interval and after `after`."""
     info = segment.info
-    first = segment.rank_behind(interval.start, -1) if info.min_timestamp < interval.start else 0
-    end = segment.rank_behind(interval.end, -1) if info.max_timestamp >= interval.end else info.num_samples
+    first = segment.rank_after(interval.start, -1) if info.min_timestamp < interval.start else 0
+    end = segment.rank_after(interval.end, -1) if info.max_timestamp >= interval.end else info.num_samples
+    # Otherwise the whole segment comes after `after`.
     if after is not None and (info.min_timestamp, info.first_key) <= after:
-        first = max(first, segment.rank_behind(*after))
+        first = max(first, segment.rank_after(*after))
     return first, max(first, end)
 
 
 @dataclass(slots=True)
 class _Ranks:
-    """The ranks [next, end) of a segment, whose samples are still to be merged; there is at least one."""
+    """The ranks [next, end) of a segment's samples that must still be merged. There is at least one."""
 
     segment: Segment
     next: int
     end: int
 
     def last(self, rows: int) -> tuple[int, int]:
-        """(timestamp, key) of the last of the next `rows` samples."""
+        """Return (timestamp, key) of the last of the next `rows` samples."""
         return self.segment.order_at(min(self.next + rows, self.end) - 1)
 
     def take(self, bound: tuple[int, int], rows: int) -> SampleBatch:
-        """Remove the samples up to the (timestamp, key) `bound`, which are at most `rows`."""
-        first, self.next = self.next, self.segment.rank_behind(*bound, self.next, min(self.next + rows, self.end))
+        """Remove and return the samples up to the (timestamp, key) `bound`. There are at most `rows` such samples."""
+        first, self.next = self.next, self.segment.rank_after(*bound, self.next, min(self.next + rows, self.end))
         return self.segment.samples_by_rank(first, self.next)
 
 
 def _merged(parts: Sequence[_Ranks], max_rows: int) -> Iterator[SampleBatch]:
-    """The samples of all parts in the order (timestamp, key), in batches of any size.
+    """Yield the samples of all parts in the order (timestamp, key), in batches of any size.
 
-    The next rows of each segment whose turn has come are a block; everything up to the smallest last sample of the blocks is yielded, since
-    no sample behind a block can come before it. At least one block is used up each time.
+    The next rows of each segment whose turn has come form a block. Each block has a last sample. All samples up to the smallest of these last samples
+    are yielded, because no sample outside the blocks can precede it. Each step uses up at least one block.
     """
+    # The segment that begins first is last in the list, where `pop` takes it.
     waiting = sorted(parts, key=lambda part: part.last(1), reverse=True)
     active: list[_Ranks] = []
     while active or waiting:
@@ -231,7 +235,7 @@ def _merged(parts: Sequence[_Ranks], max_rows: int) -> Iterator[SampleBatch]:
         while True:
             rows = max(1, max_rows // len(active))
             bound = min(part.last(rows) for part in active)
-            # In rounds that double the blocks at most: each costs a look at all of them, and more blocks than necessary are small ones.
+            # Each round at most doubles the number of blocks, because a round examines all blocks, and unnecessary blocks make each block smaller.
             count = len(active)
             while waiting and len(active) < 2 * count and waiting[-1].last(1) <= bound:
                 active.append(waiting.pop())
@@ -243,6 +247,7 @@ def _merged(parts: Sequence[_Ranks], max_rows: int) -> Iterator[SampleBatch]:
 
 def _in_time_order(parts: list[SampleBatch]) -> SampleBatch:
     parts = [part for part in parts if len(part)]
+    # One segment is in order already. A sort is only needed where several overlap.
     if len(parts) == 1:
         return parts[0]
     together = SampleBatch.concatenate(parts)
@@ -268,7 +273,7 @@ def _before(batches: Iterable[SampleBatch], end_key: int | None) -> Iterator[Sam
 
 
 def _rebatched(batches: Iterable[SampleBatch], batch_size: int) -> Iterator[SampleBatch]:
-    """The same samples in batches of exactly batch_size, but for the last."""
+    """Yield the same samples in batches of exactly batch_size, except for the last batch."""
     held: list[SampleBatch] = []
     count = 0
     for batch in batches:

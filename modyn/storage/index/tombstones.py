@@ -1,12 +1,11 @@
-"""Which keys of a dataset are deleted: a set in memory, and on disk a log to which each deletion adds the keys that it brought.
+"""The deleted keys of a dataset: a set in memory, and a log on disk to which each deletion appends its new keys.
 
 Layout: a `LogHead` (bytes that count, number of deleted keys), then blocks (size, CRC-32, decompressed size, keys in the form of
-`_core.KeySet`, compressed). A block counts once the head counts it, and the head changes when the block is on the disk: bytes behind those
-that count were never acknowledged, and are overwritten. When the log has doubled, one block takes the place of all in a new file.
+`_core.KeySet`, compressed). A block is valid when the head counts it, and the head changes after the block is on the disk. Later bytes were never
+acknowledged, and are overwritten. After the log has doubled, a new file contains all keys in one block.
 
-Of the two formats of `modyn.columnar` this is the log, not the file of columns: that ends with a header that describes all of it, so it is
-written once, and a deletion of ten keys would write all keys again. A block has its size and checksum because blocks differ in length: a set
-of keys is compressed, and has no dtype that would make it a column.
+The file is a log of `modyn.columnar`, not a file of columns. A file of columns is written once, so a deletion of ten keys would write all keys again.
+A block contains its size and checksum, because compressed sets of keys differ in length.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ _HEAD = LogHead(_KIND, num_fields=2)
 _NO_LOG = LogState(0, (0, 0))
 _BLOCK = struct.Struct("<III")
 _MIN_LOG_BYTES = 1 << 16
-"""A log that grew by less is not rewritten as one block."""
+"""Smallest growth in bytes after which a log is rewritten as one block."""
 
 
 class Tombstones:
-    """Deleted keys of one dataset, in memory and in `path`. Any number of threads; one process writes.
+    """Deleted keys of one dataset, in memory and in `path`. Thread-safe. Only one process writes.
 
-    A reader sees the state before or after an `add`, never between. In other processes, `path` has another size or inode after each `add`
-    that returned: look at both with fstat before reading, and open again when they have changed.
+    A reader sees the state before or after an `add`, never a state between the two. After each `add` that returned, `path` has another size or inode.
+    Before a reader in another process reads, it compares size and inode by `fstat`, and if they have changed, it opens the file again.
     """
 
     def __init__(self, path: Path, keys: KeySet, log: LogState = _NO_LOG, compact_bytes: int = 0) -> None:
@@ -48,19 +47,19 @@ class Tombstones:
         """
         self._path = path
         self.keys = keys
-        """All that are deleted now; replaced as a whole, so that readers need no lock."""
+        """All deleted keys. An addition assigns a new set and never changes the old one, so that readers need no lock."""
         self._log, self._compact_bytes = log, compact_bytes
         self._writing = threading.Lock()
-        """Orders additions: the file, `keys` and what is known of the file change together."""
+        """Lets one addition run at a time, because the file, `keys` and the known head must change together."""
 
     @classmethod
     def open(cls, path: Path, num_published: int = 0, may_lag: bool = False) -> Tombstones:
-        """Read `path`; a missing file means that nothing is deleted.
+        """Read `path`. A missing file means that nothing is deleted.
 
-        Args: num_published: keys that were deleted according to the newest publication, which is written after the file. may_lag: the file may
-        be seen here as it was before: another machine writes it.
-        Raises: CorruptStateError: the file is damaged, or has fewer keys: it is missing or older. UnavailableError: it cannot be read, or has
-        fewer keys and `may_lag`.
+        Args: num_published: keys that were deleted according to the newest publication, which is written after the file. may_lag: whether this
+        process may see an older state of the file, because another machine writes the file.
+        Raises: CorruptStateError: the file is damaged, or has fewer keys than `num_published`, because it is missing or older. UnavailableError: the
+        file cannot be read, or has fewer keys and `may_lag` is set.
         """
         found = cls._read(path)
         if len(found.keys) < num_published:
@@ -81,7 +80,7 @@ class Tombstones:
             try:
                 log = _HEAD.parse(path, content)
             except CorruptStateError:
-                # The head may have been written while it was read; that is not so twice in a row.
+                # The head may have been written during the read; this does not happen twice in a row.
                 content = path.read_bytes()
                 log = _HEAD.parse(path, content)
         except FileNotFoundError:
@@ -91,9 +90,9 @@ class Tombstones:
         return cls(path, *_decode(path, content, log))
 
     def announce(self) -> None:
-        """Make readers in other processes look again, and what was read durable; call when the writing process starts. The one before it may
-        have been killed after its last keys counted: before the file grew, or before it was synced. Raises: UnavailableError: the file cannot be
-        written to.
+        """Make readers in other processes read the file again, and make the keys that are in the file durable. The process that writes the file calls
+        this method when it starts. The previous process may have been killed after its last commit, before the file grew or was synced. Raises:
+        UnavailableError: the file cannot be written to.
         """
         if not self._log.number:
             return  # There is no log yet.
@@ -111,7 +110,8 @@ class Tombstones:
         )
 
     def add(self, keys: Int64Array) -> int:
-        """Delete `keys` (int64 (n,), any order, duplicates allowed); return how many were not deleted before. Durable on return.
+        """Delete `keys` (int64 (n,), any order, duplicates allowed). Return the number of keys that were not deleted before. When the method returns,
+        the deletion is durable.
 
         Raises: InvalidArgumentError: a key is negative. UnavailableError: the disk cannot be written to.
         """
@@ -134,7 +134,7 @@ class Tombstones:
         return len(new)
 
     def _append(self, block: bytes, count: int) -> LogState:
-        """Write `block` behind the bytes that count, and make it count: `count` keys are deleted then."""
+        """Write `block` after the valid bytes, and make the block valid. Args: count: number of deleted keys afterwards."""
         start = self._log.fields[0]
         end = start + len(block)
         try:
@@ -145,10 +145,11 @@ class Tombstones:
                 try:
                     write_at(file.fileno(), block, start)
                 except OSError:
-                    # Nothing of it counts, but it may be all that the disk had left.
+                    # The written bytes are not valid, but may fill the disk.
                     with suppress(OSError):
                         file.truncate(size)
                     raise
+                # The block must be on the disk before the head counts it.
                 os.fsync(file.fileno())
                 after = _HEAD.commit(file.fileno(), self._log, end, count)
                 # A reader that saw the size before the commit reads again. The size only grows: times are too coarse to show a change.
@@ -165,7 +166,7 @@ def _encode(keys: KeySet) -> bytes:
 
 
 def _decode(path: Path, content: bytes, log: LogState) -> tuple[KeySet, LogState, int]:
-    """Keys, head, and the size of the file when it was one block. Raises CorruptStateError."""
+    """Return keys, head, and the size of the file when it was one block. Raises CorruptStateError."""
     num_bytes, count = log.fields
     if len(content) < num_bytes:
         raise _KIND.corrupt(path, "it was cut")
@@ -176,7 +177,7 @@ def _decode(path: Path, content: bytes, log: LogState) -> tuple[KeySet, LogState
         if position + _BLOCK.size + size > num_bytes or zlib.crc32(body) != checksum:
             raise _KIND.corrupt(path, f"the block at byte {position} does not match its checksum")
         try:
-            # With a limit, so that a damaged frame cannot ask for more memory than what stands before it promises.
+            # With a limit, so that a damaged frame cannot ask for more memory than its header promises.
             raw = zstd.ZstdDecompressor().decompress(body, raw_size + 1)
             if len(raw) != raw_size:
                 raise InvalidArgumentError("it has another size than promised")

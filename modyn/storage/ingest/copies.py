@@ -1,4 +1,4 @@
-"""What ingestion does about unpacked copies of compressed files, beside making them: which are needed, missing, or of the same rows."""
+"""Finds which unpacked copies of compressed files are needed or missing, and which files may have the same rows, for ingestion."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from modyn.storage.ingest.problems import ProblemReporter
 
 
 class CopyKeeper:
-    """Keeps the unpacked copies of one dataset what its files need. The caller holds the locks of ingestion."""
+    """Keeps the unpacked copies of one dataset consistent with its files. The caller holds the locks of ingestion."""
 
     def __init__(self, dataset: OpenDataset, problems: ProblemReporter) -> None:
         self._dataset, self._problems = dataset, problems
         self._new: set[str] = set()
 
     def refuse_repeated(self, seen: SeenFile) -> bool:
-        """Whether a new file is set aside because another one that is indexed, or about to be, may hold the same rows, compressed in another way."""
+        """Set a new file aside if another indexed or new file may contain the same rows in another compression. Returns whether the file was set
+        aside.
+        """
         table, full = self._dataset.files, self._dataset.filesystem.full_path
         others = sorted(same_unpacked(seen.path)) if self._dataset.format.packed else []
         other = next((other for other in others if other in self._new or table.id_of(other) is not None), None)
@@ -39,7 +41,7 @@ class CopyKeeper:
         return True
 
     def keep_needed(self, *, mend: bool) -> None:
-        """Remove copies that no file needs any more; with `mend`, make those again that are missing, or known to be damaged."""
+        """Remove unneeded copies; with `mend`, make missing or damaged copies again."""
         dataset, needed = self._dataset, set[str]()
         is_due = mend or dataset.has_outdated_copies or any(map(dataset.format.is_packed, self._new))
         self._new.clear()
@@ -48,27 +50,28 @@ class CopyKeeper:
         damaged = {problem.path for problem in dataset.damaged}
         for seen in self._packed_files():
             needed.add(place := dataset.unpacked.place(seen.path, seen.size, seen.tag))
-            if mend and (os.path.dirname(place) in damaged or not os.path.exists(place)):
-                self._make(seen, place)
+            if mend:
+                is_missing = os.path.dirname(place) in damaged or not os.path.exists(place)
+                self._problems.report_copy(seen.path, self._make(seen, place) if is_missing else None)
         dataset.has_outdated_copies = dataset.unpacked.keep_only(needed, time.monotonic())
 
     def _packed_files(self) -> Iterator[SeenFile]:
-        """Compressed files as they were indexed."""
+        """Yield the compressed files as they were indexed."""
         dataset = self._dataset
         ids = [i for i in range(len(dataset.files)) if dataset.format.is_packed(dataset.files.path(i))]
         columns = (column.tolist() for column in dataset.files.known.stamps(np.array(ids, np.int64)))
         for file_id, size, mtime_ns, tail in zip(ids, *columns, strict=True):
             yield SeenFile(dataset.files.path(file_id), size, mtime_ns, tail)
 
-    def _make(self, seen: SeenFile, place: str) -> None:
+    def _make(self, seen: SeenFile, place: str) -> str | None:
+        """Make a copy again, unless its file has changed. Returns the reason if it cannot be made."""
         dataset, path = self._dataset, self._dataset.filesystem.full_path(seen.path)
         try:
             if tail_of(dataset.filesystem, dataset.format, seen) == seen.tag:
                 version = IndexedVersion(seen.size, seen.mtime_ns, seen.tag)
-                dataset.unpacked.drop(place)  # No reader is given samples of one that is damaged until the new one is there.
+                dataset.unpacked.drop(place)  # Readers get no samples of a damaged copy until the new copy exists.
                 dataset.unpacked.make(dataset.filesystem, path, version, place, dataset.limits.unpacked_bytes)
                 dataset.report_damage(os.path.dirname(place), None)
         except DataError as error:
-            self._problems.report(
-                seen.path, "copy", f"the unpacked copy of {path} is missing, and cannot be made: {error.message}"
-            )
+            return f"the unpacked copy of {path} is missing, and cannot be made: {error.message}"
+        return None

@@ -1,4 +1,4 @@
-"""Whether data files still hold what was indexed of them: one that a look at the folder found, and all of them by a scrub."""
+"""Checks that data files still contain the indexed bytes: a scan checks one file that it found changed, a scrub checks all files."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats.base import FormatResume, WholeFileFormat
 from modyn.storage.ingest.file_indexer import ChangedError, listed, watching
 from modyn.storage.ingest.fingerprints import check_unchanged, compared_checksum
-from modyn.storage.ingest.locks import locked
+from modyn.storage.ingest.locks import hold_dataset
 from modyn.storage.ingest.open_dataset import OpenDataset
-from modyn.storage.ingest.problems import ProblemReporter
+from modyn.storage.ingest.problems import REFUSED, ProblemReporter
 from modyn.storage.ingest.segment_writer import SegmentWriter
 from modyn.storage.model.file_table import UNKNOWN_TAG, CheckedFile, Checksum
 from modyn.storage.model.records import FileProblem
 
 _FILES_AT_ONCE: Final = 1024
-"""Rows that are held while their files are read, and most checksums that wait to be written."""
+"""Number of rows in memory while their files are read, and largest number of checksums that wait to be written."""
 _WRITE_EVERY_S: Final = 5.0
+"""Seconds between two writes of checksums."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubbedFile:
-    """What a scrub found of a data file. is_first: no scrub had read it before. problem: None: it is as it was indexed."""
+    """The result of a scrub for a data file. is_first: whether no scrub has read the file before. problem: None: the file is unchanged."""
 
     is_first: bool
     problem: FileProblem | None = None
 
 
 def check_known_file(dataset: OpenDataset, known: CheckedFile, seen: SeenFile) -> None:
-    """Compare an indexed file, which is no compressed one, as it was `seen` with what is known of it; one that is altered as a whole where it has
-    a checksum.
+    """Compare an uncompressed indexed file in its `seen` state with its known size, and with its fingerprint or time. A file marked as altered is
+    also compared with its checksum, if it has one.
 
-    Raises: DataError: it was rewritten, or cannot be read.
+    Raises: DataError: the file was rewritten, or cannot be read.
     """
     row, folder, path = known.row, dataset.filesystem, dataset.filesystem.full_path(seen.path)
     if seen.tag != UNKNOWN_TAG and (seen.tag, seen.size) == (row.tail, row.size):
@@ -47,14 +48,14 @@ def check_known_file(dataset: OpenDataset, known: CheckedFile, seen: SeenFile) -
     if not dataset.format.can_grow and seen.size != row.size:
         raise DataError(
             f"{path} was rewritten: it had {row.size} bytes when it was indexed and has {seen.size} now. "
-            f"Restore the file, or take what it holds now with `modyn data reindex`"
+            f"Restore the file, or index what it contains now with `modyn data reindex`"
         )
     if not isinstance(dataset.format, WholeFileFormat):
         check_unchanged(folder, path, FormatResume(row.indexed_end, row.num_samples, row.fingerprint), listed(folder, seen))
     elif seen.mtime_ns != row.mtime_ns:  # No fingerprint is kept of files of one sample: there may be millions.
         raise DataError(
             f"{path} was written again after it was indexed, maybe with something else. Restore the file with the time that it "
-            f"had, or take what it holds now with `modyn data reindex`"
+            f"had, or index what it contains now with `modyn data reindex`"
         )
     if row.altered and known.checksum.num_bytes:
         compared_checksum(folder, path, known.checksum, known.checksum.num_bytes)
@@ -63,11 +64,11 @@ def check_known_file(dataset: OpenDataset, known: CheckedFile, seen: SeenFile) -
 def scrub_files(dataset: OpenDataset) -> Iterator[ScrubbedFile]:
     """Compare all indexed bytes of the data files of a dataset with their checksums, one file after the other.
 
-    A file that no scrub has read before is compared with its fingerprint, if it has one, and gets its checksum then; one that grew is compared up
-    to where it was read before, and its checksum is carried on. So a file that was rewritten with the size and the time that it had is found from the
-    second scrub on. From then on its samples are refused. A file of which size or time are others is left to the next look at the folder, but for
-    what its fingerprint says. Objects in buckets are known by their ETags, compressed files are read from copies, and record logs have
-    checksums of their own.
+    The first scrub of a file compares it with its fingerprint, if it has one, and computes its checksum. A file that grew is compared up to the end
+    that the last scrub read, and its checksum is extended to the new end. A rewrite that keeps size and time is therefore found from the second scrub
+    on. The file's samples are then refused. If the size or time of a file changed, only its fingerprint is compared, and the next scan decides about
+    the file. A scrub compares a refused file again: the file stays a problem, or its samples are served again if its indexed bytes are restored.
+    Objects in buckets are identified by their ETags, compressed files are read from copies, and record logs have their own checksums.
 
     Raises: UnavailableError: the database or the disk cannot be used.
     """
@@ -83,17 +84,22 @@ def _scrub_some(dataset: OpenDataset, files: Sequence[CheckedFile]) -> Iterator[
     read: list[CheckedFile] = []
     written = time.monotonic()
     for file in files:
-        path, is_first, problem = dataset.filesystem.full_path(file.row.path), not file.checksum.num_bytes, None
+        path, row, problem = dataset.filesystem.full_path(file.row.path), file.row, None
+        is_first, seen = not (file.checksum.num_bytes or row.altered), SeenFile(row.path, row.size, row.mtime_ns)
         try:
-            checksum = _compared(dataset, file)
+            if row.altered:
+                seen = _present(dataset, seen)
+            checksum = _compare(dataset, file, seen)
+            if row.altered:
+                _record(dataset, file, seen, None)
         except ChangedError:
             continue
         except DataError as error:
             if isinstance(error, UNRELATED_TO_CONTENT):
                 if dataset.filesystem.status(path) is None:
-                    continue  # The next scan of the folder says that it is gone.
+                    continue  # The next scan of the folder reports that it is gone.
                 get_logger("storage").error("file_not_read", dataset=dataset.name, path=path, reason=error.message)
-            elif not _set_aside(dataset, file, error):
+            elif not _record(dataset, file, seen, error):
                 continue
             problem = FileProblem(sanitize(path), sanitize(error.message), time.time())
         else:
@@ -107,27 +113,45 @@ def _scrub_some(dataset: OpenDataset, files: Sequence[CheckedFile]) -> Iterator[
         dataset.catalogue.keep_checksums(dataset.row.id, read)
 
 
-def _compared(dataset: OpenDataset, file: CheckedFile) -> Checksum:
-    """The checksum of what is indexed of a file. Raises: DataError: it is not what was indexed, or not readable. ChangedError: it is not known."""
+def _present(dataset: OpenDataset, seen: SeenFile) -> SeenFile:
+    """Return the file as it is now. Raises: DataError: it cannot be examined. ChangedError: it is gone, or a scan has refused to examine it."""
+    if dataset.problems.get(seen.path) == REFUSED or (now := dataset.filesystem.version(seen)) is None:
+        raise ChangedError
+    return SeenFile(seen.path, now.size, now.mtime_ns)
+
+
+def _compare(dataset: OpenDataset, file: CheckedFile, seen: SeenFile) -> Checksum:
+    """Return the checksum of the indexed part of a file, or the known one of a file that is marked as altered. Raises: DataError: the content
+    differs, or is not readable. ChangedError: the file is not as it was `seen`."""
     row, folder = file.row, dataset.filesystem
     path = folder.full_path(row.path)
-    if row.fingerprint:
+    if row.fingerprint and not row.altered:
         check_unchanged(folder, path, FormatResume(row.indexed_end, row.num_samples, row.fingerprint))
-    with watching(folder, dataset.format, SeenFile(row.path, row.size, row.mtime_ns), growing_bytes=0):
-        return compared_checksum(folder, path, file.checksum, row.indexed_end)
+    with watching(folder, dataset.format, seen, growing_bytes=0):
+        if not row.altered:
+            return compared_checksum(folder, path, file.checksum, row.indexed_end)
+        check_known_file(dataset, file, seen)
+        return file.checksum
 
 
-def _set_aside(dataset: OpenDataset, file: CheckedFile, error: DataError) -> bool:
-    """Refuse the samples of a file from now on, unless it was looked at again meanwhile, and not only grew: then return False."""
-    with locked(dataset):
+def _record(dataset: OpenDataset, file: CheckedFile, seen: SeenFile, error: DataError | None) -> bool:
+    """Refuse the samples of a file from now on, or serve them again if there is no error. Returns False without a change if the row of the file has
+    changed meanwhile, unless the file only grew.
+    """
+    with hold_dataset(dataset):
         dataset.refresh()
         now = dataset.catalogue.checked_file(dataset.row.id, file.row.file_id)
-        has_grown = now.row.indexed_end > file.row.indexed_end and not now.row.altered
+        has_grown = now.row.indexed_end > file.row.indexed_end and not (now.row.altered or file.row.altered)
         if now.times_forgotten != file.times_forgotten or not (now.row == file.row or has_grown):
             return False
-        writer = SegmentWriter(dataset)
-        seen = SeenFile(now.row.path, now.row.size, now.row.mtime_ns)
-        ProblemReporter(dataset, writer, lambda: None).set_aside(seen, error)
-        writer.change_file(now.row._replace(altered=True))
+        writer, row = SegmentWriter(dataset), now.row
+        if error is None:
+            if seen.size == row.size:  # Otherwise the next scan indexes the rows that were appended.
+                row = row._replace(mtime_ns=seen.mtime_ns)
+            writer.solve(row.path)
+        else:
+            aside = seen if file.row.altered else SeenFile(row.path, row.size, row.mtime_ns)
+            ProblemReporter(dataset, writer, lambda: None).set_aside(aside, error)
+        writer.change_file(row._replace(altered=error is not None))
         writer.flush()
         return True

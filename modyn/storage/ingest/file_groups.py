@@ -1,4 +1,4 @@
-"""Files of many samples that are indexed with one request, and what is found in them."""
+"""Groups of files of many samples that are indexed with one request, and their samples."""
 
 from __future__ import annotations
 
@@ -13,33 +13,36 @@ from modyn.storage.ingest.file_indexer import ChangedError, FileJob
 from modyn.storage.model.samples import IndexedSamples
 
 _FILES_TOGETHER: Final = 16
-"""Most small files of a group."""
+"""Largest number of small files of a group."""
 _SMALL_BYTES: Final = 1 << 20
+"""Largest size of a file that is indexed in a group."""
 
 Item = TypeVar("Item")
 Found = tuple[Sequence[IndexedSamples], Iterator[IndexedSamples] | None]
-"""Samples of a file: all of them, and None; or the first ones, and what yields the others."""
+"""Samples of a file: the samples in memory, and an iterator over the others; None: all samples are in memory."""
 
 
 class JobQueue:
-    """Groups of jobs in their order, one made at a time."""
+    """Gives groups of jobs in order. `take` makes each group when it returns it."""
 
     def __init__(self, jobs: Iterator[FileJob], *, together: bool) -> None:
-        """Args: as of `groups`."""
+        """Args: see `groups`."""
         self._groups = groups(jobs, together=together)
         self._again = deque[list[FileJob]]()
 
     def take(self) -> list[FileJob]:
-        """The next group; an empty one: there is none."""
+        """Return the next group; at the end, an empty one."""
         return self._again.popleft() if self._again else next(self._groups, [])
 
     def put_back(self, some: Sequence[list[FileJob]]) -> None:
-        """Put groups before all others. Args: some: in their order, maybe empty ones."""
+        """Give groups back, to be taken before all others. Args: some: groups in order; empty ones are left out."""
         self._again.extendleft(filter(None, reversed(some)))
 
 
 def groups(jobs: Iterator[FileJob], *, together: bool) -> Iterator[list[FileJob]]:
-    """The jobs in their order, alone or, if `together`, small ones in groups: each request to a process waits for that process to get its turn."""
+    """Yield the jobs in order, each as a group of its own. If `together`, yield small ones in larger groups, because each request to a process costs
+    a switch to this process.
+    """
     group: list[FileJob] = []
     for job in jobs:
         if together and job.seen.size <= _SMALL_BYTES and not job.is_packed:
@@ -57,7 +60,7 @@ def groups(jobs: Iterator[FileJob], *, together: bool) -> Iterator[list[FileJob]
 
 
 def find(jobs: Sequence[FileJob], held_samples: int) -> list[Found | DataError | ChangedError]:
-    """The samples of one file after the other, or its error; of fewer files than asked if the first ones hold `held_samples`.
+    """Return the samples or the error of each file, in order. If the first files have `held_samples` samples, the list ends after them.
 
     Args: jobs: one, or several of one isolated format.
     """
@@ -71,7 +74,7 @@ def find(jobs: Sequence[FileJob], held_samples: int) -> list[Found | DataError |
             found[job] = error
     begun = [job for job in jobs if job not in found]
     num_held = 0
-    # In this order: what is found comes to its end.
+    # The generator is the first argument of `zip`, so that it also runs to its end after the last job.
     for samples, job in zip(FileJob.found_in_each(begun), begun, strict=False):
         found[job] = one = _find_one(job, held_samples, samples)
         num_held += 0 if isinstance(one, Exception) else sum(map(len, one[0]))
@@ -81,7 +84,7 @@ def find(jobs: Sequence[FileJob], held_samples: int) -> list[Found | DataError |
 
 
 def _find_one(job: FileJob, held_samples: int, found: Iterator[IndexedSamples] | None = None) -> Found | DataError | ChangedError:
-    """The samples of one file, held in memory unless it is large, or its error. found: as of `FileJob.samples`."""
+    """Return the samples of one file, or its error. The samples of a large file are not all held in memory. Args: found: see `FileJob.samples`."""
     chunks: list[IndexedSamples] = []
     num_held, samples = 0, job.samples(found)
     try:
@@ -96,8 +99,8 @@ def _find_one(job: FileJob, held_samples: int, found: Iterator[IndexedSamples] |
 
 
 def ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """Yield the same items; while one is used, another thread makes the next."""
-    # The end of the block waits for the item that is being made: after it, no thread uses `items` and its file.
+    """Yield the same items. While the consumer uses an item, another thread makes the next one."""
+    # The end of the block waits for the item in progress. After the block, no thread uses `items` and its file.
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
         upcoming = pool.submit(next, items, None)
         while (item := upcoming.result()) is not None:

@@ -1,7 +1,7 @@
-"""Indexing of files that must not change meanwhile: the fingerprint that is kept of a file must be of the bytes that were indexed.
+"""Index files. A file must not change while it is indexed, because its stored fingerprint must belong to the indexed bytes.
 
-Formats read files of this machine. Objects of a bucket are read by ranges where a format can, or else copied to a temporary folder, indexed
-there, and the copies removed.
+Formats read files of this machine. Objects of a bucket are read by ranges if the format supports it. Otherwise objects are copied to a temporary
+folder and indexed there, and the copies are removed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from modyn.storage.files.file_system import (
     SeenFile,
 )
 from modyn.storage.files.local import LocalFiles
-from modyn.storage.formats.bad_rows import BadRows, with_path
+from modyn.storage.formats.bad_rows import BadRows, LineCounter, with_path
 from modyn.storage.formats.base import FileFormat, FormatResume, OpenedFile, RangedFormat, WholeFileFormat
 from modyn.storage.formats.timestamps import TimeRange
 from modyn.storage.ingest.fingerprints import check_unchanged, fingerprint, tail_of
@@ -42,21 +42,21 @@ if TYPE_CHECKING:
     from modyn.storage.files.unpacked import UnpackedCopies
 
 COPIES_AT_ONCE = 512
-"""Most objects of one sample that are copied and indexed with one call."""
+"""Largest number of objects of one sample that are copied and indexed with one call."""
 _ADVISED = 20
-"""The number of samples of a chunk in the future whose times are tried in other units."""
+"""Number of samples of a chunk with times in the future for which other units are tried, to give advice."""
 
 
 class ChangedError(Exception):
-    """The file changed since it was listed: it is indexed at the next scan."""
+    """A file changed after it was listed. The next scan indexes the file."""
 
 
 class FileJob:
-    """One file to index: new, or the rest of one that grew, of which `row` is what is indexed.
+    """One file to index: a new file, or the new part of a file that grew, whose indexed part is `row`.
 
-    Args: num_skipped: rows of what is indexed that were skipped. runner: of formats. takes_unended: take a last row that does not end as it is.
-        has_grown: the file is longer than when its last row was left for later.
-        copies: of compressed files, if the format is one that takes them.
+    Args: num_skipped: number of skipped rows in the indexed part. runner: runner of formats. takes_unended: use an incomplete last row as it is.
+        has_grown: the file is longer now than at the time when its last row was left for later. copies: unpacked copies of compressed files, if the
+        format accepts such files.
     """
 
     def __init__(
@@ -73,50 +73,56 @@ class FileJob:
         copies: UnpackedCopies | None = None,
     ) -> None:
         self.listed, self.seen, self.row = seen, seen, row
-        """The file as it was listed; and as it is indexed: without a last row that is not taken."""
+        """The file as it was listed; the file as it is indexed, without a last row that is not used now; the known row of the file, if there is one.
+        """
         self._has_grown = has_grown
         self.unended = ""
-        """Why the last row of the file is not taken now, as `IndexedSamples.unended`, once `samples` has ended."""
+        """Reason why the last row of the file is not used now, see `IndexedSamples.unended`; set once `samples` has ended."""
         self.is_part = False
-        """Whether the last row is only a part of a row, which is never taken as it is."""
+        """Whether the last row is an incomplete row that is never used as it is."""
         self._watched = ExitStack()
         self._begun = False
         self._runner = runner or FormatRunner()
         self._folder, self._format, self._limits = folder, file_format, limits
         self._path = folder.full_path(seen.path)
         self.is_packed = file_format.is_packed(seen.path)
-        """The file is unpacked to a copy, which is indexed in its place."""
+        """Whether the file is unpacked to a copy, which is indexed instead."""
         self._is_whole = self.is_packed or not folder.appends
         self._takes_unended = takes_unended or self._is_whole
         self._copies = copies
         self._content, self._content_of = self._path, folder
-        """Full path and file system of what is indexed: the file, or its unpacked copy."""
+        """Full path and file system of the indexed file: the file itself, or its unpacked copy."""
+        self._local: str | None = self._path if isinstance(folder, LocalFiles) else None
+        """Full path of what is indexed now on this machine; None: an object that is read by ranges."""
+        self._lines = LineCounter()
         self._resume = (
             FormatResume(row.indexed_end, row.num_samples, row.fingerprint, num_skipped) if row and row.num_samples else None
         )
         self.indexed = FormatResume(0, 0, "")
-        """What is indexed of the file once `samples` has ended."""
+        """The indexed part of the file; set once `samples` has ended."""
         self.tail = -1
         """See `FileRow.tail`; set once `samples` has ended."""
         self.schema: DatasetSchema | None = None
-        """The schema of the dataset, plus what this file says of it, once `samples` has ended; None: the format has none."""
+        """The schema of the dataset, updated by this file; set once `samples` has ended. None: the format has no schema."""
         self.times: TimeRange | None = None
-        """Range of the times of the new samples, once `samples` has ended; None: there are none."""
+        """Range of the times of the new samples; set once `samples` has ended. None: there are no new samples."""
         self.skipped: Sequence[BadRow] = ()
-        """Rows that cannot be used, which no sample is of, once `samples` has ended."""
+        """Unusable rows, which have no sample; set once `samples` has ended."""
 
     @staticmethod
     def found_in_each(jobs: Sequence[FileJob]) -> Iterator[Iterator[IndexedSamples]]:
-        """What an isolated format finds in the files of its `jobs`, which were begun, for `samples` of each; as `FormatRunner.index_each`."""
+        """Index the files of `jobs`, for each of which `begin` was called, with an isolated format. Yields the argument of `samples` for each job;
+        see `FormatRunner.index_each`."""
         if not jobs:
             return iter(())
         first = jobs[0]
         return first._runner.index_each(first._format, [(job._path, job._resume) for job in jobs])
 
     def begin(self) -> None:
-        """Look at the file, which must stay as it is from now on; a no-op the second time. Raises: DataError, ChangedError."""
+        """Read the state of the file. From now on, the file must not change. A second call does nothing. Raises: DataError, ChangedError."""
         if self._begun:
             return
+        # If the beginning fails, this block ends the watch. Otherwise `samples` takes it over.
         with ExitStack() as watched:
             watched.enter_context(watching(self._folder, self._format, self.seen, self._limits.growing_bytes))
             if self.is_packed:
@@ -126,25 +132,27 @@ class FileJob:
             self._watched, self._begun = watched.pop_all(), True
 
     def _unpack(self) -> None:
-        """Make what is indexed the unpacked copy of the file. Raises: DataError."""
+        """Unpack the file, and index the copy instead. Raises: DataError."""
         assert self._copies is not None, "a format that takes compressed files is given the place of their copies"
         self.tail = tail_of(self._folder, self._format, self.seen)
         self._content = self._copies.place(self.seen.path, self.seen.size, self.tail)
         version = IndexedVersion(self.seen.size, self.seen.mtime_ns, self.seen.tag)
         self._copies.make(self._folder, self._path, version, self._content, self._limits.unpacked_bytes)
-        self._content_of, self._format = LocalFiles(""), copy(self._format)
-        self._format.roots = ()  # The copy lies in storage's own folder.
+        # An own copy of the format, because the roots of the shared one must stay.
+        self._local, self._content_of, self._format = self._content, LocalFiles(""), copy(self._format)
+        self._format.roots = ()  # The copy is in storage's own folder.
 
     def samples(self, found: Iterator[IndexedSamples] | None = None) -> Iterator[IndexedSamples]:
         """Yield all new samples in file order.
 
-        Args: found: what the format finds, if it is asked already; `begin` was called before.
-        Raises: DataError, ChangedError; samples that were yielded before it are not to be used.
+        Args: found: samples from the format, if they were already requested after `begin`. Raises: DataError, ChangedError; the caller discards the
+        samples yielded before.
         """
         before = self._resume or self.indexed
         end, num_samples = before.end, before.num_samples
         bad_rows = BadRows(self._path, getattr(self._format.config, "max_bad_rows", None))
         self.begin()
+        # The check that the file did not change runs at the end of this block. The fingerprint is therefore that of the indexed bytes.
         with self._watched:
             for chunk in self._chunks(found or self._found()):
                 for row in chunk.skipped:
@@ -160,32 +168,42 @@ class FileJob:
                 end, num_samples, fingerprint(self._content_of, self._content, end, listed(self._content_of, self.seen))
             )
             if self.unended:
-                self.seen = replace(self.seen, size=end)  # The rest is looked at again.
+                self.seen = replace(self.seen, size=end)  # The rest is indexed at a later scan.
             self.tail = tail_of(self._folder, self._format, self.seen)
 
     def indexed_row(self, file_id: int) -> FileRow:
-        """The file as it is indexed once `samples` has ended."""
+        """Return the row of the file with its indexed part. Call this method after `samples` has ended."""
         seen, indexed = self.seen, self.indexed
         return FileRow(
             file_id, seen.path, seen.size, seen.mtime_ns, indexed.end, indexed.num_samples, indexed.fingerprint, tail=self.tail
         )
 
     def _without_refused(self, chunk: IndexedSamples) -> IndexedSamples:
-        """The chunk with the samples that storage refuses among its skipped rows, which `samples` counts."""
+        """Return the chunk without the samples that storage refuses. These become skipped rows, which `samples` counts."""
         are_digits = self._format.times_are_digits and not chunk.typed_times
         future = future_samples(chunk.timestamps, len(chunk), self._limits.future_tolerance_s, are_digits=are_digits)
         wrong = refused_samples(chunk.labels, chunk.timestamps)
         refused = future | {at: f"{reason}; correct the file" for at, reason in wrong.items()}
         if not refused:
             return chunk
+        offsets = {at: int(chunk.offsets[at]) for at in sorted(refused)}
+        places = self._places(list(offsets.values()))
         bad = [
-            BadRow(offset := int(chunk.offsets[at]), f"{self._path}, the sample at {offset}: {reason}", at not in wrong)
-            for at, reason in refused.items()
+            BadRow(offset, f"{self._path}, {place}: {refused[at]}", at not in wrong)
+            for (at, offset), place in zip(offsets.items(), places, strict=True)
         ]
         return replace(part_of(chunk, np.setdiff1d(np.arange(len(chunk)), list(refused))), skipped=sorted([*chunk.skipped, *bad]))
 
+    def _places(self, offsets: Sequence[int]) -> list[str]:
+        """Return the places of samples for messages. Args: offsets: ascending, also from call to call."""
+        name = self._format.offsets_name
+        if name != "line" or self._local is None:
+            return [f"row {offset}" if name == "row" else f"the sample at byte {offset}" for offset in offsets]
+        with self._content_of.reading(self._path), self._format.open(self._local) as file:
+            return [f"line {self._lines.number(file, offset)} at byte {offset}" for offset in offsets]
+
     def _chunks(self, found: Iterator[IndexedSamples]) -> Iterator[IndexedSamples]:
-        """The chunks of the format, up to the size with which the file was listed. Exceptions of a plug-in's format become DataError."""
+        """Yield the chunks of the format, up to the listed size of the file. Exceptions of a plug-in's format become DataError."""
         try:
             for number, chunk in enumerate(map(self._without_refused, found)):
                 is_part = bool(chunk.unended) and not len(chunk) and not chunk.skipped
@@ -194,14 +212,16 @@ class FileJob:
                 if chunk.unended and (is_part or not self._takes_unended):
                     self.unended, self.is_part = chunk.unended, is_part
                     if number == 0 and self._resume is None and is_part and self._has_grown:
-                        continue  # The last row is half-written, and not all read wrong.
+                        continue  # Only the last row is incomplete; the rows before it were read correctly.
                     return
                 may_be_longer = self._format.can_grow and not self.is_packed
                 part = beginning(self._format, chunk, self.seen.size) if may_be_longer else chunk
                 if part is not None:
                     yield part
+                # The chunk passes the size at which the file was listed, and its rows cannot be separated there.
                 elif len(chunk) and self._format.row_begin(int(chunk.offsets[0])) is None:
                     raise ChangedError
+                # Later rows were appended after the listing. The next scan indexes them.
                 if part is not chunk:
                     return
         except (ModynError, ChangedError, GeneratorExit):
@@ -211,7 +231,7 @@ class FileJob:
             raise format_failed(self._format, self._path, type(error).__name__) from error
 
     def _found(self) -> Iterator[IndexedSamples]:
-        """What the format finds in the file."""
+        """Yield the samples that the format finds in the file."""
         version = listed(self._content_of, self.seen)
         if version is None:
             found = self._runner.index(self._format, self._content, self._resume)
@@ -219,7 +239,7 @@ class FileJob:
             return
         companions = self._format.companions(self._path)
         if isinstance(self._format, RangedFormat) and not companions:
-            # Here, also if it is isolated: what it reads comes over the connections of this process.
+            # Isolated formats run here too, because reads use the connections of this process.
             with self._folder.open(self._path, version) as source:
                 yield from self._format.index_opened(OpenedFile(self._path, self.seen.size, self.seen.mtime_ns, source))
             return
@@ -228,15 +248,15 @@ class FileJob:
             for companion in companions:
                 copies.add(companion)
             with copies.naming_objects():
-                place = copies.local(self._path)
+                place = self._local = copies.local(self._path)
                 yield from with_path(self._runner.index(self._format, place, self._resume), place, self._path)
 
 
 @contextmanager
 def watching(folder: FileSystem, file_format: FileFormat, seen: SeenFile, growing_bytes: int) -> Iterator[None]:
-    """A context in which the file `seen` must stay as it was listed, but for appends to one of `growing_bytes` or more that may grow.
+    """Check that the file `seen` does not change during the block, except for appends to a growing file of at least `growing_bytes`.
 
-    Raises: ChangedError: it has changed, also in place of a DataError: a file that is being written may look damaged. DataError.
+    Raises: ChangedError: the file has changed. This error replaces a DataError, because a file that is being written may look damaged. DataError.
     """
     path = folder.full_path(seen.path)
     may_grow = file_format.can_grow and not file_format.is_packed(path) and folder.appends and seen.size >= growing_bytes
@@ -259,6 +279,7 @@ def watching(folder: FileSystem, file_format: FileFormat, seen: SeenFile, growin
         raise ChangedError
     try:
         yield
+    # The error may only be a result of the change, so the change is reported first.
     except DataError:
         check()
         raise
@@ -268,16 +289,17 @@ def watching(folder: FileSystem, file_format: FileFormat, seen: SeenFile, growin
 def index_whole_files(
     runner: FormatRunner, folder: FileSystem, file_format: WholeFileFormat, paths: Sequence[str], num_apart: int
 ) -> IndexedFiles:
-    """Index the files of one sample each at `paths`, full paths in `folder`; objects of a bucket by way of copies, with content only if
-    `file_format` reads it. The problem of one that was replaced since it was listed, or whose companion was, is a FileChangedError.
+    """Index the files of one sample each at `paths`, full paths in `folder`. Objects of a bucket are copied first, with their content only if
+    `file_format` reads it. If an object or its companion was replaced since the listing, its problem is a FileChangedError.
 
-    Args: num_apart: as of `FormatRunner.index_files`.
+    Args: num_apart: see `FormatRunner.index_files`.
     """
     if isinstance(folder, LocalFiles):
         return runner.index_files(file_format, paths, num_apart)
     with _copies(folder) as copies:
         companions = [companion for path in paths for companion in file_format.companions(path)]
         copies.add_small([*companions, *paths] if file_format.reads_payloads else companions)
+        # The format looks only at names, sizes and companions, so these copies stay empty.
         for path in () if file_format.reads_payloads else paths:
             copies.add_empty(path)
         found = runner.index_files(file_format, [copies.local(path) for path in paths], num_apart)
@@ -286,41 +308,44 @@ def index_whole_files(
 
 
 def _cause(copies: LocalCopies, file_format: WholeFileFormat, path: str) -> DataError | None:
-    """Why there is no copy of an object, or of a companion that is there but could not be read."""
+    """Return the reason for a missing copy of an object, or of an existing companion that could not be read."""
     companions = (copies.errors.get(companion) for companion in file_format.companions(path))
     unread = (error for error in companions if isinstance(error, UNRELATED_TO_CONTENT))
     return copies.errors.get(path) or next(unread, None)
 
 
 def listed(folder: FileSystem, seen: SeenFile) -> IndexedVersion | None:
-    """Return the version in which an object was `seen` in the listing, which alone may be read; None for a file of this machine."""
+    """Return the listed version of an object, the only one that may be read; None for a file of this machine."""
     return None if isinstance(folder, LocalFiles) else IndexedVersion(seen.size, seen.mtime_ns, seen.tag)
 
 
 def _copies(folder: FileSystem) -> LocalCopies:
-    # A storage without buckets does not need them.
+    # Imported here, because a storage without buckets does not need these modules.
     from modyn.storage.files.bucket import BucketFiles
     from modyn.storage.files.local_copies import LocalCopies
 
-    assert isinstance(folder, BucketFiles), "files lie on this machine or in a bucket"
+    assert isinstance(folder, BucketFiles), "files are on this machine or in a bucket"
     return LocalCopies(folder)
 
 
 def beginning(file_format: FileFormat, chunk: IndexedSamples, num_bytes: int) -> IndexedSamples | None:
-    """The rows of a chunk in the first `num_bytes` bytes of the file; None if there are none, or if their end is not known."""
+    """Return the rows of a chunk in the first `num_bytes` bytes of the file; None if no row is there, or if the format does not know where the rows
+    end.
+    """
     if chunk.end <= num_bytes:
         return chunk
+    # The first sample that goes beyond the end; if there is none, the number of samples.
     kept = int(np.append(chunk.offsets + chunk.lengths > num_bytes, True).argmax())
     end = num_bytes if kept == len(chunk) else file_format.row_begin(int(chunk.offsets[kept]))
     if not kept or end is None:
         return None
-    # A skipped row may end behind them: it is looked at again with what comes.
+    # A skipped row may end after them; it is read again with the later bytes.
     end = min(end, num_bytes, *(row.offset for row in chunk.skipped if row.offset > int(chunk.offsets[kept - 1])))
     return replace(part_of(chunk, np.arange(kept)), end=end, skipped=[row for row in chunk.skipped if row.offset < end])
 
 
 def part_of(chunk: IndexedSamples, rows: Int64Array) -> IndexedSamples:
-    """The samples at `rows`, int64 positions, ascending."""
+    """Return the samples at `rows`, int64 positions, ascending."""
     return replace(
         chunk,
         offsets=chunk.offsets[rows],
@@ -331,19 +356,19 @@ def part_of(chunk: IndexedSamples, rows: Int64Array) -> IndexedSamples:
 
 
 def refused_samples(labels: LabelArray, timestamps: Int64Array | int) -> dict[int, str]:
-    """Position → why the sample is refused: its label is not finite or the mark of a missing one, or its time lies beyond the calendar. For all
-    formats, also those of plug-ins.
+    """Return the refused samples: position → reason. A sample is refused if its label is not finite or is the mark of a missing label, or if its time
+    is outside the years 1 to 9999. These rules apply to all formats, also to those of plug-ins.
 
     Args: labels: int64 or float64 (n,). timestamps: int64 (n,), or one for all; seconds since 1970.
     """
     times = np.asarray(timestamps)
     beyond = (times < FIRST_SECOND) | (times > LAST_SECOND)
     found = {
-        at: f"its time {second} lies beyond the years 1 to 9999 in seconds since 1970"
+        at: f"its time {second} is beyond the years 1 to 9999 in seconds since 1970"
         for at, second in _marked(times, beyond, len(labels))
     }
     for at in np.flatnonzero(~np.isfinite(labels)).tolist() if labels.dtype.kind == "f" else ():
-        found[at] = f"the label {labels[at]} is no finite number"
+        found[at] = f"the label {labels[at]} is not a finite number"
     for at in np.flatnonzero(~has_label(labels)).tolist() if labels.dtype.kind != "f" else ():
         found[at] = f"the label {labels[at]} means that a sample has none; labels are larger"
     return found
@@ -352,9 +377,9 @@ def refused_samples(labels: LabelArray, timestamps: Int64Array | int) -> dict[in
 def future_samples(
     timestamps: Int64Array | int, num_samples: int, tolerance_s: float | None, *, are_digits: bool
 ) -> dict[int, str]:
-    """Position → why the sample is not taken now: it lies further in the future than `tolerance_s`; None: none does.
+    """Return position → reason for samples that are refused now, because they are more than `tolerance_s` in the future; None: no sample is refused.
 
-    Args: timestamps: int64 (n,), or one for all; seconds since 1970. are_digits: they may be digits that another `timestamp_format` reads.
+    Args: timestamps: int64 (n,), or one for all; seconds since 1970. are_digits: the timestamps may be digits that another `timestamp_format` reads.
     """
     if tolerance_s is None:
         return {}
@@ -364,7 +389,7 @@ def future_samples(
 
 
 def _marked(times: Int64Array, marks: BoolArray, num_samples: int) -> list[tuple[int, int]]:
-    """Return (position, time) of the samples that are marked. Args: times, marks: (num_samples,), or () where one is for all."""
+    """Return (position, time) of the samples for which `marks` is true. Args: times, marks: (num_samples,), or () for one value of all samples."""
     if not marks.any():
         return []
     found = np.flatnonzero(np.broadcast_to(marks, num_samples))
@@ -372,11 +397,13 @@ def _marked(times: Int64Array, marks: BoolArray, num_samples: int) -> list[tuple
 
 
 def _why_late(timestamp: int, tolerance_s: float, *, advises: bool) -> str:
-    """Args: advises: whether to look for other spellings of the number, which takes some microseconds."""
+    """Return the reason against a time in the future. Args: advises: whether to look for other meanings of the number, which takes some
+    microseconds.
+    """
     shown = f", at {show_time(timestamp)}" if FIRST_SECOND <= timestamp <= LAST_SECOND else ""
     other = TimeFormat().advice_for(str(timestamp)) if advises else ""
     written = f"; if it is written as {timestamp}, {other}" if other else ""
     return (
-        f"its time lies more than {tolerance_s:g} s in the future{shown}; correct it{written}; a time that is meant needs a larger "
+        f"its time is more than {tolerance_s:g} s in the future{shown}; correct it{written}; a time that is meant needs a larger "
         "storage.future_tolerance_s in the system file"
     )

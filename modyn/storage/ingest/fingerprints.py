@@ -1,4 +1,4 @@
-"""What tells later whether the indexed bytes of a file are the same: fingerprints, and checksums of all and of the last ones."""
+"""Proofs that the indexed bytes of a file are unchanged: fingerprints, and checksums of all and of the last bytes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ if TYPE_CHECKING:
     from modyn.storage.files.object_file import ObjectFile
 
 _FINGERPRINT_BYTES = 1 << 16
-"""Bytes of each end of the file that a fingerprint reads."""
+"""Number of bytes that a fingerprint reads at each end of the file."""
 _FINGERPRINT_BLOCKS, _FINGERPRINT_BLOCK_BYTES = 64, 1 << 12
-"""Blocks between the ends that a fingerprint reads, evenly spread, and their size."""
+"""Number of evenly spaced blocks that a fingerprint reads between the two ends of the file, and bytes of each block."""
 _TAIL_BYTES = 1 << 12
-"""Bytes at the end of a file whose CRC-32 is `FileRow.tail`. The C++ core reads as many (`checksum_of_tail`)."""
+"""Bytes at the end of a file whose CRC-32 is `FileRow.tail`. The C++ core reads the same number (`checksum_of_tail`)."""
 _READ_BYTES = 1 << 20
 """Bytes that are read at once where a whole file is read."""
 
 
 def fingerprint(folder: FileSystem, path: str, num_bytes: int, version: IndexedVersion | None = None) -> str:
-    """Hash the first `num_bytes` bytes of a file: all of them, or of many bytes the first and the last 64 KiB and 64 blocks of 4 KiB between.
+    """Hash the first `num_bytes` bytes of a file: all of them if they are few. Otherwise hash the first and last 64 KiB, and 64 blocks of 4 KiB
+    between.
 
-    Args: path: full path. version: of an object, the one that is read.
+    Args: path: full path. version: version of an object to read.
     Raises: DataError, UnavailableError.
     """
     ranges = [(start, start + size) for start, size in _fingerprint_parts(num_bytes)]
@@ -39,6 +40,7 @@ def fingerprint(folder: FileSystem, path: str, num_bytes: int, version: IndexedV
 
 def fingerprint_of(file: pa.NativeFile | ObjectFile, num_bytes: int) -> str:
     """Compute the `fingerprint` of an open file. Raises: OSError."""
+    # The number of bytes is part of the hash, because the parts that are read may be equal for two sizes, as in a file of zeros.
     digest = hashlib.sha256(num_bytes.to_bytes(8, "little"))
     for start, size in _fingerprint_parts(num_bytes):
         digest.update(file.read_at(size, start))
@@ -46,7 +48,7 @@ def fingerprint_of(file: pa.NativeFile | ObjectFile, num_bytes: int) -> str:
 
 
 def _fingerprint_parts(num_bytes: int) -> list[tuple[int, int]]:
-    """First bytes and sizes of what a fingerprint is made of."""
+    """Return the first bytes and the sizes of the parts that a fingerprint reads."""
     ends, blocks = 2 * _FINGERPRINT_BYTES, _FINGERPRINT_BLOCKS * _FINGERPRINT_BLOCK_BYTES
     parts = [(0, num_bytes)]
     if num_bytes > ends + blocks:
@@ -59,9 +61,9 @@ def _fingerprint_parts(num_bytes: int) -> list[tuple[int, int]]:
 
 
 def tail_of(folder: FileSystem, file_format: FileFormat, seen: SeenFile) -> int:
-    """Find `FileRow.tail` of the file `seen`: of one that can grow the CRC-32 of its last bytes, else the tag of its version.
+    """Return `FileRow.tail` of the file `seen`: the CRC-32 of its last bytes if the file can grow, else the tag of its version.
 
-    Raises: DataError, UnavailableError: it cannot be read.
+    Raises: DataError, UnavailableError: the file cannot be read.
     """
     if not (file_format.can_grow and folder.appends):
         return seen.tag
@@ -72,9 +74,10 @@ def tail_of(folder: FileSystem, file_format: FileFormat, seen: SeenFile) -> int:
 
 
 def check_unchanged(folder: FileSystem, path: str, indexed: FormatResume, version: IndexedVersion | None = None) -> None:
-    """Compare the indexed bytes of `path`, of an object in this `version`, with their fingerprint.
+    """Check that the indexed bytes of `path` still match their fingerprint.
 
-    Raises DataError if they are missing, different or not readable.
+    Args: version: version of an object to read.
+    Raises: DataError: the bytes are missing, different or not readable.
     """
     ranges = [(start, start + size) for start, size in _fingerprint_parts(indexed.end)]
     with folder.reading(path), folder.open(path, version, ranges if version and version.size >= indexed.end else ()) as file:
@@ -85,12 +88,13 @@ def check_unchanged(folder: FileSystem, path: str, indexed: FormatResume, versio
 
 
 def compared_checksum(folder: FileSystem, path: str, known: Checksum, num_bytes: int) -> Checksum:
-    """Compute the checksum of the first `num_bytes` bytes of `path`, a file of this machine; `known` is that of them or of fewer.
-
-    With plain reads, whose pages the kernel gives up first. Raises DataError if the bytes are missing, not those of `known`, or not readable.
+    """Compute the checksum of the first `num_bytes` bytes of `path`, a file of this machine, and compare it with `known`, the checksum of the same or
+    fewer bytes. The function uses plain reads; the kernel frees the pages of such reads first. Raises DataError if the bytes are missing, not those
+    of `known`, or not readable.
     """
     crc32 = at = 0
     with folder.reading(path), folder.open(path) as file:
+        # The CRC of the known bytes is computed on the way to that of all bytes, so the file is read once.
         for end in (known.num_bytes, num_bytes):
             while at < end and (data := file.read(min(end - at, _READ_BYTES))):
                 crc32, at = zlib.crc32(data, crc32), at + len(data)
@@ -100,8 +104,8 @@ def compared_checksum(folder: FileSystem, path: str, known: Checksum, num_bytes:
 
 
 def _rewritten(path: str, indexed_end: int, size: int) -> DataError:
-    """The error of a file whose first `indexed_end` bytes are not as they were. size: that it has now."""
+    """Return the error for a file whose first `indexed_end` bytes have changed. size: present size."""
     cut = f"cut: {indexed_end} bytes of it are indexed, it has {size} now. Samples in it can no longer be read"
     other = f"rewritten: its first {indexed_end} bytes, which are indexed, are not the same any more"
     what = cut if size < indexed_end else other
-    return DataError(f"{path} was {what}. Restore the file, or take what it holds now with `modyn data reindex`")
+    return DataError(f"{path} was {what}. Restore the file, or index what it contains now with `modyn data reindex`")

@@ -1,4 +1,4 @@
-"""Where formats index files: those of our own code here, the others in processes of bounded memory and time."""
+"""Runs formats: the formats of Modyn in this process, and formats of plug-ins in processes of bounded memory and time."""
 
 from __future__ import annotations
 
@@ -28,23 +28,24 @@ if TYPE_CHECKING:
     from modyn.workers.bounded_process import AnswerError, BoundedProcess, EndedError
 
 PRELOAD: Final = ("modyn.storage.ingest.format_runner", "modyn.storage.formats.parquet", "modyn.storage.formats.json_lines")
-"""Modules of the process that the others are forked from."""
+"""Modules that the fork server imports."""
 FILES_TOGETHER: Final = 256
-"""Most files of one sample that a process is asked for with one request, which is bounded in time and may fail as a whole."""
+"""Largest number of files of one sample in one request to a process. A request has a time limit, and an error of a request concerns all of its files.
+"""
 SERVER_IDLE_S: Final = 60.0
-"""How long it waits for a process to fork, before it ends."""
+"""Seconds without a request after which the forking process ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexingBounds:
-    """Of a process that indexes: bytes of memory, and seconds until the next samples of a file, or until the answer for files of one sample."""
+    """Bounds of a process that indexes. timeout_s: seconds until the next samples of a file, or until the answer for files of one sample each."""
 
     memory_bytes: int = 1 << 32
     timeout_s: float = 300.0
 
 
 class FormatRunner:
-    """Indexes files by their formats. Any number of threads at once; each has a process for itself while it indexes files of an isolated format.
+    """Indexes files by their formats. Thread-safe. Each thread has its own process while it indexes files of an isolated format.
 
     Processes are started on demand, serve any dataset, and end when they are idle.
     """
@@ -58,9 +59,9 @@ class FormatRunner:
         self._closed = False
 
     def index(self, file_format: FileFormat, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
-        """As `FileFormat.index`.
+        """See `FileFormat.index`.
 
-        Raises: DataError, of an isolated format also for a file that makes its process crash or exceed its bounds. UnusableNowError: the process
+        Raises: DataError; for an isolated format, also if the file makes its process crash or exceed its bounds. UnusableNowError: the process
         ended for another reason. UnavailableError: storage stops.
         """
         if file_format.isolated:
@@ -74,8 +75,8 @@ class FormatRunner:
     ) -> Iterator[Iterator[IndexedSamples]]:
         """Index files of an isolated format with one request, which costs less than one for each.
 
-        Yields: for each of `files`, in order, what `index` yields. One that raises, or is not read to its end before the next one is asked for,
-        affects no other.
+        Yields: for each of `files`, in order, what `index` yields. A file that raises, or whose samples are not read to the end, does not affect the
+        others.
         """
         from modyn.workers.bounded_process import AnswerError, EndedError
 
@@ -89,12 +90,14 @@ class FormatRunner:
                 yield iter(file)
                 is_read = file.is_read
             if is_read:
-                # Read that no more follow, so that the process is free. One that has just died has answered all the same.
+                # Read the end mark, so that the process is free. A process that has just died has answered as well.
                 with suppress(EndedError, AnswerError):
                     next(answers, None)
 
     def schema_in(self, file_format: FileFormat, path: str) -> DatasetSchema | None:
-        """Return `FileFormat.schema_in` of a file of this machine; None also where its beginning cannot be read: `index` says why."""
+        """Return `FileFormat.schema_in` of a file of this machine. If the beginning of the file cannot be read, return None; `index` reports the
+        reason.
+        """
         from modyn.workers.bounded_process import AnswerError, EndedError
 
         request = _Request(pickle.dumps(file_format), ((path, None),), only_schema=True)
@@ -105,10 +108,10 @@ class FormatRunner:
         return answer.found if isinstance(answer.found, DatasetSchema) else None
 
     def index_files(self, file_format: WholeFileFormat, paths: Sequence[str], num_apart: int = 0) -> IndexedFiles:
-        """As `WholeFileFormat.index_files`. Files that an isolated format fails to index together are indexed one by one, for a bounded time: once
-        requests that failed have taken twice what one may take, the files that are left are to be tried again.
+        """See `WholeFileFormat.index_files`. If an isolated format fails to index files together, they are indexed one by one, for a bounded time.
+        When failed requests have taken twice the limit of one request, the remaining files are left for a later attempt.
 
-        Args: num_apart: the last ones of `paths`, of which each has failed alone before (FailedAloneError): none is asked for with others.
+        Args: num_apart: number of files at the end of `paths` that have failed alone before (FailedAloneError); each is requested separately.
         Raises: UnavailableError.
         """
         from modyn.workers.bounded_process import AnswerError, EndedError
@@ -129,9 +132,9 @@ class FormatRunner:
             try:
                 parts.append(self._index_together(file_format, some))
             except (DataError, AnswerError, EndedError) as error:
-                # At most its bound: the start of a process is no time that a file took.
+                # At most the time limit of a request counts, because the start of a process is not the fault of a file.
                 lost_s += min(time.monotonic() - begun, self._bounds.timeout_s)
-                # What the machine lacks, it lacks for each of them. All else may be of one file.
+                # A lack of memory or processes affects all files. Other failures may be due to one file.
                 if len(some) > 1 and not (isinstance(error, EndedError) and error.by_machine):
                     left.extendleft([path] for path in reversed(some))
                 else:
@@ -139,7 +142,7 @@ class FormatRunner:
         return _joined(parts)
 
     def _index_together(self, file_format: WholeFileFormat, paths: Sequence[str]) -> IndexedFiles:
-        """Index files with one request. Raises: DataError: of the format. AnswerError, EndedError."""
+        """Index files with one request. Raises: DataError: an error of the format. AnswerError, EndedError."""
         request = _Request(pickle.dumps(file_format), tuple((path, None) for path in paths), whole_files=True)
         (answer,) = self._request(request)  # to its end, so that the process is free
         if answer.error is not None:
@@ -150,9 +153,11 @@ class FormatRunner:
     def _error(
         self, file_format: FileFormat, path: str, error: DataError | AnswerError | EndedError, num_samples: int = 0
     ) -> DataError:
-        """The error of a file that was asked for alone, or of each one if the machine is at fault. Raises: UnavailableError: storage stops.
+        """Return the error of the file `path`. The failed request was for this file alone, or failed because of the machine; then each of its files
+        gets an error.
 
-        Args: num_samples: that were found before it.
+        Raises: UnavailableError: storage stops.
+        Args: num_samples: number of samples that were found before the error.
         """
         from modyn.workers.bounded_process import AnswerError
 
@@ -171,11 +176,11 @@ class FormatRunner:
         return self._closed
 
     def close(self) -> None:
-        """End all processes; what is being indexed in them fails with UnavailableError."""
+        """End all processes. Requests that these processes are answering fail with UnavailableError."""
         with self._lock:
             self._closed = True
             idle, busy, self._idle = self._idle, list(self._busy), []
-        for process in busy:  # the threads that wait for them wait for their end, too
+        for process in busy:  # The threads that wait for these processes see their end.
             process.kill()
         for process in idle:
             process.end()
@@ -191,7 +196,7 @@ class FormatRunner:
                     yield answer
                 return
             except EndedError as ended:
-                # Between two files a process ends when it is idle, or because something kills it: another one is asked.
+                # An idle process may have ended between two files; another process then gets the request.
                 if answered or not ended.lost:
                     raise
             finally:
@@ -203,7 +208,7 @@ class FormatRunner:
             self._give_back(process)
 
     def _take(self) -> BoundedProcess | None:
-        """A process that is idle."""
+        """Return a process that is idle, or None."""
         with self._lock:
             self._idle = [process for process in self._idle if not process.has_ended]
             if not self._idle:
@@ -219,7 +224,7 @@ class FormatRunner:
         process = BoundedProcess(f"{__name__}:index_requested", bounds, "indexing", PRELOAD, SERVER_IDLE_S)
         with self._lock:
             self._busy.add(process)
-        if self._closed:  # `close` may not have seen it
+        if self._closed:  # `close` may not have seen the process.
             process.kill()
         return process
 
@@ -233,13 +238,13 @@ class FormatRunner:
 
 
 def format_failed(file_format: FileFormat, path: str, kind: str) -> FailedAloneError:
-    """The error of a file at which the format raised one of class `kind` that is not ours."""
-    # The next version of the format, or more memory, may do: the content is not at fault.
+    """Return the error of a file for which the format raised a foreign error of class `kind`."""
+    # The content may be right: another version of the format, or more memory, may succeed.
     return FailedAloneError(f"{type(file_format).__name__} failed on {path}: {kind}; the log of storage has the details")
 
 
 def _problem(file_format: FileFormat, path: str, ended: EndedError, num_samples: int) -> DataError:
-    """The error of a file in which the process has ended."""
+    """Return the error for a file in which the process has ended."""
     where = f" after its first {num_samples:,} samples" if num_samples else ""
     what = f"{path} cannot be indexed: the process in which {type(file_format).__name__} read it {ended.how}{where}"
     if not ended.by_request:
@@ -259,14 +264,14 @@ def _problem(file_format: FileFormat, path: str, ended: EndedError, num_samples:
 
 
 def _unusable(file_format: WholeFileFormat, errors: Sequence[DataError]) -> IndexedFiles:
-    """Files that all have a problem."""
+    """Return the result for files that all have a problem."""
     none = np.zeros(len(errors), np.int64)
     labels: LabelArray = np.zeros(len(errors), np.float64) if file_format.float_labels else none
     return IndexedFiles(none, labels, none, dict(enumerate(errors)), none)
 
 
 def _joined(parts: Sequence[IndexedFiles]) -> IndexedFiles:
-    """What was found in files, some with each part."""
+    """Join the results of several requests, in order."""
     lengths, labels, timestamps = (
         np.concatenate([getattr(part, name) for part in parts]) for name in ("lengths", "labels", "timestamps")
     )
@@ -277,7 +282,7 @@ def _joined(parts: Sequence[IndexedFiles]) -> IndexedFiles:
 
 
 class _FileAnswers:
-    """The part of the answers of a process that is about one file."""
+    """The answers of a process about one file."""
 
     def __init__(self, runner: FormatRunner, file_format: FileFormat, path: str, answers: Iterator[_Indexed]) -> None:
         self._runner, self._format, self._path, self._answers = runner, file_format, path, answers
@@ -285,7 +290,7 @@ class _FileAnswers:
         """is_read: whether the answers about the next file follow."""
 
     def __iter__(self) -> Iterator[IndexedSamples]:
-        """What was found. Raises as `FormatRunner.index`."""
+        """Yield the samples that were found in the file. Raises as `FormatRunner.index`."""
         from modyn.workers.bounded_process import AnswerError, EndedError
 
         try:
@@ -308,7 +313,8 @@ class _FileAnswers:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """file_format: pickled. whole_files: that are asked for together. only_schema: which one file would decide."""
+    """A request to a process. file_format: the pickled format. whole_files: whether the files have one sample each and are indexed together.
+    only_schema: whether the answer is only the schema that the first file would decide."""
 
     file_format: bytes
     files: tuple[tuple[str, FormatResume | None], ...]
@@ -318,8 +324,8 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """Samples. `found` lacks what the asking process knows: pickling takes time. rows: in place of the offsets, if they are consecutive numbers, as
-    rows of row groups are. as_asked: the schema is that of the format that was asked."""
+    """Samples. To save pickling time, `found` omits values that the requesting process knows. rows: replaces consecutive offsets, such as rows of row
+    groups. as_asked: whether the schema is that of the requested format."""
 
     found: IndexedSamples
     rows: tuple[int, int] | None
@@ -339,7 +345,9 @@ class _Packed:
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
-    """The error of a format: its class by its reason, or the one that says nothing of the content."""
+    """The error of a format. `reason` gives its class. is_unrelated: the error is unrelated to the content of the file, so it is raised as
+    UnusableNowError.
+    """
 
     reason: str
     message: str
@@ -352,7 +360,7 @@ class _Refused:
 
 @dataclass(frozen=True, slots=True)
 class _Indexed:
-    """is_last: of one file, or of files that were asked for together."""
+    """An item of an answer. is_last: whether it is the last item about a file, or about files that were requested together."""
 
     found: _Packed | IndexedFiles | DatasetSchema | None = None
     is_last: bool = False
@@ -360,7 +368,7 @@ class _Indexed:
 
 
 def index_requested(request: _Request) -> Iterator[_Indexed]:
-    """Index what is asked, in the process."""
+    """Answer a request, in the process that indexes."""
     file_format = _unpickled(request.file_format)
     if request.whole_files:
         assert isinstance(file_format, WholeFileFormat)
@@ -379,7 +387,8 @@ def _schema_in(file_format: FileFormat, path: str) -> Iterator[DatasetSchema]:
 
 
 def _with_end_marked(found: Iterator[_Packed | IndexedFiles | DatasetSchema]) -> Iterator[_Indexed]:
-    """The same, the last one marked; an error of ours is one, too, after what was found before it: a reader may need no more than that."""
+    """Yield the same items, the last one with `is_last`. An error of `modyn.errors` becomes an item after the samples that were found before the
+    error, because the consumer may need only these samples."""
     now = None
     try:
         for following in found:

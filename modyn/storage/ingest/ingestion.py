@@ -1,6 +1,6 @@
-"""Ingestion: new files of a dataset's folder become samples, exactly once, whatever process is killed or ingests at the same time.
+"""Ingestion: new files of a dataset's folder become samples, exactly once, even if processes are killed or ingest at the same time.
 
-Order of work: take the locks, list the folder, compare it with what is indexed, index, write segments, commit.
+Order of work: take the locks, list the folder, compare the listing with the indexed files, index, write segments, commit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from modyn.storage.ingest.file_indexer import (
     watching,
 )
 from modyn.storage.ingest.fingerprints import tail_of
-from modyn.storage.ingest.locks import locked
+from modyn.storage.ingest.locks import hold_dataset
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.problems import FOLDER, ProblemReporter
 from modyn.storage.ingest.schema_decision import SchemaDecision
@@ -48,11 +48,11 @@ from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 SAMPLES_INGESTED = Counter("modyn_storage_samples_ingested_total", "Samples that were indexed", ["dataset"])
 
 _ATTEMPTS = 3
-"""Not a policy of `rpc/retry.py`, which waits for a service that does not answer. A ConflictError is the answer of a database that can be
-used: there is nothing to wait for but the locks, and each attempt begins with the state that the other process committed."""
+"""Attempts of a commit. `rpc/retry.py` is not used, because it waits for a service that does not answer. A ConflictError is an answer of the
+database. Therefore an attempt waits only for locks, and begins with the state that the other process committed."""
 
 RESCAN_S = 30.0
-"""A watched folder in which nothing happens is scanned so often all the same: for what another process has committed."""
+"""Seconds between two scans of a quiet watched folder, by which this process sees changes that another process has committed."""
 
 OnProgress = Callable[[IngestProgress], None]
 
@@ -69,18 +69,19 @@ def ingest(
     """Index all new files of the dataset's folder.
 
     Args:
-        roots: folders that files may lie in.
-        num_threads: that index files.
-        patient: wait for other ingestions and for files that are still being written; otherwise both are left to the next call.
-        on_progress: receives the counts so far, from this thread.
-        sleep: waits so many seconds between two scans for files that are being written.
+        roots: folders that may contain the files.
+        num_threads: number of threads that index files.
+        patient: wait for other ingestions and for files that are still being written. Otherwise the call returns at once if another ingestion runs,
+        and leaves files that are being written to the next call. on_progress: receives the counts so far, from this thread.
+        sleep: waits the given seconds between two scans for files that are being written.
     Raises: NotFoundError: there is no such folder. UnavailableError: the database or the disk cannot be used.
     """
     if not patient and _is_quiet(dataset):
         return IngestProgress(finished=True)
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            with locked(dataset, patient=patient) as held:
+            with hold_dataset(dataset, patient=patient) as held:
+                # Only an impatient call comes here: another ingestion runs, which indexes the same files.
                 if not held:
                     return IngestProgress(finished=True)
                 dataset.refresh()
@@ -95,7 +96,7 @@ def ingest(
 
 
 def _is_quiet(dataset: OpenDataset) -> bool:
-    """Whether a scan would find nothing to do, so that it need not ask the database for its lock."""
+    """Whether a scan would find nothing to do. Then the scan is left out, and no lock of the database is taken."""
     if time.monotonic() >= dataset.scan_by or dataset.problems or dataset.in_doubt or not dataset.writing.acquire(blocking=False):
         return False
     try:
@@ -105,6 +106,8 @@ def _is_quiet(dataset: OpenDataset) -> bool:
 
 
 class _Ingestion:
+    """One ingestion of a dataset, under its locks."""
+
     def __init__(self, dataset: OpenDataset, roots: Roots, num_threads: int, on_progress: OnProgress) -> None:
         self._dataset, self._format, self._files = dataset, dataset.format, dataset.filesystem
         self._roots, self._num_threads, self._on_progress = roots, num_threads, on_progress
@@ -113,7 +116,7 @@ class _Ingestion:
         self._problems = ProblemReporter(dataset, self._writer, lambda: self._count(problems=1))
         self._progress = IngestProgress()
         self._num_changed = 0
-        """Files that the last scan left for the next one, because they changed while they were indexed."""
+        """Number of files that changed while they were indexed, and were left for the next scan."""
         self._copies = CopyKeeper(dataset, self._problems)
         self._last_row_wait_s: float = getattr(dataset.format.config, "last_row_wait_s", 0.0)
 
@@ -122,14 +125,15 @@ class _Ingestion:
         give_up = time.monotonic() + 10 * stability.settle_s + 1
         self._scan(retry_all=patient)
         while patient and (stability.num_unstable or self._num_changed) and time.monotonic() <= give_up:
-            sleep(max(0.02, stability.settle_s / 4))  # Nothing reports that a file rests; `give_up` bounds the wait.
+            # No event reports that a file is stable, so this polls; `give_up` bounds the wait.
+            sleep(max(0.02, stability.settle_s / 4))
             self._scan(retry_all=False)
         self._writer.merge()
         self._report_progress(finished=True)
         return self._progress
 
     def _scan(self, retry_all: bool) -> None:
-        """Scan the folder once and index what is new. `retry_all`: also files that were set aside and did not change."""
+        """Scan the folder once, and index new data. Args: retry_all: also try files that were set aside and did not change."""
         try:
             names, complete = self._format.names(), retry_all or not self._dataset.row.config.watch
             listing = self._files.list_files(names, self._roots, self._dataset.files, complete=complete)
@@ -154,10 +158,11 @@ class _Ingestion:
             self._index_files(self._jobs(ready))
         self._flush()
         self._copies.keep_needed(mend=retry_all)
+        self._flush()
         self._dataset.retries.keep_only(self._dataset.problems)
 
     def _refuse_repeated(self, paths: list[str]) -> None:
-        """A file that is listed twice would be indexed twice."""
+        """Refuse a file that is listed twice, because it would be indexed twice."""
         if len(set(paths)) < len(paths):
             repeated = next(path for path, following in itertools.pairwise(sorted(paths)) if path == following)
             raise AssertionError(
@@ -168,7 +173,7 @@ class _Ingestion:
     # Files of many samples
 
     def _jobs(self, ready: SeenFiles) -> Iterator[FileJob]:
-        """A job for each file that is new or grew, made one at a time: there may be many."""
+        """Yield a job for each new or grown file. Each job is made when it is needed, because there may be many."""
         for seen in ready:
             if self._dataset.files.id_of(seen.path) is None:
                 if not self._copies.refuse_repeated(seen):
@@ -184,7 +189,7 @@ class _Ingestion:
         return FileJob(self._files, self._format, seen, row, dataset.limits, skipped, dataset.runner, *last_row, dataset.unpacked)
 
     def _recheck(self, seen: SeenFile) -> FileJob | None:
-        """Record what became of an indexed file whose size or time is another; a job if samples were appended to it."""
+        """Record the new state of an indexed file whose size or time has changed. Returns a job if samples were appended."""
         file_id = self._dataset.files.id_of(seen.path)
         assert file_id is not None
         known = self._dataset.catalogue.checked_file(self._dataset.row.id, file_id)
@@ -196,7 +201,7 @@ class _Ingestion:
                 tail = tail_of(self._files, self._format, seen)
                 if self._format.is_packed(seen.path) and (row.size, row.tail) != (seen.size, tail):
                     job = self._job(seen, row)
-                    job.begin()  # Compares what the file unpacks to now.
+                    job.begin()  # Compares the present unpacked content.
                 elif not self._format.is_packed(seen.path):
                     check_known_file(self._dataset, known, seen)
         except ChangedError:
@@ -214,15 +219,16 @@ class _Ingestion:
         return None
 
     def _index_files(self, jobs: Iterator[FileJob]) -> None:
-        """Index files by several threads, and add them in their order."""
+        """Index files with several threads, and add their samples in the order of the files."""
         queue = JobQueue(jobs, together=self._format.isolated and isinstance(self._files, LocalFiles))
         held = self._dataset.limits.held_samples
         with ThreadPoolExecutor(self._num_threads, thread_name_prefix="index") as pool:
             running = deque[tuple[list[FileJob], Future[list[Found | DataError | ChangedError]]]]()
             try:
                 while True:
+                    # Two groups for each thread, so that no thread waits for the writer.
                     while len(running) < (2 * self._num_threads if self._schema.is_expected else 1) and (group := queue.take()):
-                        # Others are read meanwhile by the schema that the first one is about to decide, if that is known.
+                        # Other files are read meanwhile with the schema that the first file is about to decide, if this schema is known.
                         if self._schema.is_open and not running and not self._schema.expect(group[0]):
                             queue.put_back([group[1:]])
                             group = group[:1]
@@ -238,7 +244,7 @@ class _Ingestion:
                         if self._writer.is_due():
                             self._flush()
                         if self._schema.is_open:
-                            # It is refused, and decides nothing: the others are read again, as if it were not there.
+                            # The first file is refused and decides nothing, so the other files are read again.
                             for _, other in running:
                                 other.cancel()
                             read = [group[number : len(some)], *(others for others, _ in running)]
@@ -246,7 +252,7 @@ class _Ingestion:
                             running.clear()
                             break
             finally:
-                # So that the end of the block waits only for the files that are being read, and for none that has not been begun.
+                # The end of the block then waits only for files that are being read.
                 for _, future in running:
                     future.cancel()
 
@@ -258,7 +264,7 @@ class _Ingestion:
             chunks, rest = found
             file_id = self._add_samples(job, chunks, rest)
         except (DataError, ChangedError) as error:
-            # A small file is refused as a whole. A large one is alone in the writer since the last flush.
+            # A small file is refused as a whole. A large file is the only one in the writer since the last flush.
             if rest is not None:
                 self._writer.discard()
             if isinstance(error, ChangedError):
@@ -267,7 +273,8 @@ class _Ingestion:
                 self._problems.set_aside(job.seen, error)
             return
         if job.unended and job.row is None and not job.indexed.num_samples and not job.skipped:
-            self._problems.leave_unended(job, self._last_row_wait_s)  # Nothing of it is indexed, and it may go.
+            # Nothing of the file is indexed, so it may still be removed.
+            self._problems.leave_unended(job, self._last_row_wait_s)
             return
         self._writer.complete(job.indexed_row(file_id), job.skipped)
         self._schema.note(job)
@@ -279,7 +286,8 @@ class _Ingestion:
             self._flush()
 
     def _add_samples(self, job: FileJob, chunks: Sequence[IndexedSamples], rest: Iterator[IndexedSamples] | None) -> int:
-        """Give the writer the samples of a file; segments of a large one are written as they fill and become visible when all of it was good.
+        """Give the writer the samples of a file. Segments of a large file are written when they are full, and become visible when the whole file is
+        known to be valid.
 
         Returns: the id of the file.
         """
@@ -300,20 +308,20 @@ class _Ingestion:
                 self._report_progress(samples_indexed=before + num_samples)
             self._times.check(path, job.times)
         finally:
-            # They count when they are committed.
+            # The samples become visible with the commit.
             self._progress = replace(self._progress, samples_indexed=before)
         return file_id
 
     # Files of one sample
 
     def _index_whole_files(self, file_format: WholeFileFormat, ready: SeenFiles) -> None:
-        """Index new files in groups: another thread indexes one group while the group before it is added and committed."""
+        """Index new files in groups: a second thread indexes one group while the previous group is added and committed."""
         ids = self._dataset.files.ids(ready.paths)
         is_due = ids < 0
         for position in np.flatnonzero(ids >= 0).tolist():
             is_due[position] = self._recheck(ready[position]) is not None  # nothing of it is indexed
         files = ready.take(np.flatnonzero(is_due))
-        # Last: what such a file waits for, or what it breaks, is to hinder no other.
+        # These files come last, so that a wait or a crash that they cause affects no other file.
         is_apart = np.array([self._dataset.retries.is_apart(path) for path in files.paths], np.bool_)
         files = files.take(np.argsort(is_apart, kind="stable"))
         num_together = len(files) - int(is_apart.sum())

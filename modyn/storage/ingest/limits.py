@@ -13,23 +13,23 @@ class IngestLimits:
     """Bounds of memory and waiting of one ingestion."""
 
     held_samples: int = CHUNK_ROWS
-    """A file with more samples is not held in memory: its segments are written as they fill."""
+    """Largest number of samples of one file that are held in memory. The segments of a larger file are written as they fill."""
     segment_rows: int = SEGMENT_ROWS
-    """Most samples of a segment."""
+    """Largest number of samples of a segment."""
     growing_bytes: int = 16 << 20
-    """Files of this size or more may be appended to while they are indexed, which may take longer than the pauses between appends: waiting for
-    a pause could last for ever."""
+    """Files of this size or more may grow while they are indexed. To index such a file may take longer than the pauses between two appends, so an
+    ingestion that waits for a pause could wait forever."""
     files_at_once: int = 1 << 14
-    """Files of one sample that are indexed with one call: bounds what is held of them beside the listing."""
+    """Number of files of one sample that are indexed with one call. This number bounds the memory that the files need in addition to the listing."""
     flush_files: int = 1 << 15
-    """New files that are committed together: bounds what is held of them, and the database works while the next ones are read."""
+    """Number of new files that are committed together. This number bounds their memory. The database commits them while the next files are read."""
     flush_s: float = 1.0
-    """Samples of complete files wait for at most so long for others to share their segment."""
+    """Seconds for which samples of complete files wait for others to share their segment."""
     merge_run: int = 16
-    """Neighbouring segments of about one size that become one: a sample is rewritten once per factor of 16, five times at most."""
+    """Number of neighbouring segments of about one size that are merged. A sample is rewritten once for each factor of 16, at most five times."""
     lock_wait_s: float = 600.0
-    """How long an ingestion on request waits for another one of the same dataset."""
+    """Seconds for which an ingestion on request waits for another one of the same dataset."""
     unpacked_bytes: int = 1 << 36
-    """Most bytes of unpacked copies of compressed files."""
+    """Largest number of bytes of unpacked copies of compressed files."""
     future_tolerance_s: float | None = None
-    """Samples that lie further in the future are not taken; None: they are."""
+    """Seconds in the future beyond which samples are refused; None: no bound."""

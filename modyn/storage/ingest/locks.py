@@ -10,12 +10,13 @@ from modyn.storage.ingest.open_dataset import OpenDataset
 
 
 @contextmanager
-def locked(dataset: OpenDataset, *, patient: bool = True) -> Iterator[bool]:
-    """Hold the right to change the dataset: `dataset.writing` among threads, then the database's advisory lock among processes.
+def hold_dataset(dataset: OpenDataset, *, patient: bool = True) -> Iterator[bool]:
+    """Hold the right to change the dataset during the block: first the lock `dataset.writing`, which excludes other threads, then the advisory lock
+    of the database, which excludes other processes.
 
     Args: patient: wait for others, at most `limits.lock_wait_s` for each of the two locks.
-    Yields: False if another ingestion holds it and `patient` is False.
-    Raises: UnavailableError: it is held for longer.
+    Yields: False if another ingestion holds the right and `patient` is False.
+    Raises: UnavailableError: another ingestion holds the right for longer.
     """
     wait_s = dataset.limits.lock_wait_s
     if not dataset.writing.acquire(timeout=wait_s if patient else 0.0):
@@ -24,6 +25,7 @@ def locked(dataset: OpenDataset, *, patient: bool = True) -> Iterator[bool]:
         yield False
         return
     try:
+        # Only the thread with the first lock waits for the second one, so that this wait takes one connection for each dataset.
         with dataset.catalogue.database.advisory_lock(f"dataset/{dataset.row.id}", wait_s if patient else 0.0) as held:
             if patient and not held:
                 raise UnavailableError(f"another process has been ingesting dataset '{dataset.name}' for {wait_s:.0f} s")

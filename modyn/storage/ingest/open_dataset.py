@@ -1,6 +1,5 @@
-"""One registered dataset as the service holds it: its state in the catalogue, its publication, and the one way to change both.
-
-A change is committed to the catalogue first and published then. Every read, in this process and in others, sees the publication.
+"""One registered dataset in the service: its state in the catalogue and its publication. All changes of both go through this object. A change is
+first committed to the catalogue and then published. Every read, in this process and in others, sees the publication.
 """
 
 from __future__ import annotations
@@ -8,7 +7,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +17,8 @@ import numpy as np
 from modyn.atomic_write import TEMPORARY_SUFFIX, make_folder
 from modyn.config.dataset import DatasetConfig
 from modyn.errors import CorruptStateError, InvalidArgumentError, ModynError, NotFoundError
+from modyn.keep_limits import set_aside
 from modyn.records import Int64Array, LabelArray, SampleBatch
-from modyn.retention import set_aside
 from modyn.rpc.logs import get_logger
 from modyn.storage.catalogue.catalogue import Catalogue, Change, Contents, DatasetRow
 from modyn.storage.files.file_system import UNPACKED
@@ -32,7 +31,6 @@ from modyn.storage.index.tombstones import Tombstones
 from modyn.storage.ingest.format_runner import FormatRunner
 from modyn.storage.ingest.limits import IngestLimits
 from modyn.storage.ingest.publisher import Publisher
-from modyn.storage.ingest.retry_schedule import RetrySchedule
 from modyn.storage.model.file_table import FileTable
 from modyn.storage.model.records import AppendedRecord, DatasetInfo, FileProblem, LateLabelBatch, located
 from modyn.storage.model.schema import DatasetSchema
@@ -43,13 +41,13 @@ from modyn.storage.read.scrub import scrub
 from modyn.storage.read.snapshot import DatasetSnapshot, PublishedDataset
 
 QUARANTINE = "quarantine"
-"""Folder of segments that no catalogue row named, below that of the dataset."""
+"""Name of the folder, in the dataset's folder, for segments that the catalogue does not know."""
 
 
 class OpenDataset:
     """A registered dataset. `folder` holds its segments, its tombstones and its publication.
 
-    Args: readers, runner: what its files are read and indexed with, which all datasets share.
+    Args: readers, runner: the objects that read and index the dataset's files. All datasets share these objects.
     """
 
     def __init__(
@@ -69,26 +67,28 @@ class OpenDataset:
         self.retries = RetrySchedule()
         self.limits = IngestLimits()
         self.writing = threading.Lock()
-        """Held by the ingestion of this process; the advisory lock of the database excludes other processes."""
+        """Lock that the ingestion of this process holds. The advisory lock of the database excludes other processes."""
         self.scan_by = 0.0
-        """When the folder is scanned although it is quiet, on the monotonic clock."""
+        """Time of the next scan of a quiet folder, on the monotonic clock."""
         self.in_doubt = True
-        """The folder may hold segments that the catalogue does not know, or the catalogue may be ahead of this object or of the publication."""
+        """Whether the folder may contain segments that the catalogue does not know, or this object or the publication may be older than the
+        catalogue."""
         self._arrived = threading.Condition()
-        """Wakes the streams of new samples: a publication changed, a client left, or the dataset was closed."""
+        """Wakes the streams of new samples when a publication has changed, a client has left, or the dataset was closed."""
         self._deleting = threading.Lock()
         """Keeps the temporary file of a deletion from being swept."""
         self.damaged: list[FileProblem] = []
-        """Files of the index that are known to be damaged, missing or unreadable; replaced as a whole."""
+        """Files of the index that are known to be damaged, missing or unreadable. A change assigns a new list; the old list is never changed."""
         self._damage_lock = threading.Lock()
-        """Makes changes of `damaged` one at a time: scrubs and the ingestion find damage."""
+        """Lets one change of `damaged` run at a time, because scrubs and the ingestion find damage."""
         self.closed: ModynError | None = None
         """The error that ends streams of new samples, once the dataset is closed."""
         make_folder(folder)
         self._labelling = threading.Lock()
-        """Lets one thread at a time look which labels are there and add to them."""
+        """Lets one thread at a time read the existing labels and add new ones."""
         self._publishing = threading.Lock()
-        """Orders publications: deletions are published without the locks of the writers, for which they would wait until an ingestion ends."""
+        """Lets one publication run at a time. Deletions are published without the locks of the writers, because with these locks they would wait for
+        the end of an ingestion."""
         published = last_published(folder)
         self._tombstones = Tombstones.open(folder / TOMBSTONES, published.num_deleted if published is not None else 0)
         self._tombstones.announce()
@@ -99,30 +99,30 @@ class OpenDataset:
         self.proof = Proof(folder)
         self.unpacked = UnpackedCopies(folder / UNPACKED)
         self.has_outdated_copies = True
-        """There may be unpacked copies that no file needs."""
+        """Whether there may be unpacked copies that no file needs."""
         self._load(contents)
 
     def _load(self, contents: Contents) -> None:
         self.files: FileTable = contents.files
         self.problems: dict[str, str] = dict(contents.problems)
-        """Signature by path."""
+        """Signatures of the problems, by path."""
         self._num_skipped = contents.num_skipped
         self._segment_names = {segment.info.first_key: segment.file_name for segment in contents.segments}
         self._publisher = Publisher(self.folder)
         self.declared_schema: DatasetSchema | None = None
-        """What options say of the schema before a file is indexed."""
+        """The schema that options alone define, before any file is indexed."""
         self._configure(contents.row.config, contents.row.schema)
-        # Last: `refresh` compares its version, and loads again what could not be loaded.
+        # The version is set last: `refresh` compares it, and repeats a failed load.
         self.row: DatasetRow = contents.row
 
     def _configure(self, config: DatasetConfig, schema: DatasetSchema | None) -> None:
-        if config.holds_records:  # They lie in a folder of storage, which alone writes there.
+        if config.holds_records:  # Records are in a folder of storage, and only storage writes there.
             self.filesystem = open_filesystem(located(config, self.folder).base_path)
             self.format = build_format(config.file_wrapper, config.file_wrapper_config, config.timestamp_source)
             return
         self.filesystem = open_filesystem(config.base_path, self._roots)
         self.format = build_format(config.file_wrapper, config.file_wrapper_config, config.timestamp_source)
-        if isinstance(self.filesystem, LocalFiles):  # Objects are indexed by way of copies, which lie elsewhere.
+        if isinstance(self.filesystem, LocalFiles):  # Objects are indexed from copies, which are in another folder.
             self.format.roots = self._roots.folders
         self.declared_schema = self.format.schema
         self.format.schema = schema or self.declared_schema
@@ -136,18 +136,18 @@ class OpenDataset:
 
     @property
     def num_deleted(self) -> int:
-        """Samples that are deleted."""
+        """Number of deleted samples."""
         return len(self._tombstones.keys)
 
     def snapshot(self) -> DatasetSnapshot:
-        """The dataset as all readers see it now. Raises NotFoundError if it was deleted, CorruptStateError, UnavailableError."""
+        """Return the dataset as all readers see it now. Raises NotFoundError if it was deleted, CorruptStateError, UnavailableError."""
         try:
             return self._published.snapshot()
         except NotFoundError as error:
             raise self.closed or NotFoundError(f"dataset '{self.name}' was deleted") from error
 
     def info(self) -> DatasetInfo:
-        """The registration of the dataset and the extent of its index."""
+        """Return the registration of the dataset and the extent of its index."""
         snapshot, num_deleted = self.snapshot(), len(self._tombstones.keys)
         index = snapshot.index
         return DatasetInfo(
@@ -168,7 +168,8 @@ class OpenDataset:
         )
 
     def new_samples(self, first_key: int, batch_size: int, is_active: Callable[[], bool]) -> Iterator[SampleBatch]:
-        """Samples from `first_key` on in order of key; waits for new ones while `is_active`, which is asked again after each `wake`.
+        """Yield samples from `first_key` on in the order of keys, and wait for new ones while `is_active` returns True. After each `wake`,
+        `is_active` is called again.
 
         Raises: InvalidArgumentError: `first_key` is negative. NotFoundError: the dataset was deleted. UnavailableError: storage stops.
         """
@@ -181,17 +182,14 @@ class OpenDataset:
                     return
                 yield batch
             first_key = max(first_key, snapshot.index.next_key)
-            # Looked at with the lock held: a publication between the look and the wait would not wake this stream.
-            with self._arrived:
-                while self.closed is None and is_active() and self.snapshot().index is snapshot.index:
-                    self._arrived.wait()
-            if self.closed is not None:
-                raise self.closed
+            self._wait_for_change(is_active, snapshot)
 
     def set_labels(self, keys: Int64Array, labels: LabelArray) -> list[AppendedRecord]:
-        """Give samples the labels that they came without, durably; an answer for each, in order. A label that differs changes nothing.
+        """Set the labels of samples that came without one, durably. Returns an answer for each label, in order. A label that differs from the known
+        one changes nothing.
 
-        Args: keys: int64 (n,), of samples that there are or were. Raises: UnavailableError: the disk cannot be written to; none is set.
+        Args: keys: int64 (n,), of existing or deleted samples.
+        Raises: UnavailableError: the disk cannot be written to; no label is set.
         """
         with self._labelling:
             snapshot = self.snapshot()
@@ -208,7 +206,8 @@ class OpenDataset:
         return answers
 
     def new_labels(self, first: int, batch_size: int, is_active: Callable[[], bool]) -> Iterator[LateLabelBatch]:
-        """Labels that came late, from number `first` on; waits for new ones. Args, Raises: as of `new_samples`. CorruptStateError: some are lost."""
+        """Yield late labels from number `first` on, and wait for new ones. Args, Raises: see `new_samples`; CorruptStateError: some labels are
+        lost."""
         late_labels.check_late_labels(self.name, first, len(self.snapshot().late))
         while is_active():
             snapshot = self.snapshot()
@@ -219,22 +218,32 @@ class OpenDataset:
                 found = LateLabelBatch(first, samples, snapshot.missing(samples.keys))
                 yield found
                 first = found.end
-            with self._arrived:  # A publication, a client that left, or the end of the dataset wakes it.
-                while self.closed is None and is_active() and len(self.snapshot().late) <= first:
-                    self._arrived.wait()
-            if self.closed is not None:
-                raise self.closed
+            self._wait_for_change(is_active, snapshot)
+
+    def _wait_for_change(self, is_active: Callable[[], bool], before: DatasetSnapshot) -> None:
+        """Wait until the dataset differs from `before`, or until `is_active` returns False. Raises: NotFoundError, UnavailableError: the dataset was
+        closed.
+        """
+        # A publication, a client that left, or the end of the dataset wakes this wait. The conditions are checked with the lock held, because a
+        # publication between check and wait would not wake it.
+        with self._arrived:
+            self._arrived.wait_for(lambda: self.closed is not None or not is_active() or self.snapshot() is not before)
+        if self.closed is not None:
+            raise self.closed
 
     def wake(self) -> None:
-        """Make streams of new samples look again for samples, at their client, and whether the dataset is closed."""
+        """Make each stream of new samples check again whether there are new samples, whether its client has left, and whether the dataset is
+        closed.
+        """
         with self._arrived:
             self._arrived.notify_all()
 
     def scrub(self, goes_on: Callable[[], bool] = lambda: True) -> list[FileProblem]:
-        """Compare the files of the index with their checksums; return those that are damaged, missing or unreadable. `damaged` follows each one.
+        """Compare the files of the index with their checksums. Return the files that are damaged, missing or unreadable. `damaged` is updated after
+        each file.
 
-        Args: goes_on: asked after each file; once it returns False, the others are left.
-        Raises: NotFoundError: the dataset was deleted. UnavailableError: its publication cannot be read.
+        Args: goes_on: called after each file; False ends the scrub.
+        Raises: NotFoundError: the dataset was deleted. UnavailableError: the dataset's publication cannot be read.
         """
         known_before, checked = self.damaged, dict[str, FileProblem | None]()
         for path, problem in scrub(self.folder):
@@ -243,14 +252,15 @@ class OpenDataset:
             if not goes_on():
                 break
         else:
-            with self._damage_lock:  # of files that are no part of the index any more
+            with self._damage_lock:
+                # Drop earlier problems of files that no longer belong to the index.
                 self.damaged = [known for known in self.damaged if known.path in checked or known not in known_before]
             self._publish_damage()
         return [problem for problem in checked.values() if problem is not None]
 
     def report_damage(self, path: str, problem: FileProblem | None) -> None:
-        """Note what a comparison of a file of the index found; a problem is logged when it becomes known. From then on no sample of a damaged
-        segment or file of records is served, in any process."""
+        """Record whether a file of the index has a `problem`; None: the file is intact. A new problem is logged. After this call, no process serves
+        samples of a damaged segment or file of records."""
         with self._damage_lock:
             others = [known for known in self.damaged if known.path != path]
             if problem is not None and len(others) == len(self.damaged):
@@ -263,7 +273,7 @@ class OpenDataset:
             self._publisher.publish_damage(self.files, self._damaged_by_name())
 
     def _damaged_by_name(self) -> dict[str, str]:
-        """Why each damaged file of the index is not to be read, by its path below the folder."""
+        """Return the reason for each damaged file of the index, by its path below the folder."""
         return {os.path.relpath(known.path, self.folder): known.reason for known in self.damaged}
 
     def close(self, error: ModynError) -> None:
@@ -274,7 +284,8 @@ class OpenDataset:
     # Changing
 
     def delete_samples(self, keys: Int64Array) -> int:
-        """Delete those of `keys`, int64 (n,), that exist, for good; return how many are deleted now, also if they were before. Durable on return.
+        """Delete the existing samples of `keys`, int64 (n,), permanently. Returns the number of these samples that are deleted now, including earlier
+        deletions. When the method returns, the deletion is durable.
 
         A request that is repeated because its answer was lost gets the same answer.
         """
@@ -289,12 +300,12 @@ class OpenDataset:
             self._publisher.publish_counts(self.num_deleted, self._num_labels)
 
     def refresh(self) -> None:
-        """Make this object and the publication what the catalogue says, and set segments aside that it does not know.
+        """Update this object and the publication from the catalogue, and set aside segments that the catalogue does not know.
 
-        Call with the locks of the writers held. Raises: NotFoundError: the dataset was deleted. CorruptStateError: the catalogue is older than
-        the index; nothing is changed then. ConflictError: another process changes the dataset although the locks are held here.
+        Call with the locks of the writers held. Raises: NotFoundError: the dataset was deleted. CorruptStateError: the catalogue is older than the
+        index; then nothing is changed. ConflictError: another process changes the dataset although the locks are held here.
         """
-        # Before the catalogue, which is always as new: a change is committed before it is published.
+        # Read the publication before the catalogue. The catalogue is then at least as new, because a change is committed before it is published.
         last = last_published(self.folder) if self.in_doubt else None
         published = max(self.row.version, last.version if last is not None else 0)
         version = self.catalogue.version(self.row.id)
@@ -311,14 +322,14 @@ class OpenDataset:
             error = NotFoundError(f"dataset '{self.name}' was deleted")
             self.close(error)
             raise error
-        # Until all of this is done: by the row alone, the next refresh would find nothing to do.
+        # The doubt lasts until all of this is done: after a failure, the row alone would let the next refresh find nothing to do.
         self.in_doubt = True
         if version != self.row.version:
             self._load(contents)
         known = set(self._segment_names.values())
         strays = [path for path in self.folder.glob("*.segment*") if path.name not in known]
         if strays:
-            # One of them may be of a process that has lost its lock and is about to commit it: after this change it cannot.
+            # One of them may belong to a process that has lost its lock and is about to commit the segment. After this change, its commit fails.
             swept, _ = self.catalogue.commit(self.row.id, self.row.version, Change(self.row.next_key))
             self.row = replace(self.row, version=swept)
         self._publish(self.row)
@@ -331,7 +342,9 @@ class OpenDataset:
         self.in_doubt = False
 
     def _set_aside(self, segment: Path) -> None:
-        """Move a segment that the catalogue does not know out of the way. It is kept: should the catalogue be wrong, it is all there is."""
+        """Move a segment that the catalogue does not know to quarantine. The segment is kept, because it is the only copy if the catalogue is
+        wrong.
+        """
         with suppress(FileNotFoundError):
             if segment.suffix == TEMPORARY_SUFFIX:
                 segment.unlink()
@@ -340,9 +353,9 @@ class OpenDataset:
             get_logger("storage").warning("segment_set_aside", dataset=self.name, path=str(path))
 
     def change_options(self, config: DatasetConfig) -> None:
-        """Index from now on as `config` says; files that were set aside are tried again. Call with the locks of the writers held.
+        """Use the options of `config` for later indexing. Files that were set aside are tried again. Call with the locks of the writers held.
 
-        Raises: InvalidArgumentError: an option says something of what is indexed already. ConfigError: an option is wrong.
+        Raises: InvalidArgumentError: an option differs that must not change for indexed samples. ConfigError: an option is wrong.
         """
         old = self.row.config
         known, wanted = (build_format(c.file_wrapper, c.file_wrapper_config, c.timestamp_source) for c in (old, config))
@@ -350,12 +363,16 @@ class OpenDataset:
             name: (getattr(old, name), getattr(config, name)) for name in ("base_path", "file_wrapper", "filesystem_wrapper")
         }
         fixed["label_type"] = known.config.label_type, wanted.config.label_type
+        if self.info().num_samples:  # Labels and times of two places would be mixed. Without samples, a mistake can be corrected.
+            fixed["timestamp_source"] = old.timestamp_source, config.timestamp_source
+            asked_labels = wanted.labels_by
+            fixed |= {name: (value, asked_labels.get(name)) for name, value in known.labels_by.items()}
         fixed["what a payload is"] = known.payload_reader(), wanted.payload_reader()
         schema = self.row.schema and wanted.declared(self.row.schema)
-        if self.row.schema and schema and schema.payloads != "json":  # the fields that a line must have are nothing that is read
+        if self.row.schema and schema and schema.payloads != "json":  # required fields do not affect how lines are read
             fixed["the schema"] = [*map(str, self.row.schema.columns)], [*map(str, schema.columns)]
         elif schema and not schema.decided_by and wanted.schema is None:
-            schema = None  # No option decides any more, but the first file that can be read, at the next look.
+            schema = None  # No option decides the schema now, so the first readable file decides it at the next scan.
         for name, (before, asked) in fixed.items():
             if before != asked:
                 raise InvalidArgumentError(
@@ -368,12 +385,12 @@ class OpenDataset:
         self._configure(config, schema)
         self._publish(row)
         self.row = row
-        self.problems = dict.fromkeys(self.problems, "")  # A signature that no file has.
+        self.problems = dict.fromkeys(self.problems, "")  # No file has this signature, so the file is tried again.
         self.stability = StabilityTracker(self.stability.settle_s)
         self.in_doubt = False
 
     def commit(self, change: Change) -> None:
-        """Commit `change`, whose segments are complete files in `folder`, and publish it: a key that a client knows can be read everywhere."""
+        """Commit `change`, whose segments are complete files in `folder`, and publish it. All processes can read each key that a client knows."""
         self.in_doubt = True
         version, num_skipped = self.catalogue.commit(self.row.id, self.row.version, change)
         self.files.add(change.new_files)
@@ -385,10 +402,10 @@ class OpenDataset:
         replaced = [self._segment_names.pop(first) for first in change.replaced_segments]
         self._segment_names.update({row.info.first_key: row.file_name for row in change.segments})
         row = replace(self.row, next_key=change.next_key, version=version, schema=change.schema or self.row.schema)
-        # If this fails, the row is still the old one: `refresh` then starts from what the catalogue says.
+        # If this fails, this object still has the old row, and `refresh` continues from the catalogue.
         self._publish(row, [file.file_id for file in (*change.changed_files, *change.forgotten)])
         self.row = row
-        # Snapshots that are in use keep their maps: a file lives on without a name.
+        # Snapshots in use keep their maps: a removed file exists until the last map is closed.
         for name in replaced:
             (self.folder / name).unlink(missing_ok=True)
         self.in_doubt = False
@@ -398,3 +415,36 @@ class OpenDataset:
         names = [self._segment_names[first] for first in sorted(self._segment_names)]
         with self._publishing:
             self._publisher.publish(row, names, self.files, changed, self.num_deleted, self._damaged_by_name(), self._num_labels)
+
+
+class RetrySchedule:
+    """The times at which unchanged, unreadable files are tried again. The times are in memory only: after a restart, all such files are tried. `tick`
+    is in seconds of a monotonic clock; `path` is relative to the dataset's folder. Each pause is twice as long as the last one, so that a scan does
+    not read all files of a broken disk.
+    """
+
+    FIRST_S, LONGEST_S = 1.0, 300.0
+
+    def __init__(self) -> None:
+        self._pauses: dict[str, tuple[float, float]] = {}
+        self._apart: set[str] = set()
+
+    def note_failure(self, path: str, tick: float, *, alone: bool = False) -> None:
+        """Record a failed read of the file at `tick`. alone: the file was requested alone."""
+        if alone:
+            self._apart.add(path)
+        pause = min(self.LONGEST_S, 2 * self._pauses[path][1]) if path in self._pauses else self.FIRST_S
+        self._pauses[path] = tick + pause, pause
+
+    def is_due(self, path: str, tick: float) -> bool:
+        """Whether the file may be tried again at `tick`."""
+        return path not in self._pauses or tick >= self._pauses[path][0]
+
+    def is_apart(self, path: str) -> bool:
+        """Whether the file failed when it was requested alone, so that other files must come first."""
+        return path in self._apart
+
+    def keep_only(self, problems: Container[str]) -> None:
+        """Remove files that no longer have a problem."""
+        self._pauses = {path: pause for path, pause in self._pauses.items() if path in problems}
+        self._apart = {path for path in self._apart if path in problems}

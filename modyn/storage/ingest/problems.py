@@ -1,4 +1,4 @@
-"""Problems of files during one ingestion: what is reported, and when a file that was set aside is tried again."""
+"""Problems of files during one ingestion: the reports of problems, and the times at which files that were set aside are tried again."""
 
 from __future__ import annotations
 
@@ -29,24 +29,30 @@ from modyn.storage.ingest.segment_writer import SegmentWriter
 
 FOLDER = ""
 """The path of a problem that concerns the whole folder."""
+REFUSED = "refused"
+"""Signature of a file or folder that may not be examined."""
 _UNENDED = "unended"
-"""The signature of a file whose last row waits for its end: no file has it, so the file is due."""
+"""Signature of a file whose last row waits for its end. No state of a file has this signature, so every scan tries the file again."""
+_COPY = "copy"
+"""Signature of an unchanged compressed file whose unpacked copy is missing. No listing shows whether the copy exists."""
 _OTHERS = "others"
-"""The signature of a folder without a file of the dataset's."""
+"""Signature of a folder without any file of the dataset."""
 _NAMED_ENDINGS = 5
+"""Largest number of endings in a message."""
 _AGAIN = "again "
-"""Prefix of the signature of a file that could not be read: it differs from the signature of any file, so the file is tried again."""
+"""Prefix of the signature of a file that could not be read. With this prefix, the signature differs from the state of any file, so the file is tried
+again."""
 
 
 class ProblemReporter:
-    """Reports and solves problems by way of the writer; they become visible with its next commit."""
+    """Reports and removes problems through the writer. Both become visible with the next commit of the writer."""
 
     def __init__(self, dataset: OpenDataset, writer: SegmentWriter, on_new: Callable[[], None]) -> None:
         """Args: on_new: called for each problem that was not known, in the thread that reports it."""
         self._dataset, self._writer, self._on_new = dataset, writer, on_new
 
     def without_set_aside(self, files: SeenFiles) -> SeenFiles:
-        """The files that were not set aside before in the state in which they are now."""
+        """Return the files that were not set aside in their present state."""
         if not self._dataset.problems:
             return files
         tick = time.monotonic()
@@ -62,32 +68,34 @@ class ProblemReporter:
         return known != signature
 
     def set_aside(self, file: SeenFile, error: DataError) -> None:
-        """Report a file that cannot be indexed; it is tried again when it changes, or later if the error does not concern its content."""
+        """Report a file that cannot be indexed. The file is tried again after a change of the file. If the error is unrelated to its content, the
+        unchanged file is tried again, too.
+        """
         signature = self._signature(file)
         if isinstance(error, UNRELATED_TO_CONTENT):
             signature = _AGAIN + signature
-            self._dataset.retries.failed(file.path, time.monotonic(), alone=isinstance(error, FailedAloneError))
+            self._dataset.retries.note_failure(file.path, time.monotonic(), alone=isinstance(error, FailedAloneError))
         if self._dataset.problems.get(file.path) == signature:
-            self._writer.report(ProblemRow(file.path, signature, error.message))  # The reason may be another one.
+            self._writer.report(ProblemRow(file.path, signature, error.message))  # The reason may have changed.
         else:
             self.report(file.path, signature, error.message)
 
     def leave_unended(self, job: FileJob, wait_s: float) -> None:
-        """Leave a file of which the last row, which does not end, is not indexed, and report it; call it after the rest was given to the writer."""
+        """Leave an incomplete last row of a file for a later scan, and report the row. Call this method after the writer has got the other rows."""
         self._dataset.stability.await_end(job.listed, math.inf if job.is_part else wait_s, time.monotonic())
         path = job.listed.path
         reason = f"{self._dataset.filesystem.full_path(path)}: {job.unended}. It may be half-written and waits for its end"
         if not job.is_part:
             reason += f"; once the file has not changed for {wait_s:g} s (last_row_wait_s), it is taken as it is"
         if self._dataset.problems.get(path) == _UNENDED:
-            self._writer.report(ProblemRow(path, _UNENDED, reason))  # The writer takes it for solved.
+            self._writer.report(ProblemRow(path, _UNENDED, reason))  # The writer has marked the problem as solved.
         else:
             self.report(path, _UNENDED, reason)
 
     def report(self, path: str, signature: str, reason: str) -> None:
-        """Report a problem, unless it is known with this signature.
+        """Report a problem, unless it was reported with the same signature before.
 
-        Args: path: relative to the dataset's folder. signature: of the state of the file that has the problem.
+        Args: path: relative to the dataset's folder. signature: signature of the state of the file.
         """
         if self._dataset.problems.get(path) == signature:
             return
@@ -95,28 +103,35 @@ class ProblemReporter:
         self._writer.report(ProblemRow(path, signature, reason))
         self._on_new()
 
+    def report_copy(self, path: str, reason: str | None) -> None:
+        """Report why the unpacked copy of a file is missing; None: it is not missing."""
+        if reason is not None:
+            self.report(path, _COPY, reason)
+        elif self._dataset.problems.get(path) == _COPY:
+            self._writer.solve(path)
+
     def compare_with(self, listing: Listing) -> None:
-        """Report indexed files that are gone and files that may not be read; solve problems of files that are as they were indexed, and of files
-        that were never indexed and are gone."""
+        """Report missing indexed files and files that may not be read. Remove the problems of unchanged indexed files, and of missing files that were
+        never indexed."""
         table = self._dataset.files
         for path, reason in listing.refused.items():
-            self.report(path, "refused", reason)
+            self.report(path, REFUSED, reason)
             file_id = table.id_of(path)
             if file_id is not None and file_id not in table.altered:
-                # Such as a link that leads out of the dataset's roots by now: what it leads to is not what was indexed.
+                # An example is a link that now leads out of the dataset's roots: its target is not the indexed file.
                 row = self._dataset.catalogue.file(self._dataset.row.id, file_id)
                 self._writer.change_file(row._replace(altered=True))
         gone = [path for i in listing.absent.tolist() if not _is_below(path := table.path(i), listing.refused)]
         if len(gone) > 1 and len(gone) == len(table):
-            # A disk that is not mounted looks so: a report of each file would say nothing more.
+            # The disk is probably not mounted, so a report for each file would not help.
             reason = f"none of the {len(gone):,} files that are indexed is there; mount the folder, or put the files back"
             self.report(FOLDER, "gone", reason)
         else:
             self._report_gone(gone, listing)
 
     def report_others(self, endings: NameEndings, names: Sequence[str]) -> None:
-        """Report that no file of the folder has a name of the dataset's, and which endings there are. Args: names: of all files in it; none: it
-        is empty, which is no problem."""
+        """Report that no file name in the folder fits the dataset. The report lists the existing endings. Args: names: names of all files in the
+        folder; empty: no problem."""
         if names:
             counts = Counter(_ending(name) for name in names).most_common(_NAMED_ENDINGS + 1)
             found = ", ".join(f"{count:,} × {ending}" for ending, count in counts[:_NAMED_ENDINGS])
@@ -139,12 +154,15 @@ class ProblemReporter:
             )
             self.report(path, "gone", reason)
         if problems := self._dataset.problems:
-            differing = {*listing.files.paths, *listing.refused, FOLDER, *map(self._dataset.files.path, listing.absent.tolist())}
+            # A listing by events contains an altered file only if it changed again.
+            ids = {*listing.absent.tolist(), *self._dataset.files.altered}
+            differing = {*listing.files.paths, *listing.refused, FOLDER, *map(self._dataset.files.path, ids)}
             for path in problems.keys() - differing:
-                self._writer.solve(path)
+                if problems[path] != _COPY:
+                    self._writer.solve(path)
 
     def _signature(self, file: SeenFile) -> str:
-        """The state of a file and its companions."""
+        """Return the state of a file and its companions."""
         parts = [f"{file.size}:{file.mtime_ns}"]
         for companion in self._dataset.format.companions(self._dataset.filesystem.full_path(file.path)):
             status = self._dataset.filesystem.status(companion)
@@ -153,7 +171,7 @@ class ProblemReporter:
 
 
 def _ending(name: str) -> str:
-    """The ending of a file's name, followed by that of a compressed file.
+    """Return the ending of a file's name, including the ending of its compression.
 
     >>> _ending("a.b/x.y.csv.gz"), _ending("README")
     ('.csv.gz', 'without an ending')
@@ -163,6 +181,6 @@ def _ending(name: str) -> str:
 
 
 def _is_below(path: str, folders: Mapping[str, str]) -> bool:
-    """Whether `path` is one of `folders` or lies in one of them; "" is the folder of all."""
+    """Whether `path` is one of `folders` or is in one of them. "" in `folders` means the whole folder of the dataset."""
     parts = path.split("/") if folders else []
     return any("/".join(parts[:depth]) in folders for depth in range(len(parts) + 1))

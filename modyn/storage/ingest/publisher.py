@@ -1,4 +1,4 @@
-"""Writes what readers in other processes see of a dataset, see `modyn.storage.read.publication`."""
+"""Writes the publication of a dataset, see `modyn.storage.read.publication`."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Publisher:
     """Writes the publication of one dataset. Call with the locks of the dataset's writers held."""
 
     def __init__(self, folder: Path) -> None:
-        """Args: folder: of the dataset's index."""
+        """Args: folder: folder of the dataset's index."""
         self._folder = folder
         self._published: Publication | None = None
-        """What was published last; None: not known, because nothing was yet, or because that broke off."""
+        """The last publication; None: this object has made no publication yet, or the last attempt failed."""
 
     def publish(
         self,
@@ -55,20 +55,22 @@ class Publisher:
     ) -> None:
         """Make readers see this state at their next request.
 
-        Args: row: of the catalogue. segments: file names. files: all of the dataset. changed: ids of files whose stamps may differ from
-        the published ones; the first call compares all. num_deleted: keys in the file of deletions. damaged: why files of
-        the index, by their names in the folder, are not to be read. num_labels: in the file of labels that came late.
-        Raises: UnavailableError: readers see the state before.
+        Args: row: row of the catalogue. segments: file names of the segments. files: all files of the dataset. changed: ids of files whose stamps
+        may differ from the published ones; the first call compares all files. num_deleted: number of keys in the file of deletions. damaged:
+        reasons why files of the index must not be read, by their names in the folder. num_labels: number of late labels.
+        Raises: UnavailableError: readers still see the previous state.
         """
         is_first = self._published is None
+        # Unknown until the end: after a failure, the next call compares everything with the files.
         before, self._published = self._last(), None
+        # The name of a file never changes, so the blocks of the last publication are still right unless it knew more files.
         kept = before if before is not None and before.num_files <= len(files) else None
         names, stamps, num_known = (kept.names, kept.stamps, kept.num_files) if kept is not None else ((), None, 0)
         known = np.arange(num_known) if is_first else np.array(sorted(i for i in set(changed) if i < num_known), np.int64)
         try:
             stale = known[~_are_stamped(self._folder, names, stamps, files, known, verify=is_first)]
         except CorruptStateError:
-            # Written anew, stamps of all files too: a reader may have mapped the blocks before they were damaged.
+            # Write the blocks and the stamps of all files again: a reader may have mapped the blocks before they were damaged.
             names, stamps, stale = (), None, np.arange(num_known)
         if len(stale):
             stamps = self._write_stamps(stamps, files, stale)
@@ -92,16 +94,17 @@ class Publisher:
         elif is_first:
             sync_names(self._folder)  # The process before this one may have been killed between writing and syncing it.
         self._published = now
+        # Remove old blocks last: from now on, no publication names them.
         self._sweep({block.file for block in now.names} | ({now.stamps} if now.stamps else set()))
 
     def publish_counts(self, num_deleted: int, num_labels: int = 0) -> None:
-        """Make a reader that finds no file of deletions, or none of labels that came late, know that it is lost: needs to be done once for each, for
-        each `publish` keeps the numbers.
+        """Publish the numbers of deletions and late labels, by which a reader detects that the file of deletions or of late labels is missing. After
+        a number of a file was published once, further calls change nothing, because `publish` keeps the numbers.
 
-        The index stays what it is, also one that this object does not know: of a publication that broke off, or of before a restart. One that was
-        damaged since it was published here is written anew. The newer one of another process is left alone, and none is made where none is. The
-        locks of the dataset's writers need not be held, only no `publish` be under way.
-        Raises: UnavailableError: readers see the state before.
+        The method does not change the published index, even if this object does not know it, for example after a failed publication or a restart. An
+        index that this object published and that was damaged since is written again. A newer publication of another process is not replaced, and a
+        missing publication is not created. The locks of the dataset's writers are not needed, but no `publish` may run at the same time.
+        Raises: UnavailableError: readers still see the previous state.
         """
 
         def is_known(published: Publication) -> bool:
@@ -123,6 +126,7 @@ class Publisher:
             return
         except CorruptStateError:
             found = own
+        # Another process has published since. Its numbers are newer.
         if found is None or (own is not None and own.version < found.version):
             return
         if is_known(found):
@@ -133,15 +137,15 @@ class Publisher:
             self._published = with_counts(own)
 
     def publish_damage(self, files: FileTable, damaged: Mapping[str, str]) -> None:
-        """Make readers refuse the samples of damaged segments and files of records, and of no others. Args: as of `publish`.
+        """Publish the damaged segments and files of records. Readers refuse exactly their samples because of damage. Args: see `publish`.
 
-        The index stays what it is, as in `publish_counts`, under the same conditions.
-        Raises: UnavailableError: readers see the state before.
+        The published index itself does not change. The conditions of `publish_counts` apply.
+        Raises: UnavailableError: readers still see the previous state.
         """
         try:
             found = self._published or Publication.read(self._folder)
         except (NotFoundError, CorruptStateError):
-            return  # nothing is read there; the next publication names them
+            return  # There is nothing to read; the next publication names the damaged files.
         now = _with_damage(found, files, damaged)
         if now != found:
             write_atomically(self._folder / INDEX, [now.to_json()])
@@ -149,20 +153,20 @@ class Publisher:
             self._published = now
 
     def _last(self) -> Publication | None:
-        """What is published now; None if that is not readable."""
+        """Return the current publication; None if the publication cannot be read."""
         return self._published or last_published(self._folder)
 
     def _write_stamps(self, published: str | None, files: FileTable, stale: Int64Array) -> str:
-        """Write a file of the stamps of `stale`, int64 ids, which differ from the blocks', and return its name. A file that was in the one before
-        stays in it: a reader may have mapped the block before it was written anew."""
+        """Write a file with the stamps of `stale`, int64 ids, which differ from those of the blocks, and return its name. Stamps of the previous
+        stamps file stay in the new one, because a reader may have mapped a block before the block was rewritten."""
         before = map_stamps(self._folder / published)[0] if published else np.zeros(0, np.int64)
         path = self._folder / f"{uuid.uuid4().hex[:12]}{STAMPS}"
         write_stamps(path, files, np.union1d(before, stale))
         return path.name
 
     def _with_names(self, now: Publication, files: FileTable) -> tuple[NameBlock, ...]:
-        """The blocks, and one with the names that they lack. It takes in the blocks before it that are not twice its size, so that there are
-        few, and a name is rewritten seldom."""
+        """Return the blocks, and a new one with the missing names. The new block takes over the names of earlier blocks of less than twice its size,
+        so that there are few blocks, and names are seldom rewritten."""
         blocks, first = list(now.names), now.num_files
         if first == len(files):
             return now.names
@@ -173,7 +177,7 @@ class Publisher:
         return (*blocks, block)
 
     def _sweep(self, known: set[str]) -> None:
-        """Remove blocks that others have taken in, or that a crash left. Readers keep their maps: a file lives on without a name."""
+        """Remove blocks whose names are in newer blocks, and blocks that a crash left. Readers keep their maps of removed files."""
         for pattern in (f"*{NAMES}*", f"*{STAMPS}*", f"{INDEX}*{TEMPORARY_SUFFIX}"):
             for path in self._folder.glob(pattern):
                 if path.name not in known:
@@ -181,7 +185,8 @@ class Publisher:
 
 
 def _with_damage(publication: Publication, files: FileTable, damaged: Mapping[str, str]) -> Publication:
-    """The publication that refuses altered files, damaged ones, and those whose unpacked copies are damaged. Args: as of `Publisher.publish`."""
+    """Return the publication with all files that readers must refuse: altered files, damaged files, and files with damaged unpacked copies. Args:
+    see `Publisher.publish`."""
     records = [path.removeprefix(f"{RECORDS_FOLDER}/") for path in damaged if path.startswith(f"{RECORDS_FOLDER}/")]
     copies = {path.removeprefix(f"{UNPACKED}/") for path in damaged if path.startswith(f"{UNPACKED}/")}
     found = files.altered.union(file_id for path in records if (file_id := files.id_of(path)) is not None)
@@ -191,7 +196,7 @@ def _with_damage(publication: Publication, files: FileTable, damaged: Mapping[st
 
 
 def ids_of_copies(files: FileTable, names: Set[str]) -> Iterator[int]:
-    """Yield the ids of compressed files whose unpacked copies lie in folders of these names."""
+    """Yield the ids of compressed files whose unpacked copies are in folders of these names."""
     for file_id in range(len(files)):
         path = files.path(file_id)
         if without_packed_ending(path) != path:
@@ -201,15 +206,16 @@ def ids_of_copies(files: FileTable, names: Set[str]) -> Iterator[int]:
 
 
 def withdraw(folder: Path) -> None:
-    """Make readers find no dataset in `folder` any more. Raises: UnavailableError."""
+    """Remove the publication in `folder`, so that readers find no dataset. Raises: UnavailableError."""
     remove(folder / INDEX)
 
 
 def _are_stamped(
     folder: Path, names: Sequence[NameBlock], stamps: str | None, files: FileTable, ids: Int64Array, verify: bool
 ) -> npt.NDArray[np.bool_]:
-    """Whether the stamp of each of `ids`, ascending, is published as it is: bool (n,). Raises: CorruptStateError.
+    """Return whether the published stamp of each of `ids`, ascending, is right: bool (n,).
 
+    Raises: CorruptStateError.
     Args: verify: compare the files that are read with their checksums.
     """
     stamps_now = files.known.stamps(ids)
@@ -222,6 +228,7 @@ def _are_stamped(
             published = mapped.sizes[rows], mapped.mtimes_ns[rows], mapped.tails[rows]
             same[start:stop] = _are_equal(published, [column[start:stop] for column in stamps_now])
         first += block.count
+    # Newer stamps replace those in the blocks.
     if stamps is not None and len(ids):
         newer = map_stamps(folder / stamps, verify)
         _, at, rows = np.intersect1d(ids, newer[0], assume_unique=True, return_indices=True)

@@ -1,4 +1,4 @@
-"""The catalogue's rows of a dataset, made of its published index: after a database of before the newest changes was restored."""
+"""Rebuilds the catalogue's rows of a dataset from its published index, after an older database was restored."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ from modyn.storage.model.file_table import FileRow
 from modyn.storage.read.publication import Publication, map_names, map_stamps
 
 _UNKNOWN = "unknown"
-"""A fingerprint that no content has: the file is found to be altered at the next scan."""
+"""A fingerprint that no content has, so the next scan marks the file as altered."""
 
 
 def rebuild(dataset: OpenDataset) -> None:
-    """Make the catalogue what the index says, and continue from there. Files that both know alike keep their rows.
-
-    A file that the catalogue did not know is taken as it is if it still has the size and time with which it was indexed, or has only grown;
-    otherwise the next scan finds it altered.
+    """Restore the catalogue from the index. Files with the same state in both keep their rows. A file that the catalogue did not know is accepted if
+    the file still has its indexed size and time, or has only grown. Otherwise the next scan marks the file as altered.
 
     Raises: ConflictError: the catalogue is not older than the index, or another process works on the dataset. CorruptStateError: a segment
     is damaged. UnavailableError.
     """
+    # The first lock excludes other threads, the second other processes.
     with dataset.writing, dataset.catalogue.database.advisory_lock(f"dataset/{dataset.row.id}") as held:
         if not held:
             raise ConflictError(f"another process is ingesting dataset '{dataset.name}'; repeat the command when it is done")
@@ -42,25 +41,29 @@ def rebuild(dataset: OpenDataset) -> None:
         if contents is None or contents.row.identity != published.identity or contents.row.version >= published.version:
             raise ConflictError(
                 f"the database is not older than the index of dataset '{dataset.name}': there is nothing to rebuild; "
-                f"`modyn data ingest {dataset.name}` goes on"
+                f"`modyn data ingest {dataset.name}` continues"
             )
         index = dataset.snapshot().index
+        # The catalogue is replaced by what the segments say, so all of them must be intact.
         for segment in index.segments:
             segment.verify()
         known = {row.file_id: row for row in dataset.catalogue.files(contents.row.id)}
         rows = [
-            _kept(row, known.get(row.file_id)) or _completed(dataset.filesystem, dataset.format, row, dataset.unpacked)
+            _kept(row, known.get(row.file_id)) or _complete_row(dataset.filesystem, dataset.format, row, dataset.unpacked)
             for row in _published_files(dataset, published, index)
         ]
         segments = [SegmentRow(segment.info, segment.path.name) for segment in index.segments]
+        # The new version is larger than both old ones, so every process sees the change.
         dataset.catalogue.replace(contents.row.id, contents.row.version, published.version + 1, rows, segments, published.schema)
+        # The catalogue is newer than this object until `refresh` has loaded it.
         dataset.in_doubt = True
         dataset.refresh()
 
 
 def _published_files(dataset: OpenDataset, published: Publication, index: SegmentIndex) -> list[FileRow]:
-    """All files as the index knows them, by id; without fingerprints."""
+    """Return all files of the index by id, without fingerprints."""
     counts = np.zeros(published.num_files, np.int64)
+    # The publication has no numbers of samples. The segments have an entry for each sample.
     for segment in index.segments:
         counts += np.bincount(segment.file_ids.slice(0, segment.info.num_samples), minlength=published.num_files)
     blocks = [map_names(dataset.folder, block) for block in published.names]
@@ -85,7 +88,7 @@ def _joined(columns: list[Int64Array]) -> Int64Array:
 
 
 def _kept(row: FileRow, known: FileRow | None) -> FileRow | None:
-    """The row that the catalogue has of the file, if it is of the same state."""
+    """Return the catalogue's row of the file, if this row describes the same state."""
     same = known is not None and (known.path, known.size, known.mtime_ns, known.tail) == (
         row.path,
         row.size,
@@ -95,8 +98,9 @@ def _kept(row: FileRow, known: FileRow | None) -> FileRow | None:
     return known if same else None
 
 
-def _completed(folder: FileSystem, file_format: FileFormat, row: FileRow, unpacked: UnpackedCopies | None = None) -> FileRow:
-    """The row with the fingerprint of the file, if it may still be as it was indexed; of an object, if it is of the version of its tag.
+def _complete_row(folder: FileSystem, file_format: FileFormat, row: FileRow, unpacked: UnpackedCopies | None = None) -> FileRow:
+    """Return the row with the file's fingerprint, if the file may be unchanged since it was indexed. An object may be unchanged if its version has
+    the same tag.
 
     Raises: UnavailableError.
     """
@@ -114,5 +118,6 @@ def _completed(folder: FileSystem, file_format: FileFormat, row: FileRow, unpack
         if now is not None and (grown or (now.size, now.mtime_ns) == (row.size, row.mtime_ns)):
             return row._replace(fingerprint=fingerprint(folder, folder.full_path(row.path), row.size, listed(folder, seen)))
     except DataError:
+        # The file cannot be read. `_UNKNOWN` makes the next scan mark it as altered.
         pass
     return row._replace(fingerprint=_UNKNOWN)

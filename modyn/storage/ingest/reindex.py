@@ -1,4 +1,4 @@
-"""Data files whose content is no longer what was indexed, and which are taken again on request."""
+"""Remove changed data files from the index on request, so that they are indexed again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from modyn.storage.formats.base import WholeFileFormat
 from modyn.storage.formats.timestamps import TimeRange
 from modyn.storage.index.segment_index import SegmentIndex
 from modyn.storage.ingest.file_indexer import ChangedError, FileJob, index_whole_files, refused_samples
-from modyn.storage.ingest.locks import locked
+from modyn.storage.ingest.locks import hold_dataset
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.segment_writer import SegmentWriter
 from modyn.storage.ingest.time_decision import TimeDecision
@@ -22,43 +22,46 @@ from modyn.storage.model.file_table import UNKNOWN_TAG
 
 
 def forget_file(dataset: OpenDataset, path: str) -> DeletedSamples:
-    """Delete the samples of a data file, so that the next ingestion adds what the file holds then, under new keys.
+    """Delete the samples of a data file. The next ingestion adds the samples that the file then has, under new keys.
 
-    First the file is indexed without effect: if it is missing, cannot be used as a whole, or holds no sample, nothing is deleted.
-    A call that broke off is to be repeated: it deletes first, and lets the file be indexed again last, so that no sample is there twice.
+    The file is first indexed as a trial. If the file is missing or unusable, or has no samples, nothing is deleted. An interrupted call can be
+    repeated: samples are deleted first, and indexing is allowed last, so that no sample exists twice.
 
-    Args: path: of the file, full or relative to the dataset's folder.
-    Returns: what was deleted; not what was deleted before.
-    Raises: NotFoundError: no such file is indexed, or it is missing. DataError: it cannot be used. InvalidArgumentError: the dataset is made of
-    records. UnavailableError: it is being written, or cannot be read now.
+    Args: path: path of the file, full or relative to the dataset's folder.
+    Returns: the number and the first key of the samples that this call deleted.
+    Raises: NotFoundError: no such file is indexed, or the file is missing. DataError: the file cannot be used. InvalidArgumentError: the dataset is
+    made of records. UnavailableError: the file is being written, or cannot be read now.
     """
     if dataset.row.config.holds_records:
         raise InvalidArgumentError(
             f"dataset '{dataset.name}' is made of records, which are never rewritten; delete single ones by key"
         )
-    with locked(dataset):
+    with hold_dataset(dataset):
         dataset.refresh()
         relative = _relative(dataset, path)
         file_id = dataset.files.id_of(relative)
         if file_id is None:
             raise NotFoundError(_why_not_indexed(dataset, relative))
         row = dataset.catalogue.file(dataset.row.id, file_id)
+        # The present content is checked first. If it cannot be used, no sample is deleted.
         _check_content(dataset, relative)
         snapshot = dataset.snapshot()
         keys = _keys_of(snapshot.index, file_id)
         keys = keys[~snapshot.tombstones.keys.contains(keys)]
+        # The deletion is durable before the file is forgotten. After a crash between the two, a repeated call continues.
         dataset.delete_samples(keys)
         writer = SegmentWriter(dataset)
         writer.forget_file(
             row._replace(size=0, mtime_ns=0, indexed_end=0, num_samples=0, fingerprint="", altered=False, tail=UNKNOWN_TAG)
         )
         writer.flush()
+        # A scan is due at once.
         dataset.scan_by = 0.0
         return DeletedSamples(dataset.name, dataset.row.identity, path, len(keys), int(keys.min()) if len(keys) else None)
 
 
 def _why_not_indexed(dataset: OpenDataset, path: str) -> str:
-    """Why no sample of a file is indexed, and what to do. Args: path: relative to the dataset's folder."""
+    """Return why no sample of a file is indexed, and what to do. Args: path: relative to the dataset's folder."""
     name, full_path = dataset.name, dataset.filesystem.full_path(path)
     if path in dataset.problems:
         listed = dataset.catalogue.problems(dataset.row.id, dataset.filesystem.full_path)
@@ -76,11 +79,11 @@ def _why_not_indexed(dataset: OpenDataset, path: str) -> str:
 
 
 def _check_content(dataset: OpenDataset, path: str) -> None:
-    """Index a file as it is now, without effect. Args: path: relative to the dataset's folder. Raises: as `forget_file`."""
+    """Index the present content of a file as a trial. Args: path: relative to the dataset's folder. Raises: as `forget_file`."""
     folder, full_path = dataset.filesystem, dataset.filesystem.full_path(path)
     if (now := folder.version(SeenFile(path, 0, 0))) is None:
         raise NotFoundError(
-            f"{full_path} is missing, and no sample of it was deleted: restore it, or mount what it lies on, and repeat; samples of a file that is "
+            f"{full_path} is missing, and no sample of it was deleted: restore it, or mount what it is on, and repeat; samples of a file that is "
             "gone for good are deleted by their keys, with `client.delete_samples`"
         )
     try:
@@ -99,7 +102,7 @@ def _check_content(dataset: OpenDataset, path: str) -> None:
 
 
 def _found(dataset: OpenDataset, seen: SeenFile) -> tuple[int, TimeRange | None]:
-    """How many samples a file holds, and of which times. Raises: DataError, ChangedError: it has none as a whole. UnavailableError."""
+    """Return the number and the times of the samples of a file. Raises: DataError: the file cannot be used. ChangedError, UnavailableError."""
     folder, file_format = dataset.filesystem, dataset.format
     if not isinstance(file_format, WholeFileFormat):
         job = FileJob(folder, file_format, seen, limits=dataset.limits, runner=dataset.runner, copies=dataset.unpacked)
@@ -118,7 +121,7 @@ def _relative(dataset: OpenDataset, path: str) -> str:
 
 
 def _keys_of(index: SegmentIndex, file_id: int) -> Int64Array:
-    """The keys of the samples of a file, deleted ones included, int64 (n,)."""
+    """Return the keys of the samples of a file, deleted ones included, int64 (n,)."""
     found = [
         segment.info.first_key + np.flatnonzero(segment.file_ids.slice(0, segment.info.num_samples) == file_id)
         for segment in index.segments

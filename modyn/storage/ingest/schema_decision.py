@@ -1,4 +1,4 @@
-"""The schema of a dataset while its files are indexed: the first file decides it, and the format reads the others by it."""
+"""The schema of a dataset while its files are indexed. The first file decides the schema, and the format reads the other files by it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from modyn.storage.model.schema import DatasetSchema
 from modyn.storage.read.row_order import beginning_of
 
 _LOOKED_AT = 100
-"""Most files that were indexed without a schema of which the first that can be read decides, and of JSON the others are compared."""
+"""Largest number of examined files that were indexed without a schema. The first readable file decides the schema. For JSON, the other files are
+compared with the first."""
 
 
 class SchemaDecision:
-    """Decides the schema of one dataset during one ingestion, and commits it with the files by which it changes."""
+    """Decides the schema of one dataset during one ingestion. A changed schema is committed together with the file that changes it."""
 
     def __init__(self, dataset: OpenDataset, writer: SegmentWriter) -> None:
         self._dataset, self._writer, self._format = dataset, writer, dataset.format
         self._schema = dataset.row.schema
-        # An ingestion that broke off may have left one that was never committed.
+        # An interrupted ingestion may have left a schema that was never committed.
         self._format.schema = self._schema or dataset.declared_schema
         self._has_expected = False
         if self._schema is None and self._format.decides_schema and len(dataset.files):
@@ -36,13 +37,13 @@ class SchemaDecision:
 
     @property
     def is_expected(self) -> bool:
-        """Whether files after the next one can be read before it is added."""
+        """Whether the files after the next file can be read before the next file is added."""
         return not self.is_open or self._format.schema is not None
 
     def expect(self, job: FileJob) -> bool:
-        """Let the format read files by the schema that a file will decide if it is indexed; return whether its beginning shows that.
-
-        Only of the first file: once one was refused after all, others may be, and each time what is read meanwhile would be read in vain.
+        """Find the schema that a file will decide in its beginning, and let the format read other files with this schema. Returns whether the schema
+        was found. Only the first file is used in this way: if the first file is refused, others are likely to be refused too, and each refusal makes
+        the concurrent reads useless.
         """
         dataset, found = self._dataset, None
         is_plain = isinstance(dataset.filesystem, LocalFiles) and not self._format.is_packed(job.seen.path)
@@ -54,12 +55,13 @@ class SchemaDecision:
         return found is not None
 
     def note(self, job: FileJob) -> None:
-        """Note the schema of a file whose samples are added."""
+        """Record the schema of a file whose samples are added."""
         found, known, path = job.schema, self._schema, sanitize(job.seen.path)
         if found is None or not job.indexed.num_samples:
             return
         if known is not None:
-            if known.lacking:  # What is known of this file is what `found` says: it may have been corrected, or grown.
+            # `found` replaces earlier findings about this file, which may have been corrected or may have grown.
+            if known.lacking:
                 known = replace(known, lacking=tuple(file for file in known.lacking if file.path != path))
             if found.lacking:
                 found = replace(found, lacking=tuple(replace(file, path=path) for file in found.lacking))
@@ -75,8 +77,8 @@ class SchemaDecision:
             self._schema = self._format.schema = self._writer.schema = schema
 
     def _adopt(self) -> None:
-        """Take the schema from the first file of a dataset that was indexed without one. Of JSON, the files after it are compared; others may differ,
-        and are looked at when they are read."""
+        """Take the schema from the first file of a dataset that was indexed without one. Later JSON files are compared with the first file. Files of
+        other formats may differ; each is checked when it is read."""
         dataset, paths, schema = self._dataset, self._dataset.snapshot().paths, self._schema
         for file_id in range(min(len(paths), _LOOKED_AT)):
             if file_id in dataset.files.altered:
@@ -85,7 +87,7 @@ class SchemaDecision:
                 with beginning_of(dataset.filesystem, paths, file_id) as file:
                     found = self._format.schema_in(paths[file_id], file)
             except DataError:
-                continue  # It is gone, or damaged: what is wrong with it is said where it is read.
+                continue  # The file is gone or damaged; reading it reports the problem.
             if found is None:
                 continue
             path = dataset.files.path(file_id)

@@ -1,4 +1,4 @@
-"""Writing of indexed samples as segments, committed with their files: all samples of a file become visible at once or not at all."""
+"""Writes indexed samples as segments, and commits them with their files. All samples of a file become visible at once or not at all."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SegmentWriter:
         self._skipped: list[SkippedRow] = []
         self._forgotten: list[FileRow] = []
         self.schema: DatasetSchema | None = None
-        """What the schema of the dataset is to be with the files that were added; None: it stays."""
+        """The schema of the dataset after the added files; None: unchanged."""
         self._flushed = time.monotonic()
 
     @property
@@ -48,28 +48,31 @@ class SegmentWriter:
 
     @property
     def num_pending_samples(self) -> int:
-        """Samples that were added and are not committed yet."""
+        """Number of samples that were added and are not committed yet."""
         return len(self._builder) + self._next_key - self._dataset.row.next_key
 
     def add(self, file_id: int, chunks: Sequence[IndexedSamples]) -> None:
-        """Add `chunks` of samples of the file `file_id`, in order; `complete` follows after the last ones.
+        """Add `chunks` of samples of the file `file_id`, in order. After the last chunks, the caller calls `complete`.
 
         Raises: DataError: labels are of the wrong type; nothing is added.
         """
+        # All chunks are checked before one is added, so that a refused file adds no samples.
         for chunk in chunks:
             self._check_labels(chunk)
         for chunk in chunks:
             self._builder.add(file_id, chunk)
 
     def complete(self, row: FileRow, skipped: Iterable[BadRow] = ()) -> None:
-        """Add the row of a file of which all samples were added; none if it is empty. `skipped`: rows of which there is no sample."""
+        """Add the row of a file whose samples were all added, or of a file without samples. `skipped`: unusable rows of the file."""
         self._skipped += (SkippedRow(row.path, bad.offset, bad.reason) for bad in skipped)
         (self._new_files if row.file_id == self.next_file_id else self._changed_files).append(row)
         self.solve(row.path)
 
     def add_files(self, rows: Sequence[FileRow], files: IndexedFiles) -> None:
-        """Add files of one sample each. `rows` (at least one) are those of `files.good()`; the ids of new ones start at `next_file_id`, others are of
-        files of which nothing is indexed.
+        """Add files of one sample each.
+
+        Args: rows: at least one, for `files.good()`. Ids of new files start at `next_file_id`; smaller ids belong to known files of which nothing
+        is indexed.
 
         Raises: DataError: labels are of the wrong type; nothing is added.
         """
@@ -79,6 +82,7 @@ class SegmentWriter:
         self._builder.add_files(ids, files)
         self._new_files.extend(compress(rows, is_new.tolist()))
         self._changed_files.extend(compress(rows, (~is_new).tolist()))
+        # Usually there are no problems. Then this saves a call for each of many files.
         for row in rows if self._problems or self._dataset.problems else ():
             self.solve(row.path)
 
@@ -87,7 +91,7 @@ class SegmentWriter:
         self._changed_files.append(row)
 
     def forget_file(self, row: FileRow) -> None:
-        """Replace the row of a file by one of which nothing is indexed; its problem is gone, and so are its skipped rows."""
+        """Replace the row of a file by one without indexed bytes, and remove its problem and its skipped rows."""
         self._forgotten.append(row)
         self.solve(row.path)
 
@@ -97,18 +101,20 @@ class SegmentWriter:
         self._solved.discard(problem.path)
 
     def solve(self, path: str) -> None:
-        """Remove the problem of a file, if it has one. Args: path: relative to the dataset's folder."""
+        """Remove the problem of a file, if the file has one. Args: path: relative to the dataset's folder."""
         if path in self._dataset.problems:
             self._solved.add(path)
         self._problems.pop(path, None)
 
     def spill(self) -> None:
-        """Write full segments; nothing is visible before `flush`."""
+        """Write full segments. The samples in them become visible only with `flush`."""
         while self._builder.full():
             self._write_one()
 
     def is_due(self) -> bool:
-        """Whether there is enough for a segment or a commit, or the first sample has waited for `flush_s`."""
+        """Whether the added samples are enough for a segment, the added files are enough for a commit, or the last flush was `flush_s` seconds
+        ago.
+        """
         limits = self._dataset.limits
         return (
             self._builder.full()
@@ -117,7 +123,7 @@ class SegmentWriter:
         )
 
     def flush(self) -> None:
-        """Commit everything that was added. Only between files."""
+        """Commit everything that was added. Call this only between files."""
         while len(self._builder):
             self._write_one()
         changes = (self._segments, self._new_files, self._changed_files, self._problems, self._solved, self._forgotten)
@@ -138,13 +144,18 @@ class SegmentWriter:
         self._reset()
 
     def discard(self) -> None:
-        """Drop everything since the last `flush`: a file turned out to be damaged in its middle."""
+        """Drop everything that was added since the last `flush`. Called when a file turns out to be damaged after some of its samples were
+        written.
+        """
+        # No commit names these segments, so no reader uses them.
         for segment in self._segments:
             (self._dataset.folder / segment.file_name).unlink(missing_ok=True)
         self._reset()
 
     def merge(self) -> None:
-        """Merge runs of small segments at the end of the index until none is left. One that is damaged stays as it is, with those before it."""
+        """Merge runs of small segments at the end of the index, until no such run is left. A damaged segment and the segments before it stay as they
+        are.
+        """
         dataset = self._dataset
         while old := self._next_run():
             name = _new_name(old[0].info.first_key)
@@ -153,12 +164,13 @@ class SegmentWriter:
             except (CorruptStateError, UnavailableError):
                 if not self._report_damage(old):
                     raise
+                # The damaged segments are now known, so `_next_run` leaves them out.
                 continue
             replaced = [segment.info.first_key for segment in old]
             dataset.commit(Change(dataset.row.next_key, segments=[merged], replaced_segments=replaced))
 
     def _next_run(self) -> Sequence[Segment]:
-        """The segments that are to become one next: behind the last one that is known to be damaged."""
+        """Return the next segments to merge, after the last one that is known to be damaged."""
         damaged, limits = {problem.path for problem in self._dataset.damaged}, self._dataset.limits
         newest_first = reversed(self._dataset.snapshot().index.segments)
         segments = [*takewhile(lambda segment: str(segment.path) not in damaged, newest_first)][::-1]
@@ -166,7 +178,7 @@ class SegmentWriter:
         return segments[len(segments) - run :]
 
     def _report_damage(self, segments: Sequence[Segment]) -> bool:
-        """Report which of `segments` are damaged or cannot be read; return whether there is one."""
+        """Report which of `segments` are damaged or cannot be read. Return whether there is one."""
         found = [problem for segment in segments if (problem := segment_problem(segment.path)) is not None]
         for problem in found:
             self._dataset.report_damage(problem.path, problem)
@@ -175,6 +187,7 @@ class SegmentWriter:
     def _write_one(self) -> None:
         columns = self._builder.take()
         name = _new_name(self._next_key)
+        # Until the commit, the folder has a segment that the catalogue does not know.
         self._dataset.in_doubt = True
         info = write_segment(self._dataset.folder / name, self._next_key, columns)
         self._segments.append(SegmentRow(info, name))
@@ -190,9 +203,10 @@ class SegmentWriter:
 
 
 def merge_run(sizes: Sequence[int], factor: int = 16, most: int = SEGMENT_ROWS) -> int:
-    """The number of last segments that are to become one; 0 if none.
+    """Return the number of last segments to merge; 0 if none.
 
-    Segments of factor^k to factor^(k + 1) samples are of one kind: `factor` neighbours of a kind, and smaller ones behind them, become one.
+    Segments of factor^k to factor^(k + 1) samples are of one kind. `factor` neighbours of one kind, together with smaller segments after them, become
+    one segment.
 
     Args: sizes: samples of each segment, by first key. most: samples that a segment may have.
 
@@ -213,5 +227,5 @@ def merge_run(sizes: Sequence[int], factor: int = 16, most: int = SEGMENT_ROWS) 
 
 
 def _new_name(first_key: int) -> str:
-    """A unique name: two processes that write the same keys do not write one file."""
+    """Return a unique name, so that two processes that write the same keys never write the same file."""
     return f"{first_key:020d}-{uuid.uuid4().hex[:12]}.segment"

@@ -1,4 +1,4 @@
-"""Watchers: threads that index what is new in a dataset's folder without a request."""
+"""Watchers: threads that index new data in a dataset's folder without a request."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Watcher:
         self._stop.set()
 
     def stop(self) -> None:
-        """Stop watching; returns when the running scan has ended, at most 10 s later."""
+        """Stop watching. The method returns when the running scan has ended, or after 10 s."""
         self.ask_to_stop()
-        # A scan that ends with the deletion of the dataset stops the watcher from its own thread, which cannot wait for itself.
+        # A scan that ends with the deletion of the dataset stops the watcher from its own thread, which cannot join itself.
         if threading.current_thread() is not self._thread:
             self._thread.join(10.0)
 
@@ -54,15 +54,16 @@ class Watcher:
                 if isinstance(error, NotFoundError) and self._dataset.closed:
                     return
             except Exception as error:
-                # A watcher that died would look like a folder in which nothing happens.
+                # A dead watcher would look like a folder without changes.
                 if repr(error) != logged:
                     logger.exception("watch_failed", dataset=self._dataset.name)
                 logged = repr(error)
+            # `ask_to_stop` ends the pause.
             self._stop.wait(pause_s(self._interval_s, time.monotonic() - started))
 
 
 def pause_s(interval_s: float, scan_s: float) -> float:
-    """Seconds until the next scan after one that took `scan_s`.
+    """Return the seconds until the next scan after one that took `scan_s`.
 
     >>> pause_s(1.0, 0.01), pause_s(1.0, 2.0)
     (1.0, 8.0)

@@ -12,20 +12,20 @@ from modyn import _core
 from modyn.records import Int64Array
 
 UNKNOWN_TAG = -1
-"""The tag of an object without an ETag, or that was indexed before tags were kept; of files of this machine."""
+"""The tag of a local file, of an object without an ETag, and of an object that was indexed before tags were kept."""
 _PART = 1 << 13
-"""Files that pass between Python and the core with one call, which holds the interpreter for some milliseconds."""
+"""Number of files in one call between Python and the core. A call holds the interpreter for some milliseconds."""
 
 
 class FileRow(NamedTuple):
     """One indexed file.
 
-    A tuple, because there may be one for each sample: making it takes a tenth of the time of a frozen record.
+    The class is a tuple, because there may be a file for each sample, and to make a tuple takes a tenth of the time of a frozen record.
     """
 
     file_id: int
     path: str
-    """Relative to the dataset's folder."""
+    """Path relative to the dataset's folder."""
     size: int
     mtime_ns: int
     indexed_end: int
@@ -34,37 +34,37 @@ class FileRow(NamedTuple):
     fingerprint: str
     """Checksum of the first `indexed_end` bytes; empty for files of one sample."""
     altered: bool = False
-    """The indexed bytes were changed after they were indexed."""
+    """Whether the indexed bytes were changed after they were indexed."""
     tail: int = UNKNOWN_TAG
-    """What tells the content apart beside size and time. Of a file that can grow: CRC-32 of the last 4 KiB before `size`, by which a longer
-    file is known to be the same one. Of an object in a bucket: its tag, 63 bits of a hash of its ETag. -1: it has none, or it is not known."""
+    """Identifies the content in addition to size and time. For a file that can grow: CRC-32 of the last 4 KiB before `size`, by which a longer file
+    is recognised. For an object in a bucket: its tag, 63 bits of a hash of its ETag. -1: there is no such number, or it is unknown."""
 
 
 class Checksum(NamedTuple):
-    """CRC-32 of the first `num_bytes` bytes of a file; of 0 bytes: it is not known."""
+    """CRC-32 of the first `num_bytes` bytes of a file; if `num_bytes` is 0, the checksum is not known."""
 
     num_bytes: int = 0
     crc32: int = 0
 
 
 class CheckedFile(NamedTuple):
-    """An indexed file as a scrub compares it."""
+    """An indexed file, with what a scrub needs to compare it."""
 
     row: FileRow
     checksum: Checksum = Checksum()
     """Checksum of the bytes that were indexed when a scrub read the file last."""
     times_forgotten: int = 0
-    """How often its samples were deleted, so that it was taken again: what was read before says nothing of it since then."""
+    """Number of times that the file's samples were deleted for a new indexing; checksums from before the last time do not count."""
 
 
 class FileTable:
-    """Indexed files by id (dense from 0) and by path, in the core's memory: about 50 bytes each and the path. One writer; readers may look up
-    ids that they know."""
+    """Indexed files by id (dense from 0) and by path, in the core's memory. A file takes about 50 bytes and its path. One thread at a time may change
+    the table; other threads may look up ids that they know."""
 
     def __init__(self, rows: Iterable[FileRow] = ()) -> None:
-        """Args: rows: by id, from 0 without gaps."""
+        """Args: rows: in the order of their ids, from 0 without gaps."""
         self.known = _core.KnownFiles()
-        """The files as a `FolderScan` takes them."""
+        """The same files in the form that `FolderScan` takes."""
         self.altered: set[int] = set()
         self.add(rows)
 
@@ -89,27 +89,28 @@ class FileTable:
             (self.altered.add if row.altered else self.altered.discard)(row.file_id)
 
     def stamps(self, file_ids: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Sizes (bytes) and times (ns) with which the files `file_ids`, int64 (n,), were last indexed or found unchanged: int64 (n,) each."""
+        """Return sizes (bytes) and times (ns) of the files `file_ids`, int64 (n,), when they were last indexed or found unchanged: int64 (n,)
+        each."""
         sizes, mtimes_ns, _ = self.known.stamps(file_ids)
         return sizes, mtimes_ns
 
     def path(self, file_id: int) -> str:
-        """The path of the file, relative to the dataset's folder."""
+        """Return the path of the file, relative to the dataset's folder."""
         return self.known.path(file_id)
 
     def id_of(self, path: str) -> int | None:
-        """The id of the file at `path`; None if it is not known."""
+        """Return the id of the file at `path`; None if the file is not known."""
         found = int(self.known.find([path])[0])
         return found if found >= 0 else None
 
     def ids(self, paths: Sequence[str]) -> Int64Array:
-        """The ids of the files at `paths`: int64 (n,), -1 where none is known."""
+        """Return the ids of the files at `paths`: int64 (n,), -1 for unknown files."""
         parts = [self.known.find(paths[first : first + _PART]) for first in range(0, len(paths), _PART)]
         return np.concatenate([np.empty(0, np.int64), *parts])
 
 
 class Comparison:
-    """A listing against the indexed files, part by part: a byte is held for each indexed file, and nothing of the listing."""
+    """Compares a listing with the indexed files, part by part. The object keeps a byte for each indexed file, and nothing of the listing."""
 
     def __init__(self, table: FileTable) -> None:
         self._table = table
@@ -118,27 +119,30 @@ class Comparison:
     def differing(
         self, paths: Sequence[str], sizes: Int64Array, mtimes_ns: Int64Array, tags: Int64Array | None = None
     ) -> Int64Array:
-        """Positions in this part of files that are new, that are not as they were indexed, or that are altered: int64, ascending.
+        """Return the positions in this part of new, changed or altered files: int64, ascending.
 
-        Args: paths: relative to the dataset's folder. sizes, mtimes_ns, tags: int64 (n,); tags differ only where both are known.
+        Args: paths: relative to the dataset's folder. sizes, mtimes_ns, tags: int64 (n,). Two tags are compared only if both are known.
         """
         ids = self._table.ids(paths)
         listed = np.flatnonzero(ids >= 0)
         found = ids[listed]
         known_sizes, known_times, known_tags = self._table.known.stamps(found)
         same = (known_sizes == sizes[listed]) & (known_times == mtimes_ns[listed])
+        # Tags are compared only where both are known. Files that were indexed by older versions have none.
         if tags is not None:
             now = tags[listed]
             same &= (known_tags == now) | (known_tags == UNKNOWN_TAG) | (now == UNKNOWN_TAG)
+        # An altered file differs in any case: it may have its old content again.
         if self._table.altered:
             same &= ~np.isin(found, list(self._table.altered))
         differs = np.ones(len(paths), np.bool_)
         differs[listed[same]] = False
+        # A listed file is not absent, whether it has changed or not.
         self._is_absent[found] = False
         return np.flatnonzero(differs)
 
     def absent(self) -> Int64Array:
-        """Ids of indexed files that were in no part: int64, ascending."""
+        """Return the ids of indexed files that were in no part: int64, ascending."""
         return np.flatnonzero(self._is_absent)
 
 

@@ -13,11 +13,12 @@ from modyn.records import Int64Array, SampleBatch
 from modyn.storage.model.schema import DatasetSchema
 
 RECORDS_FOLDER = "records"
-"""Of the record log, in the folder of a dataset's index."""
+"""Name of the record log in the folder of a dataset's index."""
 
 
 def located(config: DatasetConfig, folder: Path) -> DatasetConfig:
-    """The registration with the folder of the files as its `base_path`: of a dataset of records, one in `folder`, that of its index."""
+    """Return the registration with the folder of the files as its `base_path`. For a dataset of records, this folder is in `folder`, the folder of
+    its index."""
     return config.model_copy(update={"base_path": str(folder.absolute() / RECORDS_FOLDER)}) if config.holds_records else config
 
 
@@ -27,9 +28,10 @@ class DatasetInfo:
 
     config: DatasetConfig
     identity: str
-    """UUID of this registration. Keys have a meaning only together with it: a dataset registered later under the same name has another."""
+    """UUID of this registration. Keys have a meaning only together with this identity, because a dataset that is registered later under the same name
+    has another identity."""
     num_samples: int
-    """Without deleted samples."""
+    """Number of samples, without deleted ones."""
     num_files: int
     num_problems: int
     next_key: int
@@ -40,13 +42,13 @@ class DatasetInfo:
     num_deleted: int
     float_labels: bool
     num_skipped: int = 0
-    """Rows of its files that cannot be used, of which there is no sample."""
+    """Number of unusable rows of the dataset's files. Such rows have no sample."""
     schema: DatasetSchema | None = None
-    """The columns of its files; None: not known before the first file, or its format has none. Not in lists of datasets."""
+    """The columns of the dataset's files; None: no file was indexed yet, or the format has no columns. Lists of datasets omit the schema."""
     num_labels: int = 0
-    """Labels that came after their samples."""
+    """Number of labels that came after their samples."""
     num_unlabelled: int = 0
-    """Samples without a label, deleted ones included."""
+    """Number of samples without a label, deleted ones included."""
 
     @property
     def name(self) -> str:
@@ -56,7 +58,7 @@ class DatasetInfo:
 
 @dataclass(frozen=True, slots=True)
 class IngestProgress:
-    """Progress of one ingestion; numbers count from its start."""
+    """Progress of one ingestion. Numbers count from its start."""
 
     files_seen: int = 0
     files_indexed: int = 0
@@ -67,15 +69,15 @@ class IngestProgress:
 
 @dataclass(frozen=True, slots=True)
 class SamplePlace:
-    """Where a sample lies."""
+    """The place of a sample: file, offset and length."""
 
     key: int
     path: str
     offset: int
-    """Bytes from the start of the file; of a Parquet file the number of the row."""
+    """Bytes from the start of the file; in a Parquet file, the number of the row."""
     num_bytes: int
     label: int | float
-    """int where the labels of the dataset are whole numbers."""
+    """The label; int if the labels of the dataset are whole numbers, else float."""
     timestamp: int
     """Seconds since 1970."""
 
@@ -85,7 +87,9 @@ class SamplePlace:
 
 @dataclass(frozen=True, slots=True)
 class FileProblem:
-    """A file that was set aside, or that changed after it was indexed, which ingestion tries again later; or a damaged file of the index."""
+    """A file with a problem: a data file that was set aside or was changed after it was indexed, which ingestion tries again later, or a damaged file
+    of the index.
+    """
 
     path: str
     reason: str
@@ -95,20 +99,20 @@ class FileProblem:
 
 @dataclass(frozen=True, slots=True)
 class ScrubProgress:
-    """What a scrub of a dataset has done so far."""
+    """Progress of a scrub of a dataset."""
 
     files_seen: int = 0
-    """Data files of the dataset; the files of its index are not counted."""
+    """Number of all data files of the dataset, without the files of its index."""
     files_compared: int = 0
     """Data files whose indexed bytes were read and compared."""
     files_first: int = 0
-    """Files among `files_compared` that no scrub had read before, so that only what their fingerprints cover was compared."""
+    """Number of files in `files_compared` that no scrub had read before. Only the parts that their fingerprints cover were compared."""
     problems: tuple[FileProblem, ...] = ()
-    """Those that were found since the step before: damaged files of the index, and data files that are not what was indexed."""
+    """Problems found since the previous step: damaged files of the index, and changed data files."""
 
 
 MOST_RECORDS = 10_000
-"""Most records that are appended with one call."""
+"""Largest number of records that are appended with one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +120,21 @@ class NewRecord:
     """A record that a client appends to a dataset of records."""
 
     key: str
-    """Idempotency key, 1 to 128 characters, chosen by the client: of all records with one key the first one counts, for ever."""
+    """Idempotency key, 1 to 128 characters, chosen by the client: only the first record with a key ever counts."""
     payload: bytes
     label: float | None
-    """A whole number of 64 bits, unless the labels of the dataset are fractions; None: it comes later, by `set_labels`."""
+    """A whole number of 64 bits, or a fraction if the labels of the dataset are fractions; None: the label comes later, by `set_labels`."""
     timestamp: int | None = None
-    """Seconds since 1970; None: the time of arrival. Digits that are most likely a date (20130131) or another unit are refused, and 2013, 201301 or
-    240301 if all times of a call look so, as in files; unless the dataset counts seconds from 0."""
+    """Seconds since 1970; None: the time of arrival. Numbers that are probably a date (20130131) or in another unit are refused. Numbers such as
+    2013, 201301 or 240301 are refused if all times of a call look like this. The same rule applies to files. The rule does not apply if the dataset
+    counts seconds from 0."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LateLabelBatch:
-    """Samples whose labels came late, in the order in which these came; the first is number `first` of all of the dataset."""
+    """Samples with late labels, in the order of the labels' arrival. `first` is the number of the first of these labels among all late labels of the
+    dataset.
+    """
 
     first: int
     samples: SampleBatch
@@ -136,31 +143,31 @@ class LateLabelBatch:
 
     @property
     def end(self) -> int:
-        """The number after the last."""
+        """Number after the last label."""
         return self.first + len(self.samples)
 
     def slice(self, start: int, stop: int) -> LateLabelBatch:
-        """Labels [start, stop) of this batch, as views."""
+        """Return the labels [start, stop) of this batch, as views."""
         return LateLabelBatch(self.first + start, self.samples.slice(start, stop), self.deleted[start:stop])
 
 
 @dataclass(frozen=True, slots=True)
 class AppendedRecord:
-    """What became of a record that a client appended, or of a label that it sent for one."""
+    """The answer for a record that a client appended, or for a label that it sent."""
 
     sample_key: int
-    """Of the sample that it becomes, or that the first record with its idempotency key became."""
+    """Key of the sample that the record becomes, or that the first record with its idempotency key became."""
     is_duplicate: bool = False
-    """A record with its idempotency key was appended before; this one is dropped."""
+    """Whether a record with the same idempotency key was appended before; then this record is dropped."""
     differs: bool = False
-    """That record has another payload or label, or was given another time."""
+    """Whether the first record with the key has another payload, label or time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnValues:
-    """What n samples have in a column, as text: of sample i `values[numbers[i]]`, or nothing where its number is -1.
+    """The values of n samples in a column, as text. Sample i has `values[numbers[i]]`, or no value if its number is -1.
 
-    values: each once. numbers: int64 (n,).
+    values: each distinct value once. numbers: int64 (n,).
     """
 
     values: list[str]
@@ -170,11 +177,11 @@ class ColumnValues:
         return len(self.numbers)
 
     def slice(self, start: int, stop: int) -> ColumnValues:
-        """Samples [start, stop) of those that there are, with their values alone."""
+        """Return the samples [start, stop), with only their values."""
         found, numbers = np.unique(self.numbers[start:stop], return_inverse=True)
         missing = int(len(found) > 0 and found[0] < 0)
         return ColumnValues([self.values[number] for number in found[missing:].tolist()], numbers.astype(np.int64) - missing)
 
     def texts(self) -> list[str | None]:
-        """The value of each sample; None: it has none."""
+        """Return the value of each sample; None: the sample has no value."""
         return [None if number < 0 else self.values[number] for number in self.numbers.tolist()]

@@ -10,16 +10,16 @@ from typing import Literal, Self
 from modyn.errors import DataError
 
 _LISTED = 50
-"""Most names of columns in a message."""
+"""Largest number of names of columns in a message."""
 _NAME_CHARACTERS = 80
-"""Most characters of a name in a message."""
+"""Largest number of characters of a name in a message."""
 MOST_LACKING = 100
-"""Most files that a schema names since they lack a field."""
+"""Largest number of files that a schema names because they lack a field."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class SchemaColumn:
-    """A column, and its type as Arrow names it; empty: its values are text."""
+    """A column, and the name of its type in Arrow; empty: the values of the column are text."""
 
     name: str
     type: str = ""
@@ -30,13 +30,14 @@ class SchemaColumn:
 
 @dataclass(frozen=True, slots=True)
 class LackingFile:
-    """A file in whose first lines no object has some fields that objects of the first file have."""
+    """A file that lacks fields: objects of the first file have these fields, but no object in the first lines of this file has them."""
 
     path: str
-    """In the dataset's folder; empty: it stands for all files beyond MOST_LACKING."""
+    """Path in the dataset's folder; empty: the record is for all files beyond MOST_LACKING."""
     lacks: tuple[str, ...]
     fields: tuple[str, ...]
-    """Fields that they have, or those of one of all others; the first ones where they are many."""
+    """Fields that its objects have; in the record for all files beyond MOST_LACKING: fields of one of these files. Of many fields, only the first
+    ones are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +45,22 @@ class DatasetSchema:
     """The columns that all files of a dataset have, by name."""
 
     payloads: Literal["csv", "json", "values"]
-    """What a payload is. csv: a row with all columns in this order. json: an object with these fields, and maybe others. values: that of one
-    column of bytes, or those of columns of numbers, packed."""
+    """The kind of payload. csv: a row with all columns in this order. json: an object with these fields, and maybe others. values: the value of one
+    column of bytes, or the packed values of columns of numbers."""
     columns: tuple[SchemaColumn, ...]
     decided_by: str = ""
-    """The file, in the dataset's folder, whose columns these are; empty: options."""
+    """Path of the file that decided the columns, in the dataset's folder; empty: options decided them."""
     mixed_order: bool = False
-    """Files of CSV may have the columns in another order: their rows are read in this one."""
+    """Whether CSV files may have the columns in another order. The rows of such files are read in the order of the schema."""
     casts: tuple[SchemaColumn, ...] = ()
-    """Columns whose values some files have as another type, and that type: they are cast without loss."""
+    """Columns whose values have another type in some files, with that type. These values are cast without loss."""
     some_lines: tuple[str, ...] = ()
-    """Fields of JSON that some of the first lines of the first file had when it was indexed, and not all."""
+    """JSON fields that some of the first lines of the first file had when the file was indexed, but not all of these lines."""
     names_all: bool = False
-    """Whether the first lines of the first file had no fields of JSON but `columns` and `some_lines`. False: that is not known, since options name
-    the fields, there are too many, or an earlier version has indexed the file."""
+    """Whether the first lines of the first file had no other JSON fields than `columns` and `some_lines`. False: there may be other fields, because
+    options name the fields, there are too many fields, or an earlier version has indexed the file."""
     lacking: tuple[LackingFile, ...] = ()
-    """Files in whose first lines no object has one of `some_lines`: at most MOST_LACKING, and then one that stands for all others."""
+    """Files whose first lines lack some of the fields `some_lines`: at most MOST_LACKING, and one record for all further files."""
 
     @property
     def names(self) -> list[str]:
@@ -68,11 +69,11 @@ class DatasetSchema:
 
     @property
     def decider(self) -> str:
-        """What decided the schema, for messages."""
+        """Name of the file or option that decided the schema, for messages."""
         return f"which its first file, {self.decided_by}, decided" if self.decided_by else "which its options decided"
 
     def described(self) -> dict[str, str]:
-        """The schema for users, by what is said."""
+        """Describe the schema for users: name → text."""
         name = "fields of each file" if self.payloads == "json" else "columns"
         types = {column.name: column.type for column in self.columns}
         casts = [f"{cast.name}, {cast.type} in some files, is read as {types[cast.name]}" for cast in self.casts]
@@ -87,13 +88,14 @@ class DatasetSchema:
         return {key: value for key, value in said.items() if value}
 
     def joined(self, other: DatasetSchema) -> DatasetSchema:
-        """This schema, with what was found of another file of the dataset."""
+        """Return this schema, updated with the findings about another file of the dataset."""
         casts = tuple(sorted({*self.casts, *other.casts}))
         lacking = _bounded((*self.lacking, *other.lacking))
         return replace(self, mixed_order=self.mixed_order or other.mixed_order, casts=casts, lacking=lacking)
 
     def compared(self, path: str, other: DatasetSchema) -> DatasetSchema:
-        """This schema of JSON, with what a file at `path` lacks that was indexed before it was decided. Args: other: that this file would decide."""
+        """Return this JSON schema, updated with the fields that a file lacks which was indexed before the schema was decided. Args: path: path of the
+        file. other: schema that the file would decide."""
         there = [*other.names, *other.some_lines]
         lacks = tuple(name for name in (*self.names, *self.some_lines) if name not in there)
         if not lacks or not other.names_all:
@@ -104,12 +106,12 @@ class DatasetSchema:
         return replace(self, columns=columns, some_lines=some, lacking=lacking)
 
     def to_json(self) -> str:
-        """The schema as JSON."""
+        """Return the schema as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """What `to_json` wrote. Raises: ValueError, KeyError, TypeError: it is something else."""
+        """Read the text of `to_json`. Raises: ValueError, KeyError, TypeError: the text is something else."""
         found = json.loads(text)
         columns = {name: tuple(SchemaColumn(**column) for column in found[name]) for name in ("columns", "casts")}
         lacking = [LackingFile(file["path"], tuple(file["lacks"]), tuple(file["fields"])) for file in found.get("lacking", ())]
@@ -117,7 +119,7 @@ class DatasetSchema:
 
 
 def _bounded(files: Sequence[LackingFile]) -> tuple[LackingFile, ...]:
-    """The same files, those beyond MOST_LACKING as one."""
+    """Return the same files. Files beyond MOST_LACKING become one record."""
     named = [file for file in files if file.path]
     others = [*(file for file in files if not file.path), *named[MOST_LACKING:]]
     if not others:
@@ -127,9 +129,9 @@ def _bounded(files: Sequence[LackingFile]) -> tuple[LackingFile, ...]:
 
 
 def field_order(path: str, names: Sequence[str], schema: DatasetSchema) -> list[int] | None:
-    """Where each column of the schema stands among `names`, those of a file; None: the file has the same order.
+    """Return the position of each column of the schema among `names` of a file; None: the file has the same order.
 
-    Raises: DataError: the file has other columns; names both. Args: path: of the file.
+    Raises: DataError: the file has other columns; the message names both. Args: path: path of the file.
     """
     known = schema.names
     if list(names) == known:
@@ -140,7 +142,7 @@ def field_order(path: str, names: Sequence[str], schema: DatasetSchema) -> list[
 
 
 def other_columns(path: str, names: Sequence[str], schema: DatasetSchema) -> DataError:
-    """The error of a file at `path` that has the columns `names`, which are not those of the schema of its dataset."""
+    """Return the error for a file at `path` with the columns `names`, which differ from those of the schema of its dataset."""
     known = schema.names
     missing, others = ([name for name in some if name not in of] for some, of in ((known, names), (names, known)))
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
@@ -149,7 +151,7 @@ def other_columns(path: str, names: Sequence[str], schema: DatasetSchema) -> Dat
         for some, what in ((missing, "missing"), (others, "not of the dataset"), (twice, "there twice"))
         if some
     ]
-    # Any text file passes for a CSV file, and its first line may hold a secret: it is shown only of one that is like those of the dataset.
+    # Any text file passes for a CSV file, and its first line may contain a secret: the names are shown only if one of them is a name of the dataset.
     is_alike = bool({name.casefold() for name in names} & {name.casefold() for name in known})
     if not is_alike and schema.payloads == "csv":
         wrong, own = ["it has none of them"], f"its first line names {len(names)}"
@@ -164,13 +166,13 @@ def other_columns(path: str, names: Sequence[str], schema: DatasetSchema) -> Dat
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names of columns for a message, the first ones where they are many, and the beginning of long ones."""
+    """Return names of columns for a message. Of many names, only the first are returned; of a long name, only the beginning."""
     more = f" and {len(names) - _LISTED:,} more" if len(names) > _LISTED else ""
     return ", ".join(f"'{shortened(name)}'" for name in names[:_LISTED]) + more
 
 
 def shortened(name: str) -> str:
-    """A name for a message, cut where it is long: most of a file, where a quote is not closed.
+    """Return a name for a message, cut if it is long. If a quote is not closed, a name may be most of a file.
 
     >>> shortened("price"), len(shortened("x" * 5000))
     ('price', 83)

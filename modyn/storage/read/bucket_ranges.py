@@ -1,4 +1,4 @@
-"""Ranges of objects, read with few requests: neighbours are one, and several are under way at once."""
+"""Reads ranges of objects with few requests. Neighbouring ranges share a request, and several requests run at once."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RangeLimits:
-    """Which ranges share a request."""
+    """Limits of ranges that share a request."""
 
     gap_bytes: int = 64 << 10
-    """Most bytes between two samples that are read along, which takes less time than another request."""
+    """Largest gap in bytes between two samples of one request. To read such a gap is faster than another request."""
     gap_samples: int = 64
-    """But at most so many times the bytes of the sample behind them: what is read stays in proportion to what is wanted."""
+    """Largest gap that is read, as a multiple of the size of the next sample, so that unwanted bytes stay in proportion to wanted ones."""
     part_bytes: int = PART_BYTES
-    """Most bytes of one request: a single sample that is larger is read with several."""
+    """Largest number of bytes of one request. A larger sample is read with several requests."""
 
 
 _LIMITS = RangeLimits()
@@ -35,7 +35,7 @@ _LIMITS = RangeLimits()
 
 @dataclass(frozen=True, slots=True)
 class _ObjectRange:
-    """Bytes [start, stop) of one object, for the samples at positions [first, last) of the sorted question."""
+    """Bytes [start, stop) of one object, for the samples at positions [first, last) of the sorted request."""
 
     file_id: int
     start: int
@@ -48,11 +48,11 @@ class BucketRangeReader:
     """A `RecordReader` of objects whose samples are ranges of their bytes."""
 
     def __init__(self, folder: BucketFiles, paths: PathTable, limits: RangeLimits = _LIMITS) -> None:
-        """Args: folder: of the dataset; its threads ask the server. paths: full path by file id."""
+        """Args: folder: folder of the dataset, whose threads ask the server. paths: full path by file id."""
         self._folder, self._paths, self._limits = folder, paths, limits
 
     def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
-        """As `RecordReader.gather`, which names `file_ids`, `offsets` and `lengths`.
+        """See `RecordReader.gather` for `file_ids`, `offsets` and `lengths`.
 
         Raises: FileChangedError: an object is not the one that was indexed. DataError. UnavailableError: no server answers.
         """
@@ -60,6 +60,7 @@ class BucketRangeReader:
         bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
         data = np.empty(int(bounds[-1]), np.uint8)
         order = np.lexsort((offsets, file_ids))
+        # Samples without bytes need no request.
         order = order[sizes[order] > 0]
         begins, ends = offsets[order], offsets[order] + sizes[order]
         planned = plan(file_ids[order], begins, ends, self._limits)
@@ -68,6 +69,7 @@ class BucketRangeReader:
         answers = in_parallel(self._folder.requests, calls) if calls else iter(())
         for (asked, start, stop), answer in zip(parts, answers, strict=True):
             for at in range(asked.first, asked.last):
+                # A sample may be in several parts of a request, and a part may have bytes of several samples.
                 begin, end = max(int(begins[at]), start), min(int(ends[at]), stop)
                 if begin < end:
                     to = int(bounds[order[at]]) + begin - int(begins[at])
@@ -75,13 +77,13 @@ class BucketRangeReader:
         return data, bounds
 
     def _read(self, file_id: int, start: int, stop: int) -> UInt8Array:
-        # As storage published it: an object that it has looked at again is of another version now.
+        # The version as storage has published it: it changes when storage examines the object again.
         indexed = IndexedVersion.of(self._paths, file_id)
         return np.frombuffer(self._folder.read(self._paths[file_id], start, stop, indexed), np.uint8)
 
 
 class PackedObjectReader:
-    """A `RecordReader` of objects of which some are compressed: samples of those are read from their unpacked copies on this machine."""
+    """A `RecordReader` of objects, some of them compressed. Samples of compressed objects are read from unpacked copies on this machine."""
 
     def __init__(self, objects: RecordReader, copies: RecordReader, paths: PathTable) -> None:
         """Args: objects, copies: readers of objects, and of the copies. paths: full path by file id."""
@@ -104,7 +106,7 @@ class PackedObjectReader:
 
 
 def plan(file_ids: UInt32Array, begins: Int64Array, ends: Int64Array, limits: RangeLimits = _LIMITS) -> list[_ObjectRange]:
-    """The requests for n byte ranges [begin, end), sorted by file and begin: neighbours share one as far as `limits` allow.
+    """Return the requests for n byte ranges [begin, end), sorted by file and begin. Neighbours share a request if `limits` allow it.
 
     Args: file_ids: uint32 (n,). begins, ends: int64 (n,), bytes.
     """
@@ -118,6 +120,7 @@ def plan(file_ids: UInt32Array, begins: Int64Array, ends: Int64Array, limits: Ra
             if current is not None:
                 requests.append(_ObjectRange(current, start, stop, first, at))
             current, first, start, stop = file_id, at, begin, end
+        # Ranges may overlap, so the largest end so far counts.
         stop = max(stop, end)
     if current is not None:
         requests.append(_ObjectRange(current, start, stop, first, len(begins)))

@@ -1,4 +1,4 @@
-"""The values of a column of samples, read from their files by key; and whether there is such a column."""
+"""Reads the values of a column from the files of samples, by key, and checks that the column exists."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from modyn.storage.read.row_order import beginning_of
 from modyn.storage.read.snapshot import DatasetSnapshot
 
 KEYS_AT_ONCE = 65_536
-"""Most samples that are looked up at once."""
+"""Largest number of samples that are looked up at once."""
 BYTES_AT_ONCE = 32 << 20
-"""Rows that are read at once have about so many bytes, or are one."""
+"""Approximate number of bytes of rows that are read at once. At least one row is read."""
 LOOKED_AT = 1_000
-"""First samples of a dataset, and last ones, in which a column is looked for."""
+"""Number of first and of last samples of a dataset in which a column is searched."""
 
 
 class ColumnReader:
-    """Reads the column `column` of a dataset. Used by one thread."""
+    """Reads the column `column` of a dataset. Only one thread may use it."""
 
     def __init__(self, snapshot: Callable[[], DatasetSnapshot], folder: FileSystem, column: str) -> None:
-        """Args: snapshot: returns the newest state of the dataset. folder: that of its files.
+        """Args: snapshot: returns the newest state of the dataset. folder: folder of its files.
 
-        Raises: ConfigError: the dataset's format has no columns, or none that can have this name.
+        Raises: ConfigError: the dataset's format has no columns, or no column can have this name.
         """
         self._snapshot, self._folder, self._column = snapshot, folder, column
         config = snapshot().config
@@ -53,9 +53,10 @@ class ColumnReader:
         self._declared: RowColumn | RowGroups = declared
 
     def check(self) -> None:
-        """Check that one of the first or the last LOOKED_AT samples has the column, with values that can be distinguished; a no-op without samples.
+        """Check that one of the first or the last LOOKED_AT samples has the column, with values that can be distinguished. Without samples, nothing
+        is checked.
 
-        Raises: ConfigError: none has it; names the nearest column. DataError: they cannot be read.
+        Raises: ConfigError: no sample has the column; the message names the nearest one. DataError: samples cannot be read.
         """
         now, names = self._snapshot(), dict[str, None]()
         first = next((batch.keys for batch in now.samples_from(0, LOOKED_AT)), np.zeros(0, np.int64))
@@ -65,11 +66,11 @@ class ColumnReader:
             names |= dict.fromkeys(self._names(located))
             if self._column in names:
                 for _ in self.values(keys):
-                    pass  # Their kinds are checked.
+                    pass  # Encoding checks the types of the values.
                 return
         if not names:
             return
-        # Not the names themselves where they are a first line: any text file passes for a CSV file, and its first line may hold a secret.
+        # The message does not show the names of a first line, because any text file passes for a CSV file, and its first line may contain a secret.
         there = "" if isinstance(self._declared, RowColumn) and self._declared.has_header else f" It has {listed(list(names))}."
         near = nearest(self._column, list(names)) or "."
         raise ConfigError(
@@ -77,12 +78,12 @@ class ColumnReader:
         )
 
     def values(self, keys: Int64Array, identity: str = "") -> Iterator[ColumnValues]:
-        """Yield the values of samples, in the order asked, of at most KEYS_AT_ONCE at once. A sample that was deleted, or has no such column,
+        """Yield the values of samples in the given order, for at most KEYS_AT_ONCE samples at once. A sample that was deleted, or has no such column,
         has no value.
 
-        Args: keys: int64 (n,). identity: of the registration that they are of; empty: any.
-        Raises: ConfigError: a value cannot distinguish samples. DataError: a file cannot be read. NotFoundError: the dataset
-        never had a key, or is another registration.
+        Args: keys: int64 (n,). identity: identity of the keys' registration; empty: any.
+        Raises: ConfigError: a value cannot distinguish samples. DataError: a file cannot be read. NotFoundError: the dataset never had one of the
+        keys, or is another registration.
         """
         for first in range(0, len(keys), KEYS_AT_ONCE):
             located = locate(self._snapshot, keys[first : first + KEYS_AT_ONCE], "skip", identity)
@@ -95,7 +96,7 @@ class ColumnReader:
             yield ColumnValues(encoder.values, numbers)
 
     def _numbers(self, located: LocatedSamples, rows: slice, encoder: ValueEncoder) -> Int64Array:
-        """The numbers of the values of some located samples."""
+        """Return the numbers of the values of some located samples."""
         column = self._declared
         if isinstance(column, RowGroups):
             from modyn.storage.read.row_groups import RowGroupColumn  # Loads pyarrow.parquet, which other formats do not need.
@@ -128,7 +129,7 @@ class ColumnReader:
         )
 
     def _names(self, located: LocatedSamples) -> Iterator[str]:
-        """The names of the columns of samples, repeatedly."""
+        """Yield the names of the columns of samples. A name may occur several times."""
         column = self._declared
         if isinstance(column, RowGroups):
             from modyn.storage.read.row_groups import RowGroupColumn
@@ -151,7 +152,8 @@ class ColumnReader:
     def _rows(
         self, located: LocatedSamples, rows: slice, column: RowColumn
     ) -> list[tuple[Sequence[str], Int64Array, list[bytes]]]:
-        """Read rows: of each file if the column needs its header, which comes first, then which of the rows they are, then the rows."""
+        """Read rows. Returns groups. A group is a header, the positions of the rows, and the rows. If the column needs headers, there is a group for
+        each file, else one group."""
 
         def read(
             now: DatasetSnapshot, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int
@@ -177,7 +179,7 @@ class ColumnReader:
 
 
 def _parts(located: LocatedSamples) -> list[slice]:
-    """Ranges of samples whose payloads have about BYTES_AT_ONCE bytes, or that are one."""
+    """Return ranges of samples. The payloads of a range have about BYTES_AT_ONCE bytes, or more if a single sample is larger."""
     ends = np.cumsum(np.broadcast_to(np.asarray(located.entries.lengths), len(located)))
     edges = np.flatnonzero(np.diff(ends // BYTES_AT_ONCE)) + 1
     return [slice(start, stop) for start, stop in zip([0, *edges.tolist()], [*edges.tolist(), len(located)], strict=True)]

@@ -1,4 +1,4 @@
-"""Values of a column as text, each distinct one once: the same text for the same value, whatever format and file it stands in."""
+"""Values of a column as text. Each distinct value is stored once, and equal values have equal text in all formats and files."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MOST_VALUE_BYTES = 1024
-"""Bytes of the text of a value: longer ones do not distinguish samples."""
+"""Largest text of a value in bytes. Longer values are refused."""
 
 
 def value_text(value: object) -> str | None:
-    """Return the text of a value: a number without what does not change it, a time in ISO 8601; None: it is None.
+    """Return the text of a value: a number without needless zeros, a time in ISO 8601; None for None.
 
-    Raises: ValueError: it is no single value, or its text is longer than MOST_VALUE_BYTES; says what it is.
+    Raises: ValueError: the object is not a single value, or its text is longer than MOST_VALUE_BYTES; the message names it.
 
     >>> [value_text(value) for value in ("a", True, 1, 1.0, -0.0, 0.5, float("nan"), Decimal("1.50"), b"a", None)]
     ['a', 'true', '1', '1', '0', '0.5', 'nan', '1.5', 'a', None]
@@ -46,7 +46,7 @@ def value_text(value: object) -> str | None:
         case bytes():
             text = sanitize(value.decode("utf-8", "backslashreplace"))
         case _:
-            raise ValueError(f"{_KINDS.get(type(value), f'values of type {type(value).__name__}')}, no single value")
+            raise ValueError(f"{_KINDS.get(type(value), f'values of type {type(value).__name__}')}, not a single value")
     if len(text) > MOST_VALUE_BYTES // 4 and (size := len(text.encode())) > MOST_VALUE_BYTES:
         raise ValueError(f"a text of {size:,} bytes, and a value has at most {MOST_VALUE_BYTES:,}")
     return text
@@ -56,10 +56,10 @@ _KINDS: dict[type, str] = {dict: "objects", list: "lists"}
 
 
 class ValueEncoder:
-    """Numbers the values of a column in the order in which they come. `values`: those so far, as text."""
+    """Numbers the distinct values of a column in the order of their first occurrence."""
 
     def __init__(self, column: str) -> None:
-        """Args: column: its name, for errors."""
+        """Args: column: name of the column, for errors."""
         self._column = column
         self._numbers: dict[str, int] = {}
 
@@ -69,21 +69,21 @@ class ValueEncoder:
         return list(self._numbers)
 
     def numbers(self, values: Iterable[object]) -> Int64Array:
-        """The number of each value, int64 (n,), -1 of None. Raises: ConfigError: one has no text."""
+        """Return the number of each value, int64 (n,), -1 for None. Raises: ConfigError: a value has no text."""
         return np.fromiter(map(self._number, values), np.int64)
 
     def numbers_of_array(self, values: pa.Array) -> Int64Array:
-        """The same of an Arrow array."""
+        """Return the number of each value of an Arrow array, like `numbers`."""
         import pyarrow as pa  # Heavy, and only row groups need it.
         import pyarrow.compute as pc
 
         encoded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
         distinct = encoded.dictionary
         if pa.types.is_timestamp(distinct.type):
-            # As text, since Python has no nanoseconds; with as many digits as it takes, whatever the unit of the file is.
+            # Times become text here, because Python has no nanoseconds. The text has all digits that a time needs, for any unit of the file.
             distinct = pc.replace_substring_regex(distinct.cast(pa.string()), r"(\.\d*?)0+(Z?)$", r"\1\2")
             distinct = pc.replace_substring_regex(distinct, r"\.(Z?)$", r"\1")
-        # Of a dictionary of many rows, some of it may not occur in these.
+        # These rows may not contain all values of the dictionary.
         used, places = np.unique(encoded.indices.fill_null(-1).to_numpy(), return_inverse=True)
         numbers = [-1 if index < 0 else self._number(distinct[index].as_py()) for index in used.tolist()]
         found: Int64Array = np.array(numbers, np.int64)[places]

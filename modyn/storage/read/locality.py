@@ -1,8 +1,8 @@
 """Proof that a reader sees the files that storage sees: the same kernel, the same nonce, and the same data files by device and inode.
 
-A path means something else in another container, on another machine or behind another mount. So storage names, besides the paths, its
-kernel's boot id, a nonce that lies in the dataset's folder for its own user only, and device and inode of a few data files. On one kernel
-these two numbers are one file.
+A path may lead to another file in another container, on another machine or on another mount. Therefore storage names, in addition to the paths, its
+kernel's boot id, a nonce in the dataset's folder that only storage's user can read, and device and inode of a few data files. On one kernel, these
+two numbers identify one file.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from modyn.atomic_write import TEMPORARY_SUFFIX
 from modyn.errors import UnavailableError
 
 NONCE = "nonce"
+"""Name of the file with the nonce."""
 
 _FILES = 16
-"""Data files that are compared."""
+"""Largest number of data files that are compared."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
-    """A file as one machine identifies it: its path, and its device and inode there."""
+    """The identity of a file on one machine: its path, its device and its inode."""
 
     path: bytes
     device: int
@@ -37,14 +38,16 @@ class FileIdentity:
 
     @staticmethod
     def of(path: str) -> FileIdentity:
-        """Return the identity of the file `path` on this machine. Raises OSError if there is none."""
+        """Return the identity of the file `path` on this machine. Raises OSError if there is no such file."""
         status = os.stat(path)
         return FileIdentity(os.fsencode(path), status.st_dev, status.st_ino)
 
 
 @dataclass(frozen=True, slots=True)
 class ShortCutOffer:
-    """Storage's answer to a reader that wants to read locally: why it may not, or else what it must find to be allowed."""
+    """Storage's answer to a reader that wants to read locally: `refused`, the reason why it may not, or what the reader must find on its machine to
+    be allowed.
+    """
 
     refused: str = ""
     folder: bytes = b""
@@ -53,7 +56,7 @@ class ShortCutOffer:
     files: tuple[FileIdentity, ...] = ()
 
     def why_not(self) -> str | None:
-        """Why this process must not read the dataset by itself; None if it sees what storage sees."""
+        """Return why this process must not read the dataset by itself; None: the process sees the same files as storage."""
         if self.refused:
             return self.refused
         if not self.kernel or self.kernel != _kernel():
@@ -72,14 +75,14 @@ class Proof:
     """Storage's side of the proof, for one dataset: makes offers, with a nonce that is new at each start of storage."""
 
     def __init__(self, folder: Path) -> None:
-        """Args: folder: of the dataset's index, where the nonce is written."""
+        """Args: folder: folder of the dataset's index, where the nonce is written."""
         self._folder = folder
         self._nonce = secrets.token_hex(32).encode()
         self._lock = threading.Lock()
-        """One thread at a time places the nonce."""
+        """Lets one thread at a time write the nonce."""
 
     def offer(self, base_path: str, paths: PathTable) -> ShortCutOffer:
-        """The offer of a dataset with these files below `base_path`. Raises UnavailableError if the nonce cannot be written.
+        """Return the offer of a dataset with these files below `base_path`. Raises UnavailableError if the nonce cannot be written.
 
         Args: paths: full path by file id.
         """
@@ -98,6 +101,7 @@ class Proof:
             with suppress(FileNotFoundError):
                 if path.read_bytes() == self._nonce:
                     return
+            # Written next to it and renamed, so that a reader never sees a part of it.
             temporary = path.with_name(f"{NONCE}{TEMPORARY_SUFFIX}")
             temporary.unlink(missing_ok=True)
             with open(temporary, "xb", opener=_private) as file:
@@ -110,7 +114,9 @@ def _private(path: str, flags: int) -> int:
 
 
 def _kernel() -> str:
-    """The boot id: differs between machines, virtual ones too, and is the same in all containers of one; empty if unknown."""
+    """Return the boot id of the kernel; empty: the id is unknown. The id differs between machines, including virtual ones, and is the same in all
+    containers of one machine.
+    """
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -118,13 +124,14 @@ def _kernel() -> str:
 
 
 def some_files(count: int) -> list[int]:
-    """Ids of `count` files: the first, the last, and some between."""
+    """Return ids of some of `count` files: the first, the last, and some between."""
+    # A random sample, so that each new offer may find a difference that the one before did not.
     return list(range(count)) if count <= _FILES else [0, count - 1, *random.sample(range(1, count - 1), _FILES - 2)]
 
 
 def _present(paths: list[str]) -> Iterator[FileIdentity]:
     for path in paths:
-        with suppress(OSError):  # Gone since it was indexed: it proves nothing.
+        with suppress(OSError):  # A file that was removed since it was indexed proves nothing.
             yield FileIdentity.of(path)
 
 

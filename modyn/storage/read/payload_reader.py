@@ -1,7 +1,7 @@
-"""From keys to bytes: look up where samples are, and read them; and local reads, the short cut past the payload server.
+"""Looks up samples by key and reads their bytes. Local reads do without the payload server.
 
-Local reads are allowed only where locality is proven, see `modyn.storage.read.locality`. The publication is looked at again for each request,
-so a local reader sees deletions and new samples as the service's clients do. Storage need not run meanwhile.
+Local reads are allowed only where locality is proven, see `modyn.storage.read.locality`. Each request looks at the publication again, so a local
+reader sees deletions and new samples as the service's clients do. Local reads also work while storage does not run.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ PAYLOAD_BYTES = Counter("modyn_storage_payload_bytes_total", "Bytes of payloads 
 
 T = TypeVar("T")
 Gather = Callable[[DatasetSnapshot, UInt32Array, Int64Array, Int64Array | int], T]
-"""Reads from the files of a dataset: file ids, offsets and lengths as for `RecordReader.gather`."""
+"""Function that reads from the files of a dataset. Its arguments are file ids, offsets and lengths, as for `RecordReader.gather`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocatedSamples:
-    """Samples whose places are known and whose bytes are not read yet, in the order asked.
+    """Samples with known places and unread bytes, in the order of the request.
 
-    keys: int64 (n,), those asked that are there. where: int64 (n,), their positions in the question.
+    keys: int64 (n,), those of the requested keys that exist. where: int64 (n,), the positions of these keys in the request.
     """
 
     keys: Int64Array
@@ -49,29 +49,31 @@ class LocatedSamples:
     identity: str
     """Identity of the registration that the keys were looked up in."""
     snapshot: Callable[[], DatasetSnapshot]
-    """The dataset as it is now: what becomes unreadable after the look-up is not read."""
+    """Returns the present snapshot, so that samples that became unreadable after the look-up are not read."""
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def without_bytes(self, rows: slice) -> Payloads:
-        """`rows` as `take` returns them, but with payloads of no bytes: reads no data file. Raises as `take`, for what is known before reading."""
+        """Return `rows` like `take`, but with empty payloads. No data file is read. Raises the errors of `take` that are found without reading a
+        file."""
         self._readable(rows)
         keys = self.keys[rows]
         return Payloads(keys, self.entries.labels[rows], np.empty(0, np.uint8), np.zeros(len(keys) + 1, np.int64))
 
     def take(self, rows: Int64Array | slice) -> Payloads:
-        """Read `rows`, a slice or int64 (m,), now, in this order, duplicates allowed. From any thread; the GIL is released while it reads.
+        """Read `rows` now, a slice or int64 (m,), in this order; duplicates are allowed. Any thread may call the method. The GIL is released during
+        the read.
 
-        Raises: DataError: something cannot be read; names file and offset. FileChangedError: a file changed since it was indexed.
-        NotFoundError: the dataset was deleted, or another is registered under its name.
+        Raises: DataError: a sample cannot be read; the message names its file and offset. FileChangedError: a file changed since it was indexed.
+        NotFoundError: the dataset was deleted, or another dataset is registered under its name.
         """
         data, bounds = self.gather(rows, _read_payloads)
         lengths = self.entries.lengths
         return Payloads(self.keys[rows], self.entries.labels[rows], data, bounds, lengths if isinstance(lengths, int) else None)
 
     def gather(self, rows: Int64Array | slice, read: Gather[T]) -> T:
-        """Read something of `rows` now, as `take` reads their payloads. Raises as `take`."""
+        """Read a part of each of `rows`, such as a column, in the same way as `take` reads payloads. Raises the errors of `take`."""
         now, keys = self._readable(rows), self.keys[rows]
         file_ids, offsets = self.entries.file_ids[rows], self.entries.offsets[rows]
         lengths = self.entries.lengths
@@ -87,7 +89,7 @@ class LocatedSamples:
             raise DataError(f"{error.message} (`modyn data problems {now.name}` lists all files that are set aside)") from error
 
     def _readable(self, rows: Int64Array | slice) -> DatasetSnapshot:
-        """The dataset as it is now. Raises: NotFoundError: it is another. DataError: a file of `rows` was changed."""
+        """Return the dataset as it is now. Raises: NotFoundError: the dataset is another registration. DataError: a file of `rows` was changed."""
         now = self.snapshot()
         now.refuse_other(self.identity)
         if len(now.altered):
@@ -111,17 +113,18 @@ def _read_payloads(
 def locate(
     snapshot: Callable[[], DatasetSnapshot], keys: Int64Array, on_missing: OnMissing, identity: str = ""
 ) -> LocatedSamples:
-    """Where the samples of `keys` are, in the order asked, duplicates included. Reads no data file.
+    """Return the places of the samples of `keys`, in the order of `keys`, duplicates included. Reads no data file.
 
-    Args: snapshot: returns the newest state of the dataset; called now, and again for each `take`. keys: int64 (n,). on_missing: of
-    deleted keys: "skip" leaves them out, "raise" raises NotFoundError that names the first of them. identity: of the registration that
-    the keys are of; empty: any.
-    Raises: NotFoundError: the dataset is another registration, or never had a key. UnavailableError: the index seems to be behind.
+    Args: snapshot: returns the newest state of the dataset; called now, and again for each `take`. keys: int64 (n,). on_missing: what to do
+    with deleted keys: "skip" leaves them out, "raise" raises NotFoundError that names the first of them. identity: identity of the registration
+    that the keys come from; empty: any registration.
+    Raises: NotFoundError: the dataset is another registration, or never had a key. UnavailableError: the published index seems to be older than the
+    keys.
     """
     now = snapshot()
     now.refuse_other(identity)
     where, tombstones = np.arange(len(keys)), now.tombstones.keys
-    # One pass over the keys where none is missing, which is the rule.
+    # One pass over the keys is enough if none is missing, the usual case.
     if (entries := now.index.entries(keys)) is None:
         now.refuse_unknown(keys)
     if len(tombstones) and (deleted := tombstones.contains(keys)).any():
@@ -137,7 +140,9 @@ def locate(
 
 
 class LocalPayloads:
-    """Payloads of one dataset by key, read in this process. May be used by several threads at once, not across a fork."""
+    """Payloads of one dataset by key, read in this process. Several threads may use the object at once, but only in the process that made it, not
+    after a fork.
+    """
 
     def __init__(
         self,
@@ -146,15 +151,16 @@ class LocalPayloads:
         num_threads: int = 1,
         row_group_cache_bytes: int = ROW_GROUP_CACHE_BYTES,
     ) -> None:
-        """Open `dataset`, whose offer `ask` gets from storage: now, and again if storage moves the dataset.
+        """Open `dataset`. `ask` gets the offer from storage. It is called now, and again if storage moves the dataset.
 
-        Raises: ConfigError: why it cannot be read here. NotFoundError: there is no such dataset. What `ask` raises.
+        Raises: ConfigError: the dataset cannot be read here; the message says why. NotFoundError: there is no such dataset. Also the errors of
+        `ask`.
         """
         self._dataset = dataset
         self._ask = ask
         self._readers = RecordReaders(num_threads, row_group_cache_bytes)
         self._renewing = threading.Lock()
-        """One thread asks storage again, the others wait for its answer."""
+        """Lets one thread ask storage again, while the others wait for its answer."""
         self._published = self._open()
         self._identity = self._published.snapshot().identity
 
@@ -169,7 +175,7 @@ class LocalPayloads:
         self._readers.close()
 
     def locate(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise", identity: str = "") -> LocatedSamples:
-        """As `locate`. Raises also: InvalidArgumentError: these are the payloads of another dataset."""
+        """See the function `locate`. Raises also: InvalidArgumentError: this object reads the payloads of another dataset."""
         self._refuse_other(dataset)
         return locate(self.snapshot, np.ascontiguousarray(keys, np.int64), on_missing, identity)
 
@@ -180,21 +186,21 @@ class LocalPayloads:
             )
 
     def schema(self, dataset: str) -> DatasetSchema | None:
-        """The schema of the dataset; None: there is none, or it is not known yet. Raises: as `locate` and `snapshot`."""
+        """Return the schema of the dataset; None: the dataset has no schema, or its schema is not known yet. Raises: as `locate` and `snapshot`."""
         self._refuse_other(dataset)
         return self.snapshot().schema
 
     def place(self, key: int) -> SamplePlace | None:
-        """Where the sample of a key lies; None: it is not there any more."""
+        """Return the place of the sample with `key`; None: the sample is deleted."""
         now = self.snapshot()
         keys = np.array([key], np.int64)
         return None if now.missing(keys).any() else now.places(keys)[0]
 
     def snapshot(self) -> DatasetSnapshot:
-        """The dataset as it is now.
+        """Return the dataset as it is now.
 
-        Raises: NotFoundError: it was deleted. ConfigError: it can no longer be read here. UnavailableError: storage, which knows where it
-        is now, cannot be reached.
+        Raises: NotFoundError: the dataset was deleted. ConfigError: the dataset can no longer be read here. UnavailableError: storage cannot be
+        reached, and only storage knows the dataset's new folder.
         """
         published = self._published
         try:
@@ -205,8 +211,10 @@ class LocalPayloads:
 
     def _open_again(self, old: PublishedDataset) -> PublishedDataset:
         with self._renewing:
+            # Another thread may have opened the dataset again while this one waited for the lock.
             if self._published is old:
                 fresh = self._open()
+                # Storage may have another dataset under this name now. Its keys mean other samples.
                 fresh.snapshot().refuse_other(self._identity)
                 self._published = fresh
             return self._published
@@ -215,6 +223,7 @@ class LocalPayloads:
         offer = self._ask(self._dataset)
         if (reason := offer.why_not()) is not None:
             raise ConfigError(f"samples of dataset '{self._dataset}' cannot be read without the payload server: {reason}")
-        published = PublishedDataset(Path(os.fsdecode(offer.folder)), self._readers, verify=False)  # Storage has read all of it.
+        # Storage has verified the whole index, so a second check of all checksums would only cost time.
+        published = PublishedDataset(Path(os.fsdecode(offer.folder)), self._readers, verify=False)
         published.snapshot()
         return published

@@ -1,9 +1,9 @@
-"""What storage publishes of a dataset for readers in other processes: files in the dataset's folder, complete at any moment.
+"""The publication of a dataset for readers in other processes: files in the dataset's folder, complete at any moment.
 
-`index.json` names the other files: the segments, and the names of the data files in blocks that only grow in number. A block also has
-sizes, times and tails of its files, by which readers notice that a file was changed; newer ones stand in a file of their own. Each publication is a
-new file that takes the place of the old one, so a reader that finds the same file finds the same state, at the price of a `stat`. Storage
-publishes a change before it answers with it: the sample of a key that a client knows is found here.
+`index.json` names the other files: the segments, and the blocks with the names of the data files. A block never changes; a new block may replace
+smaller ones. A block also has the sizes, times and tails of its files, by which readers detect a changed file. Newer values are in a separate file.
+Each publication is a new file that replaces the old one, so a reader checks for a new state with one `stat`. Storage publishes a change before its
+answers contain the change, so readers find every key that a client knows.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ from modyn.storage.model.samples import UInt8Array
 from modyn.storage.model.schema import DatasetSchema
 
 INDEX = "index.json"
+"""Name of the file that is replaced with each publication."""
 TOMBSTONES = "deletions"
+"""Name of the file of deleted keys."""
 NAMES = ".names"
 """Ending of the blocks of file names."""
 STAMPS = ".stamps"
-"""Ending of the sizes and times that are not those in the blocks any more."""
+"""Ending of the name of the file with the sizes and times that have changed after the blocks were written."""
 _FORMAT = 6
-_ADVICE = "restart storage, which writes it anew"
+"""Number of the format, increased with each change of the format. Readers refuse every other number."""
+_ADVICE = "restart storage, which writes it again"
 _NAMES_KIND = FileKind(b"MODYNNAM", 2, "file of names of data files", _ADVICE)
 _STAMPS_KIND = FileKind(b"MODYNSTA", 2, "file of stamps of data files", _ADVICE)
 
@@ -46,11 +49,13 @@ class NameBlock:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """The content of `index.json`. identity: of the registration. segments: names of files. altered: ids of files that may not be read, ascending.
-    stamps: name of the file of newer stamps; None if all are those in the blocks. num_deleted: keys that the file of deletions has at least,
-    by which a lost or older one is noticed; 0 in publications of before there was this field. damaged: names of segments that are known to be
-    damaged, each with the reason; no sample may be read from them. schema: None: it is not known. num_labels: as `num_deleted`, of the file of labels
-    that came late."""
+    """The content of `index.json`.
+
+    identity: identity of the registration. segments: names of the segment files. altered: ids of files that may not be read, ascending. stamps: name
+    of the file of newer stamps; None: all stamps are in the blocks. num_deleted: smallest number of keys that the file of deletions may have; with
+    fewer keys, the file is lost or older. damaged: names of segments that are known to be damaged, each with the reason; no sample may be read from
+    them. schema: None: the schema is not known. num_labels: like `num_deleted`, for the file of late labels.
+    """
 
     config: DatasetConfig
     identity: str
@@ -67,7 +72,7 @@ class Publication:
 
     @property
     def num_files(self) -> int:
-        """Files that the name blocks hold."""
+        """Number of data files that the name blocks name."""
         return sum(block.count for block in self.names)
 
     def to_json(self) -> bytes:
@@ -92,8 +97,8 @@ class Publication:
     def read(folder: Path) -> Publication:
         """Read what storage has published in the folder of a dataset.
 
-        Raises: NotFoundError: nothing is published there. CorruptStateError: it is damaged or of another format. UnavailableError: it cannot
-        be read.
+        Raises: NotFoundError: nothing is published there. CorruptStateError: the publication is damaged or has another format. UnavailableError: the
+        publication cannot be read.
         """
         path = folder / INDEX
         try:
@@ -114,10 +119,10 @@ class Publication:
                 tuple(NameBlock(*block) for block in content["names"]),
                 tuple(content["altered"]),
                 content["stamps"],
-                int(content.get("num_deleted", 0)),
-                tuple((str(name), str(reason)) for name, reason in content.get("damaged", ())),
-                DatasetSchema.from_json(text) if (text := content.get("schema")) else None,
-                int(content.get("num_labels", 0)),
+                int(content["num_deleted"]),
+                tuple((str(name), str(reason)) for name, reason in content["damaged"]),
+                DatasetSchema.from_json(text) if (text := content["schema"]) else None,
+                int(content["num_labels"]),
             )
         except (FileNotFoundError, NotADirectoryError) as error:
             raise NotFoundError(f"no dataset is published in {folder}") from error
@@ -132,7 +137,7 @@ def _checksum(content: dict[str, Any]) -> int:
 
 
 def last_published(folder: Path) -> Publication | None:
-    """What is published in the folder of a dataset; None if nothing readable is. Raises UnavailableError."""
+    """Return the publication in the folder of a dataset; None if there is no publication that can be read. Raises UnavailableError."""
     try:
         return Publication.read(folder)
     except (NotFoundError, CorruptStateError):
@@ -141,7 +146,8 @@ def last_published(folder: Path) -> Publication | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NameColumns:
-    """What a block of names holds, mapped. ends of names in `text`, sizes (bytes), mtimes_ns, tails: int64 (n,). text: uint8."""
+    """A mapped block of names. text: uint8, all names one after the other. ends: where each name ends in `text`. sizes: bytes. ends, sizes,
+    mtimes_ns and tails are int64 (n,)."""
 
     ends: Int64Array
     sizes: Int64Array
@@ -151,16 +157,16 @@ class NameColumns:
 
 
 def write_names(path: Path, files: FileTable, first: int) -> None:
-    """Write a block about the files from id `first` on. Raises UnavailableError. Args: path: of the new file."""
+    """Write a block about the files from id `first` on. Raises UnavailableError. Args: path: path of the new file."""
     text, ends = files.known.packed_paths(first)
     sizes, mtimes_ns, tails = files.known.stamps(np.arange(first, len(files)))
     write_columns(path, _NAMES_KIND, {"ends": ends, "sizes": sizes, "mtimes_ns": mtimes_ns, "tails": tails, "text": text})
 
 
 def map_names(folder: Path, block: NameBlock, verify: bool = False) -> NameColumns:
-    """Map the columns of a block of names into memory, compared with their checksums if asked. Raises CorruptStateError, UnavailableError.
+    """Map the columns of a block of names into memory. Raises CorruptStateError, UnavailableError.
 
-    Args: folder: of the dataset's publication. verify: compare the file with its checksums, which reads all of it.
+    Args: folder: folder of the dataset's publication. verify: compare the file with its checksums, which reads all of it.
     """
     file = _open(folder / block.file, _NAMES_KIND, verify)
     columns = NameColumns(
@@ -177,7 +183,7 @@ def write_stamps(path: Path, files: FileTable, ids: Int64Array) -> None:
 
 
 def map_stamps(path: Path, verify: bool = False) -> Int64Array:
-    """Map ids, sizes, times and tails of files into memory, as `map_names`: int64 (4, n). Raises CorruptStateError, UnavailableError."""
+    """Map ids, sizes, times and tails of files into memory: int64 (4, n). Raises and `verify` as for `map_names`."""
     return _open(path, _STAMPS_KIND, verify).column("stamps")
 
 

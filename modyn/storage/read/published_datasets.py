@@ -1,4 +1,4 @@
-"""All datasets that a storage folder publishes, by name: `names/NAME` links to the folder of the dataset of that name."""
+"""All datasets that a storage folder publishes, by name: `names/NAME` links to the folder of the dataset NAME."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 
 from modyn._core import PathTable
 from modyn.atomic_write import TEMPORARY_SUFFIX, make_folder, remove, sync
-from modyn.config.buckets import is_bucket
 from modyn.config.dataset import DATASET_NAME
 from modyn.config.system import SystemConfig
+from modyn.config.system_sections.buckets import is_bucket
 from modyn.errors import NotFoundError, UnavailableError
 from modyn.registry import nearest
 from modyn.storage.read.locality import some_files
@@ -27,22 +27,23 @@ class PublishedNames:
     """The links from names of datasets to their folders."""
 
     def __init__(self, folder: Path) -> None:
-        """Args: folder: that of the links; made with the first of them."""
+        """Args: folder: folder of the links. The folder is made with the first link."""
         self._folder = folder
 
     @staticmethod
     def of(config: SystemConfig) -> PublishedNames:
-        """The links in the state folder of storage under `config`."""
+        """Return the links in the state folder of storage under `config`."""
         return PublishedNames(config.service_dir("storage") / "names")
 
     def add(self, name: str, target: Path) -> None:
-        """Link the name of a dataset to its folder, in place of an older link. Raises UnavailableError if that fails.
+        """Link the name of a dataset to its folder. An existing link is replaced. Raises UnavailableError if the link cannot be made.
 
         Args: target: folder of the dataset's index.
         """
         temporary = self._folder / f".{name}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}"
         try:
             make_folder(self._folder)
+            # A link cannot be changed in place. A rename replaces it in one step, so a reader never finds no link.
             temporary.unlink(missing_ok=True)
             temporary.symlink_to(os.path.relpath(target, self._folder))
             temporary.replace(self._folder / name)
@@ -58,7 +59,7 @@ class PublishedNames:
         remove(self._folder / name)
 
     def keep_only(self, names: Set[str]) -> None:
-        """Remove all other links, and what a crash left. The folder exists afterwards, also without datasets."""
+        """Remove all links except those of `names`, and temporary files that a crash left. If the folder of the links is missing, it is made."""
         make_folder(self._folder)
         for path in self._folder.glob("*"):
             if path.name not in names:
@@ -69,13 +70,13 @@ class PublishedNames:
         return sorted(path.name for path in self._folder.glob("*") if re.fullmatch(DATASET_NAME, path.name))
 
     def target(self, name: str) -> Path:
-        """The folder of a dataset. Raises NotFoundError if there is none of this name, UnavailableError if the link cannot be read."""
+        """Return the folder of a dataset. Raises NotFoundError if no dataset has this name, UnavailableError if the link cannot be read."""
         path = self._folder / name
         try:
             if re.fullmatch(DATASET_NAME, name):
                 return self._folder / os.readlink(path)
         except OSError as error:
-            # EINVAL: something is there that is no link.
+            # ENOENT: there is no such link. EINVAL: the path is not a link, so it is not a dataset either.
             if error.errno not in (errno.ENOENT, errno.EINVAL):
                 raise UnavailableError(f"cannot read {path}: {error.strerror or error}; make it readable") from error
             if not self._folder.is_dir():
@@ -91,26 +92,28 @@ class PublishedNames:
 
 
 class PublishedDatasets:
-    """The datasets of a storage folder, for a process without a catalogue. Any number of threads.
+    """The datasets of a storage folder, for a process without a catalogue. Any number of threads may use it.
 
-    Only those whose files it finds as storage indexed them. Weaker than the proof for local reads, since inodes differ on another machine: sizes
-    and times of some files are compared, once, and again as long as none of them agrees.
+    The object serves only datasets whose files are found unchanged on this machine. This check is weaker than the proof for local reads, because
+    inodes differ on another machine. The check compares sizes and times of some files once; if none of them agrees, the next request repeats the
+    check.
     """
 
     def __init__(self, names: PublishedNames, readers: RecordReaders, process: str) -> None:
-        """Args: process: name of this one, for errors."""
+        """Args: process: name of this process, for errors."""
         self._names, self._readers, self._process = names, readers, process
         self._lock = threading.Lock()
-        # Protects changes of the two fields below: two threads that ask for a dataset must not open it twice, and none may be lost while deleted
-        # ones are dropped. Publications are read and users' files looked at outside: a dead mount blocks requests of its own dataset only.
+        # Protects changes of the two fields below: two threads must not open a dataset twice, and no dataset may be lost while deleted ones are
+        # dropped. Publications and users' files are read outside of the lock, so a dead mount blocks only requests of its own dataset.
         self._open: dict[str, PublishedDataset] = {}
         self._found: set[str] = set()
         """Identities of the datasets whose files are here."""
 
     def snapshot(self, name: str) -> DatasetSnapshot:
-        """The dataset `name` as it is published now.
+        """Return the dataset `name` as it is published now.
 
-        Raises: NotFoundError: there is none. CorruptStateError. UnavailableError, with which a client asks elsewhere: the files are not here.
+        Raises: NotFoundError: there is no dataset of this name. CorruptStateError. UnavailableError: the files of the dataset are not on this
+        machine; then a client asks another server.
         """
         try:
             target = self._names.target(name)
@@ -129,7 +132,7 @@ class PublishedDatasets:
         return snapshot
 
     def _drop_deleted(self) -> None:
-        """Close files and maps of deleted datasets, which may never be asked for again."""
+        """Close files and maps of deleted datasets, because no request may ever name them again."""
         self._open = {name: published for name, published in self._open.items() if os.path.exists(published.folder / INDEX)}
 
     def _check_mounted(self, snapshot: DatasetSnapshot) -> None:

@@ -1,4 +1,4 @@
-"""Record readers: where the bytes of samples come from, one reader for each open dataset."""
+"""Record readers, which read the bytes of samples: one reader for each open dataset."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from modyn._core import Gatherer, PathTable
-from modyn.config.buckets import RECORD_LOG
 from modyn.config.dataset import DatasetConfig
 from modyn.config.system import ROW_GROUP_CACHE_BYTES
+from modyn.config.system_sections.buckets import RECORD_LOG
 from modyn.records import Int64Array
 from modyn.registry import load_object
 from modyn.rpc.logs import get_logger
@@ -17,32 +17,33 @@ from modyn.storage.files.file_system import UNPACKED, FileSystem, Roots
 from modyn.storage.files.local import LocalFiles, open_filesystem
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import FileFormat, RowGroups
-from modyn.storage.formats.record_log import RecordLogFormat
+from modyn.storage.formats.record_file import RecordLogFormat
 from modyn.storage.model.samples import RecordReader, UInt8Array, UInt32Array
 from modyn.storage.model.schema import DatasetSchema
 from modyn.storage.read.row_order import OrderedRowReader
 
 _OPEN_FILES = 512
+"""Largest number of data files that one gatherer keeps open."""
 
 
 class LocalRecordReader:
-    """Byte ranges of files on this machine."""
+    """Reads byte ranges of files on this machine."""
 
     def __init__(self, gatherer: Gatherer, paths: PathTable) -> None:
-        """Args: paths: full path by file id."""
+        """Args: paths: full path of each file id."""
         self._gatherer = gatherer
         self._paths = paths
 
     def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
-        """As `RecordReader.gather`, in C++, in parallel for large requests."""
+        """See `RecordReader.gather`. C++ code reads, with several threads for large requests."""
         return self._gatherer.gather(self._paths, file_ids, offsets, lengths)
 
 
 class RecordReaders:
-    """Opens the record readers of datasets, over one set of threads and open files.
+    """Opens the record readers of datasets. All readers share the same threads and open files.
 
-    Args: num_threads: for one request. row_group_cache_bytes: of row groups that are kept for each dataset whose rows lie in groups.
-    roots: in which files are opened.
+    Args: num_threads: number of threads for one request. row_group_cache_bytes: size of the cache of row groups, for each dataset whose rows are in
+    groups. roots: folders and buckets in which files may be opened.
     """
 
     def __init__(
@@ -53,19 +54,19 @@ class RecordReaders:
     ) -> None:
         self.roots = roots
         self._gatherer = Gatherer(_OPEN_FILES, num_threads, roots.folders)
-        # Records lie in a folder of storage, which is none of the roots of users' files.
+        # Records are in a folder of storage, which is not one of the roots of users' files.
         self._record_gatherer = Gatherer(_OPEN_FILES, num_threads, ()) if roots.folders or roots.buckets else self._gatherer
         self._row_group_cache_bytes = row_group_cache_bytes
         self._forgetting = threading.Lock()
-        """Held by the one thread that looks for removed files."""
+        """Held by the one thread that looks for removed files, so that there is never more than one such thread, even if the disk is slow."""
 
     def open(
         self, dataset: DatasetConfig, index: Path, schema: DatasetSchema | None = None, paths: PathTable | None = None
     ) -> tuple[PathTable, RecordReader]:
-        """A table for the paths of a dataset's files, and the reader of the files in it, by its file system, its format and its schema.
+        """Return a table of the paths of a dataset's files, and the reader of these files, which fits their file system, format and schema.
 
-        Args: dataset: as `located`. index: folder of its index. schema: None: files are read as they are. paths: the
-        table; None: an empty one is made.
+        Args: dataset: configuration of the dataset, as `located` returns it. index: folder of its index. schema: None: files are read as they are.
+        paths: the table to use; None: a new empty one.
         """
         folder = open_filesystem(dataset.base_path, Roots() if dataset.file_wrapper == RECORD_LOG else self.roots)
         file_format = build_format(dataset.file_wrapper, dataset.file_wrapper_config, dataset.timestamp_source)
@@ -77,7 +78,7 @@ class RecordReaders:
         return paths, reader if ordered else OrderedRowReader(reader, file_format, folder, paths)
 
     def open_format(self, file_format: FileFormat, folder: FileSystem, paths: PathTable) -> RecordReader:
-        """The reader of files of `file_format` that lie in `folder`, whose full paths by id are `paths`."""
+        """Return the reader of files of `file_format` in `folder`. Args: paths: full paths of the files by id."""
         declared = file_format.payload_reader()
         if isinstance(declared, RowGroups):
             from modyn.storage.read.row_groups import RowGroupReader  # Loads pyarrow.parquet, which other formats do not need.
@@ -92,14 +93,13 @@ class RecordReaders:
         from modyn.storage.files.bucket import BucketFiles
         from modyn.storage.read.bucket_ranges import BucketRangeReader, PackedObjectReader
 
-        assert isinstance(folder, BucketFiles), "files lie on this machine or in a bucket"
+        assert isinstance(folder, BucketFiles), "files are on this machine or in a bucket"
         objects = BucketRangeReader(folder, paths)
         return PackedObjectReader(objects, LocalRecordReader(self._gatherer, paths), paths) if file_format.packed else objects
 
     def forget_removed(self) -> None:
-        """Close open files that were removed, whose space on the disk is not free before.
-
-        In a thread of its own: each file is looked up, and one may be on a dead mount.
+        """Close open files that were removed, to free their space on the disk. A separate thread does this, because it looks up each open file, and
+        a file may be on a mount that no longer answers.
         """
         if (self._gatherer.num_open_files or self._record_gatherer.num_open_files) and not self._forgetting.locked():
             try:
@@ -108,7 +108,7 @@ class RecordReaders:
                 get_logger("storage").warning("removed_files_stay_open", error=str(error))
 
     def _forget_removed(self) -> None:
-        # Taken by the thread itself: one that could not be started would never release it.
+        # The thread itself takes the lock: a thread that cannot be started would never release it.
         if self._forgetting.acquire(blocking=False):
             try:
                 for gatherer in {self._gatherer, self._record_gatherer}:
@@ -117,6 +117,6 @@ class RecordReaders:
                 self._forgetting.release()
 
     def close(self) -> None:
-        """Close open files; the readers may still be used."""
+        """Close all open files. Readers that are used later open their files again."""
         for gatherer in {self._gatherer, self._record_gatherer}:
             gatherer.close_files()

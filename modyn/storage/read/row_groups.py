@@ -1,9 +1,12 @@
-"""What rows of Parquet files hold, row group by row group: payloads, of which the last groups that were read are kept, and values of a column."""
+"""Rows of Parquet files, row group by row group: payloads, with a cache of the last groups, and values of a column."""
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +23,6 @@ from modyn.records import Int64Array
 from modyn.storage.files.file_system import IndexedVersion, changed
 from modyn.storage.formats.parquet import READ_AS_DICTIONARIES, joined, payloads_of
 from modyn.storage.formats.parquet_types import check_types, is_bytes, type_of
-from modyn.storage.read.lru_cache import LRUCache
 
 if TYPE_CHECKING:
     from modyn._core import PathTable
@@ -30,30 +32,32 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_OR_AGAIN = "or take what it holds now with `modyn data reindex NAME FILE`"
+_OR_AGAIN = "or index what it contains now with `modyn data reindex NAME FILE`"
 
 _FOOTERS = 1024
-"""Files whose footers are kept."""
+"""Number of files whose footers are kept in memory."""
 _COLUMN_ROWS, _COLUMN_BYTES = 16_384, 64 << 20
-"""Rows of a column that are read at once, and about their bytes."""
+"""Largest number of rows of a column that are read at once, and approximate largest number of their bytes."""
 _Version = tuple[str, "FileStatus | IndexedVersion | None"]
-"""Path and state of a file: what is kept of it is of this state."""
+"""Path and state of a file. Cached values belong to one such version."""
 
 
 class RowGroupFiles(ABC, Generic[T]):
-    """Parquet files of a dataset, of which rows are read row group by row group. Any number of threads at once."""
+    """Parquet files of a dataset, whose rows are read by row groups. Thread-safe."""
 
     def __init__(self, paths: PathTable, folder: FileSystem, columns: Sequence[str]) -> None:
-        """Args: paths: full path by file id. folder: that of the files. columns: that are read."""
+        """Args: paths: full path of each file id. folder: file system of the files. columns: names of the columns to read."""
         self._paths, self._folder, self._columns = paths, folder, list(columns)
         self._footers = LRUCache[_Footer](_FOOTERS, lambda footer: 1)
 
     @abstractmethod
     def _of_group(self, key: _Version, indexed: IndexedVersion | None, footer: _Footer, number: int, rows: Int64Array) -> T:
-        """Return what is read of rows of a row group, counted from its first one. Args: key: state of the file."""
+        """Return the content that was read for `rows` of row group `number`. `rows` are counted from the first row of the group. Args: key: path and
+        state of the file.
+        """
 
     def _parts(self, file_ids: UInt32Array, rows: Int64Array) -> Iterator[T]:
-        """What is read of rows that are sorted by file and row, one part for each row group."""
+        """Yield the content that was read for rows that are sorted by file and row: one part for each row group."""
         for start, stop in _runs(file_ids):
             file_id = int(file_ids[start])
             path, indexed = self._paths[file_id], IndexedVersion.of(self._paths, file_id)
@@ -67,7 +71,7 @@ class RowGroupFiles(ABC, Generic[T]):
                 raise changed(path, int(rows[start]), f"row {rows[start]}") from error
 
     def _of_file(self, key: _Version, indexed: IndexedVersion | None, of_file: Int64Array) -> Iterator[T]:
-        """The parts of one file, whose state `key` names: what is kept of it is of this state."""
+        """Yield the parts of one file. `key` names the state of the file. Only values that were cached for this state are used."""
         path = key[0]
         footer = self._footers.get(key, partial(self._read_footer, path, indexed))
         if of_file[-1] >= footer.first_rows[-1]:
@@ -92,8 +96,8 @@ class RowGroupFiles(ABC, Generic[T]):
     def _opened(
         self, path: str, indexed: IndexedVersion | None, footer: _Footer, number: int, **options: Any
     ) -> Iterator[pq.ParquetFile]:
-        """The file, to read one row group of. Args: options: of the reader."""
-        # Of an object the columns are fetched together; for a file of this machine they are not needed.
+        """Open the file, to read one row group of it. Args: options: options of the reader."""
+        # The ranges of an object are fetched together, before they are read. A local file is read directly, so it needs no ranges.
         ranges = () if self._folder.appends else footer.ranges(number, self._columns)
         try:
             with (
@@ -123,17 +127,18 @@ class RowGroupReader(RowGroupFiles[pa.Array]):
     def __init__(
         self, paths: PathTable, folder: FileSystem, columns: Sequence[str], cache_bytes: int, types: Sequence[str] = ()
     ) -> None:
-        """Args: columns: of which payloads are made, in this order. cache_bytes: of payloads of row groups that are kept for the next request. types:
-        as which the columns are read; none: as which each file has them."""
+        """Args: columns: columns that make up the payload, in this order. cache_bytes: how many bytes of payloads of row groups are kept for the next
+        requests. types: types to which the columns are converted; empty: the columns keep the types of each file."""
         super().__init__(paths, folder, columns)
         self._types, self._kinds = types, list(map(type_of, types))
         self.cache_bytes = cache_bytes
         self._groups = LRUCache[pa.Array](cache_bytes, lambda group: int(group.nbytes))
 
     def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
-        """As `RecordReader.gather`; `offsets` are rows of the files. Raises DataError for a row that is absent or of another length."""
+        """See `RecordReader.gather`; `offsets` are rows of the files. Raises DataError for a row that is absent or of another length."""
         if not len(file_ids):
             return np.zeros(0, np.uint8), np.zeros(1, np.int64)
+        # Sorted by file and row, each row group is opened once for all its rows.
         order = np.lexsort((offsets, file_ids))
         parts = list(self._parts(file_ids[order], offsets[order]))
         if len({part.type for part in parts}) > 1:
@@ -159,7 +164,7 @@ class RowGroupReader(RowGroupFiles[pa.Array]):
     def _read_group(self, path: str, indexed: IndexedVersion | None, footer: _Footer, number: int) -> pa.Array:
         with self._opened(path, indexed, footer, number) as file:
             table = file.read_row_group(number, columns=self._columns)
-            # Mostly all files have one type: comparing costs a fraction of casting to it.
+            # Usually all files have the same types, and the comparison costs much less than a cast.
             types = () if [table.field(name).type for name in self._columns] == self._kinds else self._types
             check_types(path, table.schema, self._columns, types)
             for name in self._columns:
@@ -171,7 +176,7 @@ class RowGroupReader(RowGroupFiles[pa.Array]):
 
 
 class RowGroupColumn(RowGroupFiles[Int64Array]):
-    """Reads the values of one column of Parquet files, some rows at once. A file without the column has no values."""
+    """Reads the values of one column of Parquet files, some rows at once. Rows of a file without the column have no value."""
 
     def __init__(self, paths: PathTable, folder: FileSystem, column: str, encoder: ValueEncoder) -> None:
         """Args: paths, folder: as for `RowGroupFiles`. encoder: numbers the values."""
@@ -179,14 +184,16 @@ class RowGroupColumn(RowGroupFiles[Int64Array]):
         self._column, self._encoder = column, encoder
 
     def gather(self, file_ids: UInt32Array, rows: Int64Array) -> Int64Array:
-        """The numbers of the values of rows, int64 (n,), in the order asked. Raises: ConfigError: the values cannot be encoded. DataError."""
+        """Return the numbers of the values of rows, int64 (n,), in the requested order. Raises: ConfigError: the values cannot be encoded.
+        DataError.
+        """
         order = np.lexsort((rows, file_ids))
         found = np.concatenate([np.zeros(0, np.int64), *self._parts(file_ids[order], rows[order])])
         numbers: Int64Array = found[_inverse(order)]
         return numbers
 
     def names(self, file_id: int) -> list[str]:
-        """The names of the columns of a file. Raises: DataError: it cannot be read."""
+        """Return the names of the columns of a file. Raises: DataError: the file cannot be read."""
         footer = self._read_footer(self._paths[file_id], IndexedVersion.of(self._paths, file_id))
         names: list[str] = footer.metadata.schema.to_arrow_schema().names
         return names
@@ -199,10 +206,10 @@ class RowGroupColumn(RowGroupFiles[Int64Array]):
             return np.full(len(rows), -1, np.int64)
         kind = schema.field(places[0]).type
         if len(places) > 1 or pa.types.is_nested(kind):
-            what = "has two of that name" if len(places) > 1 else f"has the type {kind}, no single value"
+            what = "has two of that name" if len(places) > 1 else f"has the type {kind}, not a single value"
             raise ConfigError(f"the column '{column}' of {key[0]} {what}; choose another column")
         chunk = footer.chunk(number, column)
-        # A value that repeats is in memory once; where Arrow cannot do that, what stands in the file once may be many values: few are read at once.
+        # With dictionaries a repeated value is in memory once. Without them a value may be copied for each row, so few rows are read at once.
         packed = set(chunk.encodings) <= READ_AS_DICTIONARIES
         at_once = (
             _COLUMN_ROWS if packed else min(_COLUMN_ROWS, max(1, _COLUMN_BYTES // max(1, int(chunk.total_uncompressed_size))))
@@ -225,12 +232,12 @@ class _Footer:
     first_rows: Int64Array
 
     def chunk(self, number: int, column: str) -> pq.ColumnChunkMetaData:
-        """What is known of a column of a row group, which must have it."""
+        """Return the metadata of a column of a row group, which must have it."""
         group = self.metadata.row_group(number)
         return next(chunk for chunk in map(group.column, range(group.num_columns)) if chunk.path_in_schema == column)
 
     def ranges(self, number: int, columns: Sequence[str]) -> list[tuple[int, int]]:
-        """The bytes [start, stop) that `columns` have in a row group."""
+        """Return the ranges [start, stop) of bytes that `columns` have in a row group."""
         group = self.metadata.row_group(number)
         chunks = (group.column(i) for i in range(group.num_columns))
         found = []
@@ -242,13 +249,64 @@ class _Footer:
 
 
 def _runs(values: UInt32Array | Int64Array) -> Iterator[tuple[int, int]]:
-    """Ranges [start, stop) of equal neighbours."""
+    """Return the ranges [start, stop) of equal neighbours."""
     edges = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
     return pairwise(edges)
 
 
 def _inverse(order: Int64Array) -> Int64Array:
-    """The permutation that undoes another: int64 (n,)."""
+    """Return the permutation that undoes `order`: int64 (n,)."""
     back = np.empty(len(order), np.int64)
     back[order] = np.arange(len(order))
     return back
+
+
+class LRUCache(Generic[T]):
+    """Keeps the values used last, up to a total size. Each value is made once, however many threads ask for it at the same time."""
+
+    def __init__(self, limit: int, size_of: Callable[[T], int]) -> None:
+        """Args: limit: largest sum of the sizes of all values. size_of: returns the size of a value, in the unit of `limit`, always the same; called
+        with the lock held.
+        """
+        self._limit, self._size_of = limit, size_of
+        self._lock = threading.Lock()
+        """Protects the table and the size. The lock is not held while a value is made, so that other values can be used meanwhile."""
+        self._found: OrderedDict[Hashable, Future[T]] = OrderedDict()
+        self._size = 0
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return the value of `key`. If there is no value, `make` is called once. An error of `make` is raised in all threads that wait for the
+        value.
+        """
+        with self._lock:
+            future = self._found.get(key)
+            if future is not None:
+                self._found.move_to_end(key)
+            else:
+                mine = self._found[key] = Future()
+        if future is not None:
+            # The wait is outside of the lock. It ends when `make` returns or raises in the thread that asked first.
+            return future.result()
+        try:
+            made = make()
+        except BaseException as error:
+            with self._lock:
+                # The failed entry is removed first, so that a thread that asks after the error tries again.
+                del self._found[key]
+            mine.set_exception(error)
+            raise
+        with self._lock:
+            mine.set_result(made)
+            self._size += self._size_of(made)
+            while self._size > self._limit:
+                # A value that is still being made has no size yet.
+                oldest = next(old for old, future in self._found.items() if future.done())
+                self._size -= self._size_of(self._found.pop(oldest).result())
+        return made
+
+    def forget(self, key: Hashable) -> None:
+        """Remove the value of `key`, so that the next `get` makes it again. A value that is being made stays."""
+        with self._lock:
+            future = self._found.get(key)
+            if future is not None and future.done():
+                self._size -= self._size_of(self._found.pop(key).result())

@@ -1,4 +1,4 @@
-"""Rows of CSV in the order of their dataset's columns, whatever order the file that they stand in has."""
+"""Reads CSV rows from files with any order of columns, and returns their fields in the order of the dataset's columns."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ from modyn.storage.formats.base import FileFormat, RowOrder
 from modyn.storage.model.samples import RecordReader, UInt8Array, UInt32Array
 
 _UNKNOWN, _AS_IT_IS = -1, 0
+"""Special numbers of a file's order. _UNKNOWN: the first line of the file was not read yet. _AS_IT_IS: the file has the order of the dataset, so its
+rows need no change."""
 
 
 class OrderedRowReader:
-    """Reads rows as `rows` does, and puts their fields in the order of the schema. The first line of each file says which order it has: it is
-    read once, before the first row of the file. A `RecordReader`, for any number of threads."""
+    """A thread-safe `RecordReader` that reads rows with `rows` and puts their fields in the order of the schema. The first line of each file gives
+    the order of its columns. This line is read once, before the first row of the file."""
 
     def __init__(self, rows: RecordReader, file_format: FileFormat, folder: FileSystem, paths: PathTable) -> None:
-        """Args: file_format: with the schema. folder: that of the files. paths: full path by file id."""
+        """Args: file_format: format with the schema set. folder: file system of the files. paths: full path of each file id."""
         self._rows, self._format, self._folder, self._paths = rows, file_format, folder, paths
         self._lock = threading.Lock()
-        # Protects changes of the two fields below, and lets one thread at a time read first lines. Threads read them without it: each is replaced as
-        # a whole, and an order is there before a file has its number.
+        # Protects changes of the two fields below, and lets one thread at a time read first lines. Threads read them without the lock: each is
+        # replaced as a whole, and an order exists before a file gets its number.
         self._orders: list[RowOrder | None] = [None]
         self._of_files = np.empty(0, np.int32)
-        """By file id: the number of its order in `_orders`, or _UNKNOWN."""
+        """File id → number of its order in `_orders`, or _UNKNOWN."""
 
     def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
         """See `RecordReader.gather`. Raises also: DataError: a file has other columns than the schema, or a row another number of fields."""
@@ -42,7 +44,7 @@ class OrderedRowReader:
         numbers = self._numbers(file_ids)
         for number in np.unique(numbers[numbers != _AS_IT_IS]).tolist():
             order = self._orders[number]
-            assert order is not None, "only files as they are have none"
+            assert order is not None, "only files in the order of the dataset have none"
             rows = np.flatnonzero(numbers == number)
             wrong = _core.reorder_fields(data, bounds, rows, np.array(order.fields, np.int64), order.separator, order.quote)
             if wrong is not None:
@@ -54,7 +56,7 @@ class OrderedRowReader:
         return data, bounds
 
     def _numbers(self, file_ids: UInt32Array) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-        """The number of the order of each file, of which the first line is read where it is not known: int32 (n,)."""
+        """Return the number of each file's order, int32 (n,), and read the first line of files with an unknown order."""
         known = self._of_files
         if len(file_ids) and int(file_ids.max()) < len(known) and (found := known[file_ids]).min() > _UNKNOWN:
             return found
@@ -63,6 +65,7 @@ class OrderedRowReader:
             known[: len(self._of_files)] = self._of_files
             for file_id in np.unique(file_ids).tolist():
                 if known[file_id] == _UNKNOWN:
+                    # Files that this call does not need are not read, so a request costs no more first lines than it has files.
                     known[file_id] = self._number(self._read(file_id))
             self._of_files = known
         return known[file_ids]
@@ -79,9 +82,9 @@ class OrderedRowReader:
 
 @contextmanager
 def beginning_of(folder: FileSystem, paths: PathTable, file_id: int) -> Iterator[BinaryIO]:
-    """Open an indexed file at its beginning, to read its first line. Raises: DataError: it cannot be read. FileChangedError."""
+    """Open an indexed file at its beginning, to read its first line. Raises: DataError: the file cannot be read. FileChangedError."""
     path, copy = paths[file_id], paths.copy(file_id)
-    folder = folder if copy is None else LocalFiles("")  # Of compressed files, what they unpack to is read.
+    folder = folder if copy is None else LocalFiles("")  # For a compressed file, the unpacked content is read.
     try:
         with (
             folder.reading(path),

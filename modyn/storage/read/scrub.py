@@ -1,4 +1,4 @@
-"""All files of a dataset's index against their checksums."""
+"""Compare all files of a dataset's index with their checksums."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prometheus_client import Gauge
 from modyn.errors import CorruptStateError, DataError, NotFoundError, UnavailableError
 from modyn.storage.files.file_system import UNPACKED
 from modyn.storage.files.unpacked import check_copy
-from modyn.storage.formats.record_log import check_records
+from modyn.storage.formats.record_file import check_records
 from modyn.storage.index.late_labels import LATE_LABELS, read_late_labels
 from modyn.storage.index.segment_file import Segment
 from modyn.storage.index.tombstones import Tombstones
@@ -28,10 +28,9 @@ DAMAGED_FILES = Gauge(
 
 
 def scrub(folder: Path) -> Iterator[tuple[str, FileProblem | None]]:
-    """Read what is published in the folder of a dataset, and its deletions, one file after the other.
+    """Compare the published files of a dataset, its deletions, late labels and unpacked copies with their checksums, one after the other.
 
-    Returns: for each file its path, and that it is damaged, missing or cannot be read, with the reason; None if all is well with it, or if
-    another has taken its place meanwhile.
+    Yields: the path of each file and its problem: the file is damaged, missing or unreadable; None: the file is intact, or was replaced meanwhile.
     Raises: NotFoundError: nothing is published there. UnavailableError: the publication cannot be read now.
     """
     try:
@@ -45,7 +44,7 @@ def scrub(folder: Path) -> Iterator[tuple[str, FileProblem | None]]:
 
 
 def _checks(folder: Path) -> dict[str, Callable[[], object]]:
-    """How each file of the newest publication is checked, by its name. Raises as `Publication.read`."""
+    """Return file name → function that checks the file, for all files of the newest publication. Raises as `Publication.read`."""
     published = Publication.read(folder)
     checks: dict[str, Callable[[], object]] = {name: partial(_verify_segment, folder / name) for name in published.segments}
     checks |= {block.file: partial(map_names, folder, block, verify=True) for block in published.names}
@@ -63,7 +62,7 @@ def _checks(folder: Path) -> dict[str, Callable[[], object]]:
 
 
 def _record_files(folder: Path, published: Publication) -> Iterator[tuple[str, int]]:
-    """Names of the files of a dataset of records, and how many bytes of them are indexed."""
+    """Yield the name of each file of a dataset of records, and how many bytes of the file are indexed."""
     if not published.config.holds_records:
         return
     sizes: list[int] = []
@@ -81,7 +80,7 @@ def _record_files(folder: Path, published: Publication) -> Iterator[tuple[str, i
 
 
 def segment_problem(path: Path) -> FileProblem | None:
-    """What is wrong with a segment that is part of the index; None: nothing."""
+    """Return the problem of a segment that is part of the index; None: the segment is intact."""
     return _problem(path.parent, path.name, partial(_verify_segment, path))
 
 
@@ -92,13 +91,14 @@ def _verify_segment(path: Path) -> None:
 def _problem(folder: Path, name: str, check: Callable[[], object]) -> FileProblem | None:
     try:
         check()
+    # Ingestion may have replaced the file while it was read. Then its damage does not matter.
     except (CorruptStateError, UnavailableError, DataError) as error:
         return FileProblem(str(folder / name), error.message, time.time()) if _is_named(folder, name) else None
     return None
 
 
 def _is_named(folder: Path, name: str) -> bool:
-    """Whether a file is part of the index still: ingestion removes what another file has taken the place of."""
+    """Whether a file still belongs to the index. Ingestion removes files that it has replaced."""
     try:
         return name in _checks(folder)
     except NotFoundError:

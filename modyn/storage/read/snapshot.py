@@ -1,4 +1,4 @@
-"""A dataset at one moment, as every reader in every process sees it: made from what storage publishes in the dataset's folder."""
+"""A dataset at one moment, the same for all readers in all processes, made from the publication in the dataset's folder."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ from modyn.storage.read.publication import INDEX, TOMBSTONES, Publication, map_n
 from modyn.storage.read.record_readers import RecordReaders
 
 _NAMED_KEYS = 5
+"""Largest number of keys that an error names."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DatasetSnapshot:
-    """A dataset at `version`: where each sample is, and which are deleted. Immutable, so that readers need no lock.
+    """A dataset at `version`: the places of samples, and the deleted keys. Immutable, so that readers need no lock.
 
-    identity: of this registration; a dataset registered under the same name later has another. paths: full path by file id.
-    altered: ids of files whose bytes are not those that were indexed, uint32; no sample may be read from them.
-    may_lag: this is what another machine sees of the publication, which may be older than what storage has answered with already.
-    schema: by which `reader` reads files; None: as they are. late: labels that came after their samples.
+    identity: identity of this registration; a dataset that is registered under the same name later has another one. paths: full path of each file id.
+    altered: ids of files whose bytes are not those that were indexed, uint32; no sample may be read from them. may_lag: whether this is the
+    publication as another machine sees it, which may be older than storage's answers. schema: the schema by which `reader` reads files; None: files
+    are read as they are. late: labels that came after their samples.
     """
 
     config: DatasetConfig
@@ -62,17 +63,17 @@ class DatasetSnapshot:
         if identity not in ("", self.identity):
             raise NotFoundError(
                 f"dataset '{self.name}' was deleted, and another was registered under its name: its keys mean other samples now. Asked for "
-                f"was the one with the identity {identity}, that of the present one is {self.identity}; submit anew what was made for the old one"
+                f"was the one with the identity {identity}, that of the present one is {self.identity}; submit again the runs of the old one"
             )
 
     def missing(self, keys: Int64Array) -> npt.NDArray[np.bool_]:
-        """For each of `keys`, int64 (n,), whether it is unknown or deleted: bool (n,)."""
+        """Return for each of `keys`, int64 (n,), whether it is unknown or deleted: bool (n,)."""
         return ~self.index.contains(keys) | self.tombstones.keys.contains(keys)
 
     def refuse_unknown(self, keys: Int64Array) -> None:
-        """Check that samples with the keys `keys`, int64 (n,), exist or were deleted: others are a mistake, and are never skipped.
+        """Check that each of `keys`, int64 (n,), belongs to a sample that exists or was deleted. Other keys are a mistake and are never skipped.
 
-        Raises: UnavailableError: this index ends before a key, and may be older than the key is. NotFoundError. Both name the first of them.
+        Raises: UnavailableError: this index ends before a key, and may be too old to have this key. NotFoundError. Both name the first such keys.
         """
         unknown = keys[~self.index.contains(keys)]
         if not len(unknown):
@@ -88,24 +89,24 @@ class DatasetSnapshot:
         )
 
     def refuse_missing(self, keys: Int64Array) -> None:
-        """Raise NotFoundError naming the first of `keys`, int64 (n,), that were deleted, and as `refuse_unknown`."""
+        """Raise NotFoundError that names the first deleted keys among `keys`, int64 (n,). Raises also the errors of `refuse_unknown`."""
         self.refuse_unknown(keys)
         deleted = keys[self.missing(keys)]
         if len(deleted):
             raise NotFoundError(
                 f"dataset '{self.name}' has no samples with the keys {_named(deleted)} any more: they were deleted; leave them out, or ask with "
-                'on_missing="skip", which goes on without them'
+                'on_missing="skip", which continues without them'
             )
 
     def samples_by_key(self, keys: Int64Array) -> SampleBatch:
-        """Labels and timestamps of `keys`, int64 (n,), in the order asked. Raises NotFoundError if one is unknown or deleted."""
+        """Return labels and timestamps of `keys`, int64 (n,), in this order. Raises NotFoundError if a sample is unknown or deleted."""
         self.refuse_missing(keys)
         found = self.index.samples_by_key(keys)
         assert found is not None, "unknown keys are refused"
         return SampleBatch(keys, found.timestamps, self.late.filled(keys, found.labels))
 
     def labelled(self, first: int, most: int) -> SampleBatch:
-        """At most `most` of the samples whose labels came late, in the order in which these came, from number `first` on; also deleted ones."""
+        """Return at most `most` samples with late labels, including deleted ones, from number `first` on, in the order of the labels' arrival."""
         rows = self.late.rows(first, first + most)
         keys = np.ascontiguousarray(rows["key"])
         found = self.index.samples_by_key(keys)
@@ -114,7 +115,7 @@ class DatasetSnapshot:
         return SampleBatch(keys, found.timestamps, labels.view(np.float64) if self.float_labels else labels)
 
     def places(self, keys: Int64Array) -> list[SamplePlace]:
-        """Where the samples of `keys`, int64 (n,), lie, in the order asked. Raises NotFoundError if one is unknown or deleted."""
+        """Return the places of the samples of `keys`, int64 (n,), in this order. Raises NotFoundError if a sample is unknown or deleted."""
         samples, entries = self.samples_by_key(keys), self.index.entries(keys)
         assert entries is not None, "unknown keys are refused"
         lengths = np.broadcast_to(np.asarray(entries.lengths), len(keys)).tolist()
@@ -125,7 +126,7 @@ class DatasetSnapshot:
         ]
 
     def count(self, interval: Interval, end_key: int | None = None) -> int:
-        """Number of samples in [start, end); with `end_key` only of those with smaller keys."""
+        """Return the number of samples in [start, end); with `end_key` only of those with smaller keys."""
         return self.index.count_in_interval(interval, self.tombstones, end_key)
 
     def samples_in_interval(
@@ -136,25 +137,24 @@ class DatasetSnapshot:
         end_key: int | None = None,
         end_label: int | None = None,
     ) -> Iterator[SampleBatch]:
-        """Samples of [start, end) in the order (timestamp, key), only those after the (timestamp, key) `after` and with keys below `end_key`, and
-        of the labels that came late only the first `end_label`."""
+        """Yield the samples of [start, end) in the order (timestamp, key). Args: after: only samples after this (timestamp, key). end_key: only
+        samples with smaller keys. end_label: only the first `end_label` late labels are filled in."""
         return self.late.fill(self.index.samples_in_interval(interval, batch_size, after, self.tombstones, end_key), end_label)
 
     def samples_from(self, first_key: int, batch_size: int) -> Iterator[SampleBatch]:
-        """Samples from `first_key` on in the order of keys, with the labels that they came with."""
+        """Yield the samples from `first_key` on in the order of keys, with the labels with which they were indexed."""
         return self.index.samples_from(first_key, batch_size, self.tombstones)
 
 
 def _named(keys: Int64Array) -> str:
-    """The first of `keys`, and how many others there are."""
+    """Return the first keys of `keys` as text, and how many further ones there are."""
     more = f" and {len(keys) - _NAMED_KEYS} more" if len(keys) > _NAMED_KEYS else ""
     return ", ".join(str(key) for key in keys[:_NAMED_KEYS]) + more
 
 
 class _WatchedFile:
-    """The file that a path led to, or that there was none. Held open, so that its inode is not given to another file meanwhile.
-
-    A file that takes the place of another has another inode; one that is added to, as tombstones are, another size.
+    """The file that was at a path when this object was made, or the absence of a file. The file is held open, so that no other file gets its inode. A
+    replaced file has another inode, and a file with appended data, such as tombstones, has another size.
     """
 
     def __init__(self, path: Path) -> None:
@@ -164,7 +164,7 @@ class _WatchedFile:
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            return  # There is none, or it may not be read: reading it raises the error.
+            return  # The file is missing or unreadable; reading it raises the error.
         status = os.fstat(self._descriptor)
         self._identity = status.st_dev, status.st_ino, status.st_size
 
@@ -177,7 +177,7 @@ class _WatchedFile:
         return self._identity == (status.st_dev, status.st_ino, status.st_size)
 
     def __del__(self) -> None:
-        # Not closed by a call: another thread may be about to compare.
+        # No call closes the file, because another thread may be about to compare it.
         if self._descriptor is not None:
             os.close(self._descriptor)
 
@@ -187,7 +187,7 @@ def _are_current(files: tuple[_WatchedFile, ...]) -> bool:
 
 
 class PublishedDataset:
-    """The dataset that storage publishes in one folder. Any number of threads."""
+    """The dataset that storage publishes in one folder. Any number of threads may use it."""
 
     def __init__(
         self,
@@ -197,43 +197,45 @@ class PublishedDataset:
         may_lag: bool = False,
         verify: bool = True,
     ) -> None:
-        """Args: tombstones: those that this process writes itself; otherwise they are read from the folder. may_lag: as in
+        """Args: tombstones: the tombstones that this process itself writes; None: the tombstones are read from the folder. may_lag: as in
         `DatasetSnapshot`. verify: compare files with their checksums when they are first opened, which reads all of them.
         """
         self.folder = folder
         self._readers = readers
         self._may_lag, self._verify = may_lag, verify
         self._tombstones = tombstones
+        # This process knows its own deletions without the file, so it need not watch it.
         self._watched = (INDEX, LATE_LABELS) if tombstones is not None else (INDEX, TOMBSTONES, LATE_LABELS)
         self._lock = threading.Lock()
-        """One thread at a time reads the files; `_seen` is replaced as a whole, and read without the lock."""
+        """Held by the one thread that reads the files. `_seen` is read without the lock, because a change assigns a new tuple."""
         self._seen: tuple[DatasetSnapshot, tuple[_WatchedFile, ...]] | None = None
         """The newest snapshot, and the files that it was made from."""
         self._segments: dict[str, Segment] = {}
         self._damaged: dict[str, str] = {}
-        """Those of them that are known to be damaged, with the reasons."""
+        """Names of the damaged segments, each with the reason."""
         self._opened: tuple[PathTable, RecordReader] | None = None
         self._schema: DatasetSchema | None = None
-        """The schema by which the reader in `_opened` reads."""
+        """The schema with which the reader in `_opened` was opened."""
         self._stamps: str | None = None
+        """Name of the file of newer stamps that was applied last."""
 
     def snapshot(self) -> DatasetSnapshot:
-        """The dataset as it is published now, at the price of two or three `stat` calls unless something changed.
+        """Return the published dataset. If nothing has changed, this takes two or three `stat` calls.
 
-        Raises NotFoundError if it was deleted, CorruptStateError, UnavailableError.
+        Raises: NotFoundError: the dataset was deleted. CorruptStateError. UnavailableError.
         """
         seen = self._seen
         if seen is not None and _are_current(seen[1]):
             return seen[0]
         with self._lock:
             while self._seen is None or not _are_current(self._seen[1]):
-                # Opened before they are read: what changes meanwhile is read again.
+                # The files are opened before they are read, so a change during the read is detected.
                 files = tuple(_WatchedFile(self.folder / name) for name in self._watched)
                 try:
                     self._seen = self._read(), files
                     self._readers.forget_removed()
                 except CorruptStateError:
-                    # A segment or a block of names is removed when another has taken its place.
+                    # Storage may have replaced the publication and removed old files during the read. Then the newer publication is read.
                     if _are_current(files):
                         raise
             return self._seen[0]
@@ -241,7 +243,7 @@ class PublishedDataset:
     def _read(self) -> DatasetSnapshot:
         published = Publication.read(self.folder)
         damaged = dict(published.damaged)
-        # A file that was damaged may have been replaced since: it is opened again.
+        # A damaged file may have been replaced by an intact one of the same name, so it is opened again.
         kept = {name: segment for name, segment in self._segments.items() if name not in self._damaged or name in damaged}
         segments = {name: kept.get(name) or self._open_segment(name, name not in damaged) for name in published.segments}
         if self._seen is not None and segments == self._segments and damaged == self._damaged:
@@ -270,7 +272,7 @@ class PublishedDataset:
                 self._may_lag,
             ),
         )
-        # Last: these are the segments of the snapshot's index, and stay those of the one before if anything failed.
+        # These are set last: after an error, the segments of the previous snapshot are kept.
         self._segments, self._damaged = segments, damaged
         return snapshot
 
@@ -281,7 +283,7 @@ class PublishedDataset:
         return segment
 
     def _files(self, published: Publication) -> tuple[PathTable, RecordReader]:
-        """The names of all files, and their reader. New names are appended: a file never gets another name."""
+        """Return the names of all files, and their reader. New names are appended to the known ones, so the id of a file always has the same name."""
         if self._opened is None or published.schema != self._schema:
             table = self._opened and self._opened[0]
             self._opened = self._readers.open(located(published.config, self.folder), self.folder, published.schema, table)

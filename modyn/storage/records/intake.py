@@ -1,4 +1,4 @@
-"""The intake of a dataset of records: checks and appends records, and makes samples of them a moment later."""
+"""The intake of a dataset of records: checks and appends records, and turns them into samples shortly after."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from modyn.errors import CorruptStateError, InvalidArgumentError, ModynError, No
 from modyn.records import why_no_label
 from modyn.rpc.logs import get_logger
 from modyn.storage.files.file_system import SeenFile
-from modyn.storage.formats.record_log import HEAD_BYTES, RecordBatch
+from modyn.storage.formats.record_file import HEAD_BYTES, RecordBatch
 from modyn.storage.formats.timestamps import TimeRange
 from modyn.storage.ingest.fingerprints import tail_of
 from modyn.storage.ingest.ingestion import SAMPLES_INGESTED
-from modyn.storage.ingest.locks import locked
+from modyn.storage.ingest.locks import hold_dataset
 from modyn.storage.ingest.open_dataset import QUARANTINE, OpenDataset
 from modyn.storage.ingest.segment_writer import SegmentWriter
 from modyn.storage.model.file_table import FileRow
@@ -31,24 +31,28 @@ from modyn.storage.model.samples import IndexedSamples
 from modyn.storage.records.log import DurableLog, PreparedRecords, RecordLog, RecordLogLimits
 
 MOST_KEY_CHARACTERS: Final = 128
+"""Largest length of an idempotency key."""
 _A_YEAR_S: Final = 365 * 86_400
-"""A time in a finer unit that would be earlier is more likely a time in a coarser one."""
+"""Smallest time, in seconds since 1970, that is suggested to the client as the meaning of a number in ms, us or ns. A number that would mean an
+earlier time is more likely in a coarser unit."""
 _AUTOMATIC: Final = TimeFormat()
 _DATES: Final = (TimeFormat("%Y%m%d"), TimeFormat("%Y%m%d%H%M%S"))
+"""Forms of dates that a client most likely sends as a number by mistake."""
 _SEND_SECONDS: Final = "send seconds since 1970, or none for the time of arrival"
 _DECLARE: Final = "where a dataset counts seconds from 0, `modyn data change NAME -o timestamp_format=s` says so, and any number is one of seconds"
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 30.0
-"""Before samples are made again after an error; each pause is twice the last one."""
+"""Longest pause after an error, before the next attempt to make samples. Each pause is twice as long as the one before."""
 _SEALED_SAMPLES: Final = 1 << 18
-"""About so many records are held at once when they become samples."""
+"""About this number of records are held in memory at once when they become samples."""
 
 
 class RecordIntake:
-    """Appends records to the log of one dataset, and makes samples of them in a thread of its own.
+    """Appends records to the log of one dataset, and makes samples of them in its own thread.
 
-    They become samples when the first one has waited for `records.seal_s` seconds, or when there are `records.seal_samples`: as a segment, with
-    the same commit and publication as those of any dataset. What a crash leaves between log and segment becomes samples at the next start.
+    Records become samples when the first one has waited for `records.seal_s` seconds, or when there are `records.seal_samples` records. These records
+    become a segment, with the same commit and publication as for any dataset. After a crash, the next start makes samples of the records that are
+    only in the log.
     """
 
     def __init__(self, dataset: OpenDataset, settings: StorageConfig, limits: RecordLogLimits = RecordLogLimits()) -> None:  # noqa: B008  (frozen)
@@ -58,30 +62,33 @@ class RecordIntake:
         """Lets one thread open the log, and protects the next two fields."""
         self._log: RecordLog | None = None
         self._damage: CorruptStateError | None = None
-        """Why no record is taken until storage is restarted: the log is not read again and again to find the same."""
+        """The damage of the log, because of which no record is accepted until storage is restarted. The error is kept, so that a call does not read
+        the damaged log again."""
         self._stopping = threading.Event()
-        """Set once; ends the pause after an error."""
+        """Set once, to stop the thread. The event also ends the thread's pause after an error."""
         self._pending = threading.Event()
-        """Wakes the thread: there may be records that are no samples yet, or it is to stop."""
+        """Wakes the thread when records wait to become samples, or when the thread must stop."""
         self._full = threading.Event()
-        """Ends its wait for more of them."""
+        """Ends the thread's wait for more records when there are enough for a segment, or when the thread must stop."""
         self._thread = threading.Thread(target=self._run, name=f"records-{dataset.name}", daemon=True)
-        self._pending.set()  # What the process before this one has left.
+        # The process before this one may have left records in the log; samples are made of them without a wait.
+        self._pending.set()
         self._full.set()
         self._thread.start()
 
     def append(self, records: Sequence[NewRecord]) -> list[AppendedRecord]:
-        """Append records; return for each, in order, what became of it. Those that are answered are durable, and are samples soon.
+        """Append records. Returns one answer for each record, in order. Answered records are durable, and become samples soon.
 
-        Raises: InvalidArgumentError: a record cannot be taken, and none of the call was. UnavailableError: the disk cannot be written to, or
-        storage stops; the call may be repeated. CorruptStateError: the log is damaged.
+        Raises: InvalidArgumentError: a record is not valid; then no record of the call is appended. UnavailableError: the disk cannot be written
+        to, or storage stops; the call may be repeated. CorruptStateError: the log is damaged.
         """
         float_labels = self._dataset.row.float_labels
         now = int(time.time())
         self._check(records, float_labels, now)
-        log = self._opened()
+        log = self._open_log()
         self._refuse_dates(records, log)
         answers = log.append(PreparedRecords.of(records, float_labels=float_labels, now=now))
+        # The records may already be samples, if the thread was faster. Then there is nothing to wake it for.
         if (num_pending := log.durable.next_key - self._dataset.row.next_key) > 0:
             self._pending.set()
             if num_pending >= self._settings.records.seal_samples:
@@ -89,11 +96,10 @@ class RecordIntake:
         return answers
 
     def set_labels(self, labels: Mapping[str, float]) -> list[AppendedRecord]:
-        """Give records the labels that they came without, by their idempotency keys; return for each, in order, what became of it. They are durable.
+        """Set the labels of records that have none, by idempotency key, durably. Returns one answer for each label, in order. The first label of a
+        record is kept: a repeated label is marked as a duplicate, a different one also with `differs`.
 
-        A label that came before is a duplicate; another one differs, and the first one stays.
-
-        Raises: InvalidArgumentError: a label cannot be one. NotFoundError: there is no such record. None of the call is set then. UnavailableError:
+        Raises: InvalidArgumentError: a label is not valid. NotFoundError: there is no such record. In both cases no label is set. UnavailableError:
         the disk cannot be written to; the call may be repeated. CorruptStateError: the log is damaged.
         """
         float_labels = self._dataset.row.float_labels
@@ -106,13 +112,14 @@ class RecordIntake:
                 raise InvalidArgumentError(
                     f"record '{key[:MOST_KEY_CHARACTERS]}' of dataset '{self._dataset.name}': its {reason}. None of this call was set"
                 )
-        sample_keys = self._opened().find(list(labels))
+        sample_keys = self._open_log().find(list(labels))
         for key, sample_key in zip(labels, sample_keys.tolist(), strict=True):
             if sample_key < 0:
                 raise NotFoundError(
                     f"dataset '{self._dataset.name}' has no record with the key '{key[:MOST_KEY_CHARACTERS]}'; append it first. None of the labels "
                     "of this call was set"
                 )
+        # Only a sample can have a late label, so the records that are not samples yet become samples first.
         if len(sample_keys) and int(sample_keys.max()) >= self._dataset.snapshot().index.next_key:
             self.seal()
         values = (
@@ -121,9 +128,10 @@ class RecordIntake:
         return self._dataset.set_labels(sample_keys, values)
 
     def seal(self) -> IngestProgress:
-        """Make samples of all records that are none yet. Raises: UnavailableError, ConflictError, CorruptStateError: a record is damaged."""
-        log = self._opened()
-        with locked(self._dataset):
+        """Turn all remaining records into samples. Raises: UnavailableError, ConflictError, CorruptStateError: a record in the log is damaged."""
+        log = self._open_log()
+        with hold_dataset(self._dataset):
+            # Another process may have changed the dataset before its lock was taken.
             self._dataset.refresh()
             try:
                 added = _seal(self._dataset, log.durable)
@@ -136,22 +144,24 @@ class RecordIntake:
         return IngestProgress(num_files, num_files if added else 0, added, finished=True)
 
     def ask_to_stop(self) -> None:
-        """Refuse further records, and let what the thread is doing be the last."""
+        """Refuse further records, and let the thread end after its present work. The method does not wait for the thread."""
         with self._opening:
             self._stopping.set()
             if self._log is not None:
                 self._log.close(self._refusal())
+        # Both waits of the thread must end for it to see that it is to stop.
         self._pending.set()
         self._full.set()
 
     def stop(self) -> None:
-        """As `ask_to_stop`; returns when the thread has ended, at most 10 s later."""
+        """Call `ask_to_stop`, and wait until the thread has ended, at most 10 s."""
         self.ask_to_stop()
+        # A thread cannot wait for its own end.
         if threading.current_thread() is not self._thread:
             self._thread.join(10.0)
 
-    def _opened(self) -> RecordLog:
-        """The log, opened if it was not, or if it could not be."""
+    def _open_log(self) -> RecordLog:
+        """Return the log. The first call opens it."""
         with self._opening:
             if self._stopping.is_set():
                 raise self._refusal()
@@ -173,7 +183,7 @@ class RecordIntake:
         )
 
     def _check(self, records: Sequence[NewRecord], float_labels: bool, now: int) -> None:
-        """Raise InvalidArgumentError that names the first record that cannot be taken."""
+        """Raise InvalidArgumentError that names the first record that is not valid."""
         if len(records) > MOST_RECORDS:
             raise InvalidArgumentError(
                 f"{len(records):,} records are too many for one call; send at most {MOST_RECORDS:,} with each"
@@ -189,12 +199,13 @@ class RecordIntake:
                 )
 
     def _refuse_dates(self, records: Sequence[NewRecord], log: RecordLog) -> None:
-        """Raise InvalidArgumentError if the times of a call are most likely years, months or days, by the rule for the times of a file."""
+        """Raise InvalidArgumentError if the times of a call are most likely years, months or days. The same rule applies to the times in files."""
         if not self._dataset.format.times_are_digits:
             return
         reason = why_no_seconds(records, self._dataset.snapshot().index.time_range)
         if reason and log.durable.next_key > self._dataset.row.next_key:
-            self.seal()  # Records that are no samples yet may show that the dataset counts from 0.
+            # Only samples are compared, so records that wait become samples: they may show that the dataset counts seconds from 0.
+            self.seal()
             reason = why_no_seconds(records, self._dataset.snapshot().index.time_range)
         if reason:
             raise InvalidArgumentError(f"dataset '{self._dataset.name}': {reason}. None of the records of this call was appended")
@@ -205,11 +216,13 @@ class RecordIntake:
         logger = get_logger("storage")
         logged, pause_s = "", _FIRST_PAUSE_S
         while True:
-            # Woken by an append, or to stop.
+            # An append or `ask_to_stop` ends this wait.
             self._pending.wait()
+            # Records are collected for `seal_s` seconds, so that many become one segment. The wait ends earlier when there are enough for a segment.
             self._full.wait(self._settings.records.seal_s)
             if self._stopping.is_set():
                 return
+            # Cleared before the work: a record that arrives during the work sets the events again, so it is not forgotten.
             self._pending.clear()
             self._full.clear()
             try:
@@ -223,24 +236,24 @@ class RecordIntake:
                     logger.error("records_not_sealed", dataset=self._dataset.name, error=error.message, reason=error.reason)
                 logged = error.message
             except Exception as error:
-                # A thread that died would look like a dataset in which nothing arrives.
+                # If the thread ended, records would be accepted but never become samples.
                 if repr(error) != logged:
                     logger.exception("records_not_sealed", dataset=self._dataset.name)
                 logged = repr(error)
-            # Tried again, also if no record comes: a database or disk may be back.
+            # Try again also without new records: the database or the disk may work again.
             self._pending.set()
             self._stopping.wait(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 class _DamagedLogError(CorruptStateError):
-    """A record that is no sample yet is not what was written."""
+    """A record that is not yet a sample is damaged."""
 
 
 def why_not_taken(record: NewRecord, float_labels: bool, most_bytes: int, latest: float, times: TimeFormat = _AUTOMATIC) -> str:
-    """Why a record cannot be taken, and what to do; empty: it can.
+    """Return why a record is not valid, and what to do; empty: the record is valid.
 
-    Args: latest: the last time that is allowed. times: what reads times, by the `timestamp_format` of the dataset.
+    Args: most_bytes: largest size of a payload. latest: last time that is allowed. times: reads times by the `timestamp_format` of the dataset.
     """
     if not 1 <= len(record.key) <= MOST_KEY_CHARACTERS:
         if not record.key:
@@ -256,13 +269,15 @@ def why_not_taken(record: NewRecord, float_labels: bool, most_bytes: int, latest
 
 
 def why_no_seconds(records: Sequence[NewRecord], others: tuple[int, int] | None) -> str:
-    """Say by `TimeRange.why_no_seconds` what the times of the records of one call most likely are; empty: seconds."""
+    """Return what the times of the records of one call most likely are, by `TimeRange.why_no_seconds`; empty: the times are seconds."""
     given = [record.timestamp for record in records if record.timestamp is not None]
     return TimeRange.of(np.array(given)).why_no_seconds(others, f"{_SEND_SECONDS}; {_DECLARE}") if given else ""
 
 
 def _are_seconds(timestamp: int, latest: float, times: TimeFormat) -> bool:
-    """Whether a number is a time of a record, by the rule for times in files: one that is most likely a date or another unit is not."""
+    """Whether a number is a time in seconds. By the rule for times in files, a number that is most likely a date or in another unit is no such
+    time.
+    """
     if not FIRST_SECOND <= timestamp <= latest:
         return False
     try:
@@ -286,8 +301,11 @@ def _advice(timestamp: int, latest: float) -> str:
 
 
 def _seal(dataset: OpenDataset, log: DurableLog) -> int:
-    """Make samples of the records that are none yet, in their order; return their number. Call with the locks of the dataset's writers held."""
+    """Make samples of the records that are not samples yet, in order. Returns the number of new samples. The caller holds the dataset by
+    `hold_dataset`.
+    """
     first_key, last = dataset.row.next_key, len(dataset.files) - 1
+    # Equal numbers of records and of files: nothing was appended, and no file was begun, since the last time.
     if log.next_key == first_key and len(log.files) == last + 1:
         return 0
     if log.next_key < first_key:
@@ -322,12 +340,12 @@ def _seal(dataset: OpenDataset, log: DurableLog) -> int:
 
 
 def _add(dataset: OpenDataset, writer: SegmentWriter, row: FileRow, batches: Sequence[RecordBatch]) -> FileRow:
-    """Add the samples of batches of one file, whose row is `row`; return its row with them."""
+    """Add the samples of batches of one file, whose row is `row`. Returns the row with these samples counted."""
     if batches:
         writer.add(row.file_id, [_joined([batch.samples(float_labels=dataset.row.float_labels) for batch in batches])])
     end = batches[-1].end if batches else row.indexed_end
     path = dataset.filesystem.full_path(row.path)
-    # The size with which it counts is what is indexed of it: of a file that is longer, readers compare the last bytes before that.
+    # Only the indexed bytes count as the size of the file. When it has more, readers compare the last bytes before that size.
     seen = SeenFile(row.path, end, os.stat(path).st_mtime_ns)
     row = row._replace(
         size=end,
@@ -341,7 +359,7 @@ def _add(dataset: OpenDataset, writer: SegmentWriter, row: FileRow, batches: Seq
 
 
 def _joined(parts: Sequence[IndexedSamples]) -> IndexedSamples:
-    """Consecutive samples of one file as one."""
+    """Join consecutive samples of one file."""
 
     def column(name: str) -> Any:
         return np.concatenate([getattr(part, name) for part in parts])

@@ -1,9 +1,10 @@
-"""Which idempotency keys a record log has: immutable sorted files, and in memory those of the newest records.
+"""The idempotency keys of a record log. The keys of the newest records are in memory, all other keys in immutable sorted files.
 
-An idempotency key counts by its digest of 128 bits. A file (a *run*) has the digests of the records [first, end) in ascending order, with the key
-of the sample that each became and a digest of its content: 40 bytes a record, mapped into memory, found by binary search. Runs
-follow each other without gaps. Some neighbours of one size become one in the background, so that there are about 16 for each factor of
-16 in the length of the log. A run holds nothing that the log does not: one that is damaged is set aside, and made anew from the log.
+The index has a digest of 128 bits in place of each idempotency key. A file (a *run*) has the digests of the records [first, end) in ascending order.
+Each digest comes with the key of the sample that the record became, and with a digest of the record's content: 40 bytes a record. A run is mapped
+into memory and searched by binary search. Each run begins where the one before ends. Neighbouring runs of similar size are merged in the background,
+so that there are about 16 runs for each factor of 16 in the length of the log. All content of a run is also in the log, so a damaged run is set aside
+and made again from the log.
 """
 
 from __future__ import annotations
@@ -20,26 +21,30 @@ import numpy.typing as npt
 from modyn.atomic_write import TEMPORARY_SUFFIX
 from modyn.columnar import ColumnFile, FileKind, column_writer
 from modyn.errors import CorruptStateError
+from modyn.keep_limits import set_aside
 from modyn.records import Int64Array
-from modyn.retention import set_aside
 from modyn.rpc.logs import get_logger
-from modyn.storage.formats.record_log import Entries
+from modyn.storage.formats.record_file import Entries
 from modyn.storage.ingest.segment_writer import merge_run
 
 UInt64Array = npt.NDArray[np.uint64]
 
 _RUN: Final = ".keys"
+"""Ending of the names of runs."""
 _MERGED: Final = 16
-"""Neighbouring runs of about one size that become one."""
+"""Number of neighbouring runs of similar size that are merged into one run."""
 _SLICE_ROWS: Final = 1 << 20
-"""About so many rows are merged at once: bounds the memory of a merge."""
-_KIND: Final = FileKind(b"MODYNKEY", 1, "file of idempotency keys", "restart storage, which makes it anew from the records")
+"""About this number of rows are merged at once, which limits the memory of a merge."""
+_KIND: Final = FileKind(b"MODYNKEY", 1, "file of idempotency keys", "restart storage, which makes it again from the records")
 _COLUMNS: Final = {"high": np.uint64, "low": np.uint64, "keys": np.int64, "contents": np.uint64}
+"""Columns of a run, in the order of the fields of `KeyRun`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownKeys:
-    """What is known of n digests. keys: of their samples, int64 (n,), -1: not known. contents: digests of their contents, uint64 (n,)."""
+    """The result of a search for n digests. keys: keys of their samples, int64 (n,); -1: the digest is not known. contents: digests of the contents,
+    uint64 (n,).
+    """
 
     keys: Int64Array
     contents: UInt64Array
@@ -47,7 +52,7 @@ class KnownKeys:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyRun:
-    """The digests of the records [first, end), ascending, mapped. high, low: words of a digest. Arrays are (n,)."""
+    """The mapped digests of the records [first, end), ascending. high, low: the two words of each digest. All arrays are (n,)."""
 
     path: Path
     first: int
@@ -59,7 +64,7 @@ class KeyRun:
 
     @staticmethod
     def open(path: Path) -> KeyRun:
-        """Map a run, compared with its checksums. Raises: CorruptStateError, UnavailableError, NotFoundError."""
+        """Map a run into memory and compare it with its checksums. Raises: CorruptStateError, UnavailableError, NotFoundError."""
         file = ColumnFile.open(path, _KIND)
         file.verify()
         run = KeyRun(path, int(file.meta["first"]), int(file.meta["end"]), *(file.column(name) for name in _COLUMNS))
@@ -68,9 +73,9 @@ class KeyRun:
         return run
 
     def find(self, digests: UInt64Array, wanted: Int64Array, found: KnownKeys) -> None:
-        """Fill in `found` at the positions `wanted` of `digests`, uint64 (n, 2), which this run has."""
+        """Fill in `found` for those digests that this run has. `digests` is uint64 (n, 2). Only the positions `wanted` are looked up."""
         places = np.searchsorted(self.high, digests[wanted, 0])
-        while len(wanted):  # once, but for digests of which the first words are the same
+        while len(wanted):  # One pass, unless the first words of digests are equal.
             here = places < len(self.high)
             places, wanted = places[here], wanted[here]
             same = self.high[places] == digests[wanted, 0]
@@ -82,21 +87,26 @@ class KeyRun:
 
 
 class KeyIndex:
-    """The idempotency keys of one log. `find`, `add` and `flush` are called by one thread at a time; `merge` by another one meanwhile."""
+    """The idempotency keys of one log. One thread at a time may call `add` and `flush`. Any thread may call `find` and `merge`, also while another
+    one adds keys.
+    """
 
     def __init__(self, folder: Path, runs: tuple[KeyRun, ...]) -> None:
-        """Args: folder: of the runs. runs: without gaps from 0."""
+        """Args: folder: folder of the runs. runs: the runs, the first from record 0 on, without gaps."""
         self._folder, self._runs = folder, runs
         self._changing = threading.Lock()
-        """Protects changes of `_runs`, which is replaced as a whole and read without it: a merge ends while a run is added."""
+        """Protects changes of `_runs`, because a merge may end while a run is added. `_runs` is read without the lock, because a change assigns a new
+        list."""
+        self._merging = threading.Lock()
+        """Lets one thread merge at a time: a second one would put back runs that the first has replaced, and lose runs that were added meanwhile."""
         self._held: dict[bytes, tuple[int, int]] = {}
-        """Of the records behind the runs: by digest the key of the sample and the digest of its content."""
+        """The records that are in no run yet: digest → (key of the sample, digest of its content)."""
 
     @classmethod
     def open(cls, folder: Path, quarantine: Path) -> KeyIndex:
-        """Open the runs in `folder`, up to the first gap; those that are damaged, and those behind a gap, are moved to `quarantine`.
+        """Open the runs in `folder` up to the first gap. Damaged runs, and runs after a gap, are moved to `quarantine`.
 
-        Raises: UnavailableError: one cannot be read. OSError: the folder cannot be used.
+        Raises: UnavailableError: a run cannot be read. OSError: the folder cannot be used.
         """
         for path in folder.glob(f"*{_RUN}.*{TEMPORARY_SUFFIX}"):
             path.unlink(missing_ok=True)
@@ -107,14 +117,15 @@ class KeyIndex:
             except CorruptStateError as error:
                 _set_aside(path, quarantine, error.message)
         kept: list[KeyRun] = []
+        # Of the runs that begin with one record, the longest comes first: a merged run replaces the runs that it was made of.
         for run in sorted(found, key=lambda run: (run.first, -run.end)):
             end = kept[-1].end if kept else 0
             if run.end <= end:
-                run.path.unlink(missing_ok=True)  # A merged run has taken its place, and the process ended before it was removed.
+                run.path.unlink(missing_ok=True)  # A merged run has replaced it, and the process ended before the removal.
             elif run.first == end:
                 kept.append(run)
             else:
-                reason = f"it begins with record {run.first}, and there is none of the records from {end} on"
+                reason = f"it begins with record {run.first}, and the keys of the records from {end} on are in no file"
                 _set_aside(run.path, quarantine, reason)
         return cls(folder, tuple(kept))
 
@@ -134,12 +145,12 @@ class KeyIndex:
         return len(self._runs)
 
     def find(self, digests: UInt64Array) -> KnownKeys:
-        """Look up `digests`, uint64 (n, 2): O(log n) for each run."""
+        """Look up `digests`, uint64 (n, 2). The search in each run takes a time of O(log n)."""
         found = KnownKeys(np.full(len(digests), -1, np.int64), np.zeros(len(digests), np.uint64))
         for i, digest in enumerate(digest_bytes(digests)):
             if (known := self._held.get(digest)) is not None:
                 found.keys[i], found.contents[i] = known
-        # Newest first: a call that is repeated asks for what has just come.
+        # The newest runs come first, because a repeated call asks for recent records.
         for run in reversed(self._runs):
             wanted = np.flatnonzero(found.keys < 0)
             if not len(wanted):
@@ -148,7 +159,7 @@ class KeyIndex:
         return found
 
     def add(self, entries: Entries) -> None:
-        """Add the next records, of which none is known; they are durable in the log. Raises: CorruptStateError: one is known."""
+        """Add the next records, which are durable in the log, and whose keys are all new. Raises: CorruptStateError: a key is known already."""
         first = self.end
         contents = entries["content"].tolist()
         for i, digest in enumerate(digest_bytes(entries["digest"])):
@@ -164,7 +175,9 @@ class KeyIndex:
         return len(self._held)
 
     def flush(self) -> None:
-        """Write the keys in memory as a run, after which they need none. Raises: UnavailableError: they stay in memory."""
+        """Write the keys in memory as a run, and remove them from memory. Raises: UnavailableError: the run cannot be written; then the keys stay in
+        memory.
+        """
         if not self._held:
             return
         words = np.frombuffer(b"".join(self._held), "<u8").reshape(-1, 2)
@@ -186,32 +199,37 @@ class KeyIndex:
         self._held = {}
 
     def merge(self, slice_rows: int = _SLICE_ROWS) -> None:
-        """Make neighbouring runs of about one size one, until there are no 16 of them. Raises: UnavailableError, CorruptStateError.
+        """Merge neighbouring runs of similar size, until there are no 16 such runs.
 
-        Args: slice_rows: about so many digests are sorted at once.
+        Raises: UnavailableError, CorruptStateError.
+        Args: slice_rows: about how many digests are sorted at once.
         """
-        while True:
-            runs = self._runs
-            count = merge_run([run.end - run.first for run in runs], _MERGED, 1 << 62)
-            if not count:
-                return
-            old = runs[-count:]
-            merged = _merged(self._folder, old, slice_rows)
-            with self._changing:
-                # Runs that were added meanwhile stand behind.
-                self._runs = (*runs[:-count], merged, *self._runs[len(runs) :])
-            for run in old:
-                run.path.unlink(missing_ok=True)
+        with self._merging:
+            while True:
+                runs = self._runs
+                count = merge_run([run.end - run.first for run in runs], _MERGED, 1 << 62)
+                if not count:
+                    return
+                old = runs[-count:]
+                merged = _merge(self._folder, old, slice_rows)
+                with self._changing:
+                    # Runs that were added during the merge stay at the end.
+                    self._runs = (*runs[:-count], merged, *self._runs[len(runs) :])
+                # Removed last: after a crash before this, `open` removes them, because the merged run covers them.
+                for run in old:
+                    run.path.unlink(missing_ok=True)
 
 
 def digest_bytes(digests: npt.NDArray[Any]) -> list[bytes]:
-    """Each of `digests`, uint64 (n, 2), as its 16 bytes."""
+    """Return each of `digests`, uint64 (n, 2), as 16 bytes."""
     whole = np.ascontiguousarray(digests, "<u8").tobytes()
     return [whole[first : first + 16] for first in range(0, len(whole), 16)]
 
 
-def _merged(folder: Path, old: tuple[KeyRun, ...], slice_rows: int) -> KeyRun:
-    """Write one run of several neighbours: slice by slice of the range of digests, so that memory is bounded. Digests spread evenly."""
+def _merge(folder: Path, old: tuple[KeyRun, ...], slice_rows: int) -> KeyRun:
+    """Write one run of several neighbours. Digests are spread evenly, so their range is merged in slices of about equal size, which limits the
+    memory.
+    """
     first, end = old[0].first, old[-1].end
     path = _path(folder, first, end)
     num_slices = (end - first) // slice_rows + 1

@@ -1,11 +1,11 @@
-"""The log of a dataset of records: append-only files, of which each record counts exactly once by its idempotency key.
+"""The log of a dataset of records: append-only files, in which each record counts exactly once by its idempotency key.
 
-An append is answered when its records are on the disk. Calls that come while the disk is busy share the next write and its `fdatasync`. The
-n-th record of the log is the sample with the key n, so that its key is known before it is a sample.
+The log answers an append when its records are on the disk. Calls that arrive while the disk is busy share the next write and its `fdatasync`. Record
+n of the log becomes the sample with the key n, so its key is known before it is a sample.
 
-After a crash the log is what its files say (`formats/record_log.py`): a batch that is not whole was acknowledged to none, and what follows
-it begins a new file. A whole batch counts although it may not have been acknowledged: its client asks again, and gets "duplicate". Nothing is
-ever cut off or overwritten, so that readers of what is indexed are not disturbed, and nothing is lost that could still be of use.
+After a crash, the files alone define the content of the log (`formats/record_file.py`). An incomplete batch was never acknowledged. The next records
+begin a new file. A complete batch counts although it may not have been acknowledged; a client that got no answer repeats the call, and gets
+"duplicate". Nothing is ever cut off or overwritten, so that readers of indexed records are not disturbed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from modyn.columnar import write_at
 from modyn.errors import CorruptStateError, ModynError, UnavailableError
 from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
-from modyn.storage.formats.record_log import (
+from modyn.storage.formats.record_file import (
     ENTRY,
     HEAD_BYTES,
     KIND,
@@ -46,8 +46,8 @@ from modyn.storage.records.key_index import KeyIndex, digest_bytes
 
 @dataclass(frozen=True, slots=True)
 class RecordLogLimits:
-    """file_bytes: a file that has so many is the last one no longer. write_bytes: about the most that is written at once. held_keys: so many
-    idempotency keys in memory, some 15 MB of them, become a file."""
+    """file_bytes: size from which on the next append begins another file. write_bytes: about the largest size of one write. held_keys: number of
+    idempotency keys in memory (about 15 MB) from which on they are written to a file."""
 
     file_bytes: int = 1 << 28
     write_bytes: int = 1 << 26
@@ -56,19 +56,19 @@ class RecordLogLimits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedRecords:
-    """Records of one call: n entries, of dtype ENTRY, and n payloads."""
+    """The records of one call: n entries of dtype ENTRY, and n payloads."""
 
     entries: Entries
     payloads: Sequence[bytes]
 
     @staticmethod
     def of(records: Sequence[NewRecord], *, float_labels: bool, now: int) -> PreparedRecords:
-        """Compute the digests of records. Args: now: seconds since 1970, of those that bring no time."""
+        """Compute the digests of records. Args: now: time of those that come without one, in seconds since 1970."""
         entries = np.zeros(len(records), ENTRY)
         keys, contents, labels = [], [], []
         for record in records:
             label = encode_label(record.label, float_labels=float_labels)
-            # Without the time of arrival, which is another one when a call is repeated.
+            # The digest of the content leaves out the time of arrival, which differs when a call is repeated.
             given = b"" if record.timestamp is None else struct.pack("<q", record.timestamp)
             keys.append(hashlib.blake2b(record.key.encode(), digest_size=16).digest())
             head = bytes([len(given)]) + given + label
@@ -85,7 +85,7 @@ class PreparedRecords:
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """A file of the log. first_key: of its first record."""
+    """A file of the log. first_key: key of its first record."""
 
     path: Path
     first_key: int
@@ -93,16 +93,16 @@ class LogFile:
 
 @dataclass(frozen=True, slots=True)
 class DurableLog:
-    """What of the log is on the disk. end: bytes of the last file that count. next_key: the number of records."""
+    """The durable part of the log. end: number of bytes of the last file that are valid. next_key: number of records."""
 
     files: tuple[LogFile, ...]
     end: int
     next_key: int
 
     def batches(self, number: int, start: int, next_key: int) -> Iterator[RecordBatch]:
-        """Yield the batches of file `number` from byte `start` on, where the record `next_key` begins.
+        """Yield the batches of file `number` from byte `start` on. The batch at `start` begins with record `next_key`.
 
-        Raises: CorruptStateError: one is damaged. UnavailableError: it cannot be read.
+        Raises: CorruptStateError: a batch is damaged. UnavailableError: the file cannot be read.
         """
         file, is_last = self.files[number], number + 1 == len(self.files)
         end_key = self.next_key if is_last else self.files[number + 1].first_key
@@ -110,7 +110,7 @@ class DurableLog:
             with open(file.path, "rb") as opened:
                 size = self.end if is_last else os.fstat(opened.fileno()).st_size
                 batches = read_batches(opened, start, size)
-                # What is behind the last of its records was not acknowledged; the next file has taken its place.
+                # Data after the last record was not acknowledged; the next file replaces it.
                 while next_key < end_key:
                     batch = next(batches, None)
                     if batch is None or batch.first_key != next_key or batch.end_key > end_key:
@@ -124,42 +124,44 @@ class DurableLog:
 
 
 class RecordLog:
-    """A log that is open for appending. Any number of threads; one process."""
+    """A log that is open for appending, by one process. Any number of its threads may use it."""
 
     def __init__(self, folder: Path, quarantine: Path, num_indexed: int, limits: RecordLogLimits = RecordLogLimits()) -> None:
-        """Open the log in `folder`, which is made if it is missing, as a crash may have left it.
+        """Open the log in `folder`, also one that a crash interrupted. The folder is made if it is missing.
 
-        Args: quarantine: where damaged files of idempotency keys go. num_indexed: records that are samples already.
+        Args: quarantine: folder to which damaged files of idempotency keys are moved. num_indexed: number of records that are samples already.
         Raises: CorruptStateError: records are damaged or missing. UnavailableError: the disk cannot be used.
         """
         self._folder, self._limits = folder, limits
         self._turn = threading.Condition()
-        """Protects the next three fields, and wakes the calls that wait: their records were written, or one of them is to write next."""
+        """Protects the next three fields. A call waits on this condition until its records are written, or until it is the turn of this call to
+        write."""
         self._waiting: list[_Call] = []
         self._is_writing = False
         self._closed: ModynError | None = None
-        # The fields below are changed by the one call that is writing.
+        # Only the call that is writing changes the fields below.
         self._descriptor: int | None = None
-        """Of the last file; None: the next append begins another one."""
+        """Descriptor of the last file; None: the next append begins another file."""
         self._unwritten_bytes = 0
-        """Of records whose keys are in memory only, about: a restart reads so many."""
+        """Approximate number of bytes of the records whose keys are only in memory. A restart must read these records again."""
         try:
             make_folder(folder)
             for path in folder.glob(f"*{RECORD_FILE}.*{TEMPORARY_SUFFIX}"):
                 path.unlink(missing_ok=True)
+            # The keys come first: recovery then reads only the records that no file of keys covers.
             self._keys = KeyIndex.open(folder, quarantine)
-            self.durable = self._recovered(num_indexed)
-            """Replaced as a whole."""
+            self.durable = self._recover(num_indexed)
+            """The durable part of the log. Each write assigns a new object, so the field is read without a lock."""
         except OSError as error:
             raise _unavailable(folder, error) from error
 
     # Appending
 
     def append(self, records: PreparedRecords) -> list[AppendedRecord]:
-        """Append those of the records whose idempotency key is not known; an answer for each, in order. What is answered is durable.
+        """Append the records with unknown idempotency keys. Returns an answer for each record, in order. Answered records are durable.
 
-        Raises: UnavailableError: the disk cannot be written to, or the log is closed. It is not known whether the records were appended: the call
-        may be repeated. CorruptStateError.
+        Raises: UnavailableError: the disk cannot be written to, or the log is closed. The records may have been appended or not; the call may be
+        repeated. CorruptStateError.
         """
         if not len(records.entries):
             return []
@@ -167,17 +169,17 @@ class RecordLog:
         with self._turn:
             self._waiting.append(call)
             while self._is_writing and call.outcome is None:
-                self._turn.wait()
+                self._turn.wait()  # The writing call ends this wait: it has written these records, or it passes the turn to this call.
             if call.outcome is None:
                 self._is_writing = True
         while call.outcome is None:
             with self._turn:
                 calls = self._take()
-            outcomes = self._written(calls)
+            outcomes = self._write_calls(calls)
             with self._turn:
                 for taken, outcome in zip(calls, outcomes, strict=True):
                     taken.outcome = outcome
-                # Once its own records are written, a call hands the turn to one that waits: none serves the others for ever.
+                # Once its own records are written, a call passes the turn to a waiting one, so that no call writes for the others forever.
                 self._is_writing = call.outcome is None
                 self._turn.notify_all()
         if isinstance(call.outcome, BaseException):
@@ -185,12 +187,13 @@ class RecordLog:
         return call.outcome
 
     def find(self, keys: Sequence[str]) -> Int64Array:
-        """The samples that records with these idempotency keys became or become, int64 (n,); -1: there is no such record."""
+        """Return the keys of the samples of the records with these idempotency keys, int64 (n,); -1: there is no such record."""
+        # Records that are not samples yet have such a key too, because record n becomes sample n.
         digests = b"".join(hashlib.blake2b(key.encode(), digest_size=16).digest() for key in keys)
         return self._keys.find(np.frombuffer(digests, "<u8").reshape(-1, 2)).keys
 
     def _take(self) -> list[_Call]:
-        """The calls that are written next, in order: one, or as many as `write_bytes` allows."""
+        """Take the calls to write next, in order: calls with at most `write_bytes` bytes together, but at least one call."""
         count = num_bytes = 0
         for call in self._waiting:
             num_bytes += call.num_bytes
@@ -200,24 +203,24 @@ class RecordLog:
         taken, self._waiting = self._waiting[:count], self._waiting[count:]
         return taken
 
-    def _written(self, calls: Sequence[_Call]) -> Sequence[list[AppendedRecord] | BaseException]:
-        """Append the records of several calls with one write. Returns: for each call what it answers or raises."""
+    def _write_calls(self, calls: Sequence[_Call]) -> Sequence[list[AppendedRecord] | BaseException]:
+        """Append the records of several calls with one write. Returns the answer or the error for each call."""
         try:
             if self._closed is not None:
                 raise self._closed
             entries = np.concatenate([call.records.entries for call in calls])
-            answers, new = self._judged(entries)
+            answers, new = self._judge(entries)
             if new:
                 payloads = [payload for call in calls for payload in call.records.payloads]
                 self._write(entries[new], [payloads[i] for i in new])
-        except BaseException as error:  # noqa: BLE001  (raised by each of the calls)
+        except BaseException as error:  # noqa: BLE001  (raised again by each of the calls)
             return [error] * len(calls)
         self._tidy()
         remaining = iter(answers)
         return [[next(remaining) for _ in call.records.payloads] for call in calls]
 
-    def _judged(self, entries: Entries) -> tuple[list[AppendedRecord], list[int]]:
-        """The answer for each record, and the positions of those that are new."""
+    def _judge(self, entries: Entries) -> tuple[list[AppendedRecord], list[int]]:
+        """Return the answer for each record, and the positions of the new ones."""
         known = self._keys.find(entries["digest"])
         found_keys, found_contents = known.keys.tolist(), known.contents.tolist()
         answers, new, seen = list[AppendedRecord](), list[int](), dict[bytes, tuple[int, int]]()
@@ -232,7 +235,7 @@ class RecordLog:
         return answers, new
 
     def _write(self, entries: Entries, payloads: Sequence[bytes]) -> None:
-        """Append new records. Raises: UnavailableError: none of them counts."""
+        """Append new records. Raises: UnavailableError: the disk cannot be written to; then none of the records is valid."""
         try:
             if self._descriptor is None or self.durable.end >= self._limits.file_bytes:
                 self._begin_file()
@@ -243,29 +246,30 @@ class RecordLog:
                 write_at(self._descriptor, content, log.end)
                 os.fdatasync(self._descriptor)
             except OSError:
-                # What became of it is not known. The next file begins with the same key, and so it does not count.
+                # The batch may be on the disk. The next append begins a file with the same record, and thereby makes the batch invalid.
                 self._close_file()
                 raise
         except OSError as error:
             raise _unavailable(self._folder, error) from error
+        # Only after the sync: a key that is known here is answered as durable.
         self._keys.add(entries)
         self._unwritten_bytes += len(content)
         self.durable = DurableLog(log.files, log.end + len(content), log.next_key + len(entries))
 
     def _begin_file(self) -> None:
-        """Begin another file with the next record; it takes the place of the last one if that has no record, so that a full disk does not get
-        a file with each call. Raises: OSError, UnavailableError."""
+        """Begin another file with the next record. If the last file has no record, the new one takes its place, so that calls on a full disk do not
+        leave one file each. Raises: OSError, UnavailableError."""
         self._close_file()
         log = self.durable
         kept = log.files[:-1] if log.end == HEAD_BYTES else log.files
         file = LogFile(self._folder / f"{len(kept):08d}{RECORD_FILE}", log.next_key)
         write_atomically(file.path, [encode_head(len(kept), file.first_key)])
-        # From here on, a batch at the end of the file before it that was not acknowledged does not count.
+        # From now on, a batch at the end of the previous file that was not acknowledged is invalid.
         self.durable = DurableLog((*kept, file), HEAD_BYTES, log.next_key)
         self._descriptor = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
 
     def _tidy(self) -> None:
-        """Write the keys in memory as a file once there are many, or once their records are many bytes."""
+        """If the keys in memory are many, or their records have many bytes, write the keys to a file."""
         if self._keys.num_held < self._limits.held_keys and self._unwritten_bytes < self._limits.file_bytes:
             return
         logger = get_logger("storage")
@@ -273,22 +277,22 @@ class RecordLog:
             self._keys.flush()
             self._unwritten_bytes = 0
         except ModynError as error:
-            # The records are durable, and their keys known: after a restart they are read from the log.
+            # The records are durable, and their keys are known. After a restart the keys are read from the log.
             logger.warning("keys_not_written", folder=str(self._folder), error=error.message)
         except Exception:
-            # As above; calls that wait for their turn must get it all the same.
+            # Also this failure harms no record, and the calls that wait must get their turn.
             logger.exception("keys_not_written", folder=str(self._folder))
 
     def merge_keys(self) -> None:
-        """Merge small files of idempotency keys; appends go on meanwhile. Raises: UnavailableError, CorruptStateError."""
+        """Merge small files of idempotency keys. Appends may go on meanwhile. Raises: UnavailableError, CorruptStateError."""
         self._keys.merge()
 
     def close(self, error: ModynError) -> None:
-        """Let appends raise `error` from now on; returns when none is being written."""
+        """Make appends raise `error` from now on. Returns when no append is being written."""
         with self._turn:
             self._closed = error
             while self._is_writing:
-                self._turn.wait()
+                self._turn.wait()  # The writing call ends this wait when it passes the turn.
             self._close_file()
 
     def _close_file(self) -> None:
@@ -299,33 +303,35 @@ class RecordLog:
 
     # Recovery
 
-    def _recovered(self, num_indexed: int) -> DurableLog:
-        """Read the log as it was left, from the first record on whose key is in memory only. Raises: OSError, ModynError."""
+    def _recover(self, num_indexed: int) -> DurableLog:
+        """Read the log as the last process left it, from the first record on whose key is in no file. Raises: OSError, ModynError."""
         files = self._files()
         if not files:
             self._check_complete(0, num_indexed)
             return DurableLog((), 0, 0)
-        # What a process before this one has written and not synced counts from here on.
+        # An earlier process may have written data without a sync. From here on that data is durable, so it may be acknowledged.
         sync(files[-1].path)
         sync(self._folder)
+        # A file whose last records are in no file of keys is read from its beginning; `_remember` skips those that are known.
         first = max(i for i, file in enumerate(files) if i == 0 or file.first_key <= self._keys.covered)
         log = DurableLog(tuple(files), 0, files[-1].first_key)
         for number in range(first, len(files) - 1):
             for batch in log.batches(number, HEAD_BYTES, files[number].first_key):
                 self._remember(batch)
-        log = self._recovered_last(log)
+        log = self._recover_last_file(log)
         self._check_complete(log.next_key, max(num_indexed, self._keys.end))
         with open(files[-1].path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > log.end:
+                # The next append begins a new file, because nothing is overwritten.
                 refuse_later_batch(files[-1].path, file, log.end, log.next_key)
                 get_logger("storage").warning("unfinished_records_left", path=str(files[-1].path), num_bytes=size - log.end)
                 return log
         self._descriptor = os.open(files[-1].path, os.O_RDWR | os.O_CLOEXEC)
         return log
 
-    def _recovered_last(self, log: DurableLog) -> DurableLog:
-        """The log with all whole batches of its last file."""
+    def _recover_last_file(self, log: DurableLog) -> DurableLog:
+        """Return the log with all complete batches of its last file."""
         end, next_key = HEAD_BYTES, log.next_key
         with open(log.files[-1].path, "rb") as file:
             for batch in read_batches(file, HEAD_BYTES, os.fstat(file.fileno()).st_size):
@@ -336,7 +342,7 @@ class RecordLog:
         return DurableLog(log.files, end, next_key)
 
     def _remember(self, batch: RecordBatch) -> None:
-        """Add the keys of a batch, but for those that are known already."""
+        """Add the keys of a batch that are not known yet to the index."""
         if (skipped := self._keys.end - batch.first_key) < len(batch.entries):
             self._keys.add(batch.entries[skipped:])
             self._unwritten_bytes += batch.end - batch.start
@@ -363,7 +369,7 @@ class RecordLog:
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """Records that wait to be written. outcome: what the call answers, or the error that it raises; None: it waits."""
+    """Records that wait to be written. outcome: the answers or the error of the call; None: the call still waits."""
 
     records: PreparedRecords
     outcome: list[AppendedRecord] | BaseException | None = None

@@ -1,4 +1,6 @@
-"""Decision criteria, one a file, found by their `id`: of drift metrics where a large value is bad, and of scores where a low one is."""
+"""Decision criteria, registered by `id`, one criterion per file: criteria of drift metrics, whose large values are bad, and of scores, whose low
+values are bad.
+"""
 
 from __future__ import annotations
 

@@ -1,32 +1,29 @@
-"""Several criteria, each with the values that it has seen, and the vote that makes one verdict of theirs."""
+"""Several criteria with the earlier values of their series, and the vote that combines the verdicts of the criteria."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
 from modyn.errors import CorruptStateError
 from modyn.supervisor.criteria.base import DecisionCriterion, Measurement
+from modyn.supervisor.evidence import Evidence, EvidenceKind, value_of
 
 
 class VoteRule(Protocol):
-    """Makes one verdict of several."""
+    """Combines several verdicts."""
 
     def decide(self, votes: list[bool]) -> bool:
-        """Whether the votes are a yes."""
+        """Return the verdict."""
 
 
 class CriteriaPanel:
-    """Judges the numbers of each check by name, and remembers as many as its criteria look back at.
-
-    Evidence of a series `name`: `name` is the value, `name.threshold` what it was compared with (absent: nothing yet), `name.unusual` 1 or 0,
-    `name.p_value` that of a test; `name.p_value.threshold` what that was compared with.
-    """
+    """Judges the values of each check, and stores the values that the criteria need for later checks."""
 
     def __init__(self, criteria: Mapping[str, tuple[str, DecisionCriterion]], vote: VoteRule) -> None:
-        """Args: criteria: name → the series that it judges, and the criterion. Two may judge one series."""
+        """Args: criteria: name → the series that the criterion judges, and the criterion. Two criteria may judge the same series."""
         self._criteria = dict(criteria)
         self._vote = vote
         self._seen: dict[str, deque[float]] = {
@@ -34,35 +31,42 @@ class CriteriaPanel:
             for series, _ in self._criteria.values()
         }
 
-    def judge(self, measured: Mapping[str, Measurement]) -> tuple[bool, dict[str, float]]:
-        """The verdict on the numbers of one check, and the evidence of it. A series that was not measured votes no. Changes nothing."""
-        votes, evidence = list[bool](), dict[str, float]()
+    def judge(self, measured: Sequence[Evidence]) -> tuple[bool, list[Evidence]]:
+        """Return the verdict on the values of one check, and the evidence with the verdict on each value. The state of the panel does not change.
+
+        A series that several criteria judge has one record for each criterion. A criterion whose series was not measured votes no.
+        """
+        values = {one.series: one for one in measured if one.kind is EvidenceKind.VALUE and one.series in self._seen}
+        judged, votes = dict[str, list[Evidence]](), list[bool]()
         for name, (series, criterion) in self._criteria.items():
-            if (now := measured.get(series)) is None:
+            if (now := values.get(series)) is None:
                 votes.append(False)
                 continue
-            verdict = criterion.decide(now, self._newest(series, criterion.window_size))
+            verdict = criterion.decide(Measurement(now.value, now.p_value), self._newest(series, criterion.window_size))
             votes.append(verdict.fires)
-            evidence[series] = now.value
-            if now.p_value is not None:
-                evidence[f"{series}.p_value"] = now.p_value
-            if verdict.threshold is not None:
-                evidence[f"{name}{'.p_value' if verdict.of_p_value else ''}.threshold"] = verdict.threshold
-            evidence[f"{name}.unusual"] = float(verdict.fires)
-        return self._vote.decide(votes), evidence
+            threshold, level = (None, verdict.threshold) if verdict.of_p_value else (verdict.threshold, None)
+            # The record is built here, because `replace` takes several times as long and many policies call this method at each check.
+            one = Evidence(
+                series, now.value, threshold, verdict.fires, now.p_value, level, now.seconds, "" if name == series else name
+            )
+            judged.setdefault(series, []).append(one)
+        found = list[Evidence]()
+        for one in measured:
+            found += judged.get(one.series, [one]) if one is values.get(one.series) else [one]
+        return self._vote.decide(votes), found
 
-    def remember(self, evidence: Mapping[str, float]) -> None:
-        """Take the numbers of a check, as they stand in its evidence."""
+    def remember(self, evidence: Iterable[Evidence]) -> None:
+        """Store the values of a check from the evidence of the check."""
         for series, seen in self._seen.items():
-            if series in evidence:
-                seen.append(evidence[series])
+            if (value := value_of(evidence, series)) is not None:
+                seen.append(value)
 
     def state(self) -> dict[str, Any]:
-        """What survives a restart, as JSON."""
+        """Return the state that survives a restart, as JSON."""
         return {series: list(seen) for series, seen in self._seen.items()}
 
     def load_state(self, state: Mapping[str, Iterable[float]]) -> None:
-        """Go on from `state()` of a panel with the same criteria. Raises: CorruptStateError: it is of others."""
+        """Restore `state()` of a panel with the same criteria. Raises: CorruptStateError: the criteria differ."""
         if state.keys() != self._seen.keys():
             raise CorruptStateError(
                 f"the saved values are of {sorted(state)}, and the criteria judge {sorted(self._seen)} now, by the options or the defaults of this "

@@ -1,4 +1,4 @@
-"""Criteria of performance triggers: of a score, where a low value is the bad one, and of avoidable misclassifications."""
+"""Criteria of performance triggers: criteria for scores, whose low values are bad, and a criterion for avoidable misclassifications."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MetricLabel = Annotated[
     str,
     Field(
         min_length=1,
-        description="which score is judged, of which low values are bad: the label of a metric of `evaluation.dataset.metrics`, or, without "
-        "labels, EstimatedAccuracyATC or EstimatedAccuracyDoC",
+        description="the score, for which high values must be good: the label of a metric of `evaluation.dataset.metrics`, or, without labels, "
+        "EstimatedAccuracyATC or EstimatedAccuracyDoC",
         examples=["Accuracy"],
     ),
 ]
@@ -33,14 +33,21 @@ class StaticPerformanceThresholdConfig(Section):
 
     @property
     def threshold(self) -> float:
-        """What a score is compared with."""
+        """The threshold that a score is compared with."""
         return self.metric_threshold
 
 
 class StaticPerformanceThresholdCriterion(ThresholdDecisionCriterion):
-    """A score below `metric_threshold` is unusual."""
+    """A score below `metric_threshold` is unusual.
+
+    >>> from modyn.supervisor.criteria import Worse
+    >>> config = StaticPerformanceThresholdConfig(metric="Accuracy", metric_threshold=0.85)
+    >>> StaticPerformanceThresholdCriterion(config, Worse.LOWER).decide(Measurement(0.8), [])
+    Verdict(fires=True, threshold=0.85, of_p_value=False)
+    """
 
     Config: ClassVar[type[Section]] = StaticPerformanceThresholdConfig
+    constant = "metric_threshold"
 
 
 class DynamicQuantilePerformanceThresholdConfig(QuantileConfig):
@@ -50,7 +57,13 @@ class DynamicQuantilePerformanceThresholdConfig(QuantileConfig):
 
 
 class DynamicQuantilePerformanceThresholdCriterion(DynamicQuantileThresholdCriterion):
-    """A score in the worst `quantile` of the last `window_size` scores is unusual, with linear interpolation between neighbours."""
+    """A score in the worst `quantile` of the last `window_size` scores is unusual, with linear interpolation between neighbours.
+
+    >>> from modyn.supervisor.criteria import Worse
+    >>> config = DynamicQuantilePerformanceThresholdConfig(metric="Accuracy", quantile=0.25)
+    >>> DynamicQuantilePerformanceThresholdCriterion(config, Worse.LOWER).decide(Measurement(0.6), [0.5, 0.75, 0.75, 1.0, 1.0])
+    Verdict(fires=True, threshold=0.75, of_p_value=False)
+    """
 
     Config: ClassVar[type[Section]] = DynamicQuantilePerformanceThresholdConfig
 
@@ -62,7 +75,13 @@ class DynamicRollingAveragePerformanceThresholdConfig(RollingAverageConfig):
 
 
 class DynamicRollingAveragePerformanceThresholdCriterion(DynamicRollingAverageThresholdCriterion):
-    """A score that lies below the mean of the last `window_size` scores by more than `deviation` is unusual."""
+    """A score that is below the mean of the last `window_size` scores by more than `deviation` is unusual.
+
+    >>> from modyn.supervisor.criteria import Worse
+    >>> config = DynamicRollingAveragePerformanceThresholdConfig(metric="Accuracy", deviation=0.25, absolute=True)
+    >>> DynamicRollingAveragePerformanceThresholdCriterion(config, Worse.LOWER).decide(Measurement(0.25), [0.5, 1.0])
+    Verdict(fires=True, threshold=0.5, of_p_value=False)
+    """
 
     Config: ClassVar[type[Section]] = DynamicRollingAveragePerformanceThresholdConfig
 
@@ -73,7 +92,7 @@ class StaticNumberMisclassificationConfig(Section):
     metric: MetricLabel = "Accuracy"
     avoidable_misclassification_threshold: float = Field(
         ge=0,
-        description="more avoidable misclassifications since the last trigger are unusual",
+        description="number of avoidable misclassifications since the last trigger above which a check is unusual",
         examples=[100],
         allow_inf_nan=False,
     )
@@ -81,24 +100,29 @@ class StaticNumberMisclassificationConfig(Section):
         None,
         ge=0,
         le=1,
-        description="accuracy that a model trained now would have; none: forecast from the accuracies right after the triggers so far",
+        description="accuracy that a model trained now would have; none: forecast from the accuracies right after earlier triggers",
     )
-    allow_reduction: bool = Field(
-        False, description="whether a check that is better than expected reduces their number, to 0 at least"
-    )
+    allow_reduction: bool = Field(False, description="a check that is better than expected reduces their number, to at least 0")
 
     @property
     def threshold(self) -> float:
-        """What their number is compared with."""
+        """The threshold that the number of misclassifications is compared with."""
         return self.avoidable_misclassification_threshold
 
 
 class StaticNumberMisclassificationCriterion(ThresholdDecisionCriterion):
-    """More than `avoidable_misclassification_threshold` misclassifications since the last trigger that a model trained now would avoid are
-    unusual: the sum of (expected accuracy - accuracy) · samples over the checks since then, a real number. A sum that equals it, up to
-    rounding, is not more (`exceeds`)."""
+    """A number of avoidable misclassifications since the last trigger above `avoidable_misclassification_threshold` is unusual. A model trained now
+    would avoid these misclassifications: their number is the sum of (expected accuracy - accuracy) · samples over the checks since the last trigger,
+    a real number. A sum equal to the threshold, up to rounding, is not unusual (`exceeds`).
+
+    >>> config = StaticNumberMisclassificationConfig(avoidable_misclassification_threshold=100)
+    >>> StaticNumberMisclassificationCriterion(config).decide(Measurement(120), [])
+    Verdict(fires=True, threshold=100.0, of_p_value=False)
+    """
 
     Config: ClassVar[type[Section]] = StaticNumberMisclassificationConfig
+    judges = "count"
+    constant = "avoidable_misclassification_threshold"
 
     def decide(self, now: Measurement, before: Sequence[float]) -> Verdict:
         """See `DecisionCriterion.decide`."""

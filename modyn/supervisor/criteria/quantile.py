@@ -1,4 +1,4 @@
-"""The criterion that compares with a quantile of earlier values: AutoDrift's."""
+"""Criterion of AutoDrift: compares with a quantile of earlier values."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class QuantileConfig(WindowConfig):
     """Options of DynamicQuantileThresholdCriterion."""
 
     quantile: float = Field(
-        0.05, gt=0, lt=1, description="share of the earlier values that lie beyond the threshold", examples=[0.05]
+        0.05, gt=0, lt=1, description="share of the earlier values that are beyond the threshold", examples=[0.05]
     )
 
 
 class DynamicQuantileThresholdCriterion(DecisionCriterion):
     """A value in the worst `quantile` of the last `window_size` values is unusual (Modyn, SIGMOD'25, sections 5.1 and 7.2: AutoDrift).
 
-    The threshold is the quantile with linear interpolation between neighbours (NumPy's default, Hyndman and Fan's type 7): of n values in
-    order, the one at index q (n - 1), with q = 1 - `quantile` where high values are the bad ones, and q = `quantile` where low ones are.
+    The threshold is the quantile with linear interpolation between neighbours (NumPy's default, Hyndman and Fan's type 7): the value at index q (n -
+    1) of n sorted values, with q = 1 - `quantile` if high values are bad, and q = `quantile` if low values are bad.
 
     >>> criterion = DynamicQuantileThresholdCriterion(QuantileConfig(window_size=5, quantile=0.25))
     >>> criterion.decide(Measurement(3.5), [1, 2, 3, 4, 0])
@@ -39,7 +39,7 @@ class DynamicQuantileThresholdCriterion(DecisionCriterion):
 
 
 def quantile_of(values: Sequence[float], share: float) -> float:
-    """The same number as `numpy.quantile`, which takes twenty times as long for as few values as a window of checks holds.
+    """Return the same number as `numpy.quantile`, in a twentieth of the time for the few values of a window of checks.
 
     >>> quantile_of([4.0, 1.0, 2.0], 0.75)
     3.0
@@ -49,4 +49,5 @@ def quantile_of(values: Sequence[float], share: float) -> float:
     if below + 1 >= len(ordered):
         return ordered[-1]
     a, b, part = ordered[below], ordered[below + 1], index - below
+    # As NumPy does, interpolate from the nearer neighbour, which gives the same last digit.
     return b - (b - a) * (1 - part) if part >= 0.5 else a + (b - a) * part

@@ -1,4 +1,4 @@
-"""The criterion that compares with the mean of earlier values."""
+"""Criterion that compares with the mean of earlier values."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from modyn.tolerance import exceeds
 class RollingAverageConfig(WindowConfig):
     """Options of DynamicRollingAverageThresholdCriterion."""
 
-    deviation: float = Field(0.05, ge=0, description="distance from the average that is still usual", allow_inf_nan=False)
-    absolute: bool = Field(False, description="whether the deviation is in units of the value; else it is a share of the average")
+    deviation: float = Field(0.05, ge=0, description="largest distance from the average that is usual", allow_inf_nan=False)
+    absolute: bool = Field(False, description="the deviation is in units of the value; if false, it is a share of the average")
 
 
 class DynamicRollingAverageThresholdCriterion(DecisionCriterion):
     """A value that is worse than the mean of the last `window_size` values by more than `deviation` is unusual.
 
-    Equal up to rounding is not worse. A relative deviation is a share of the absolute value of that mean: estimators without bias may be negative.
+    A difference equal to `deviation`, up to rounding, is not unusual. A relative deviation is a share of the absolute value of the mean, because
+    estimators without bias may be negative.
 
     >>> criterion = DynamicRollingAverageThresholdCriterion(RollingAverageConfig(deviation=0.5))
     >>> criterion.decide(Measurement(-0.25), [-1.0, -0.5])

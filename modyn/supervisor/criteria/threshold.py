@@ -26,6 +26,7 @@ class ThresholdDecisionCriterion(DecisionCriterion):
     """
 
     Config: ClassVar[type[Section]] = ThresholdConfig
+    constant = "threshold"
 
     def decide(self, now: Measurement, before: Sequence[float]) -> Verdict:
         """See `DecisionCriterion.decide`."""
@@ -39,12 +40,17 @@ class PValueConfig(Section):
 
 
 class PValueDecisionCriterion(DecisionCriterion):
-    """A value whose p-value lies below `p_val` is unusual.
+    """A value whose p-value is below `p_val` is unusual.
 
-    Without drift, and with checks of samples that are not shared, it fires at a share of `p_val` of all checks.
+    Without drift, and with windows that share no samples, a fraction `p_val` of all checks fires.
+
+    >>> PValueDecisionCriterion(PValueConfig(p_val=0.05)).decide(Measurement(0.3, p_value=0.01), [])
+    Verdict(fires=True, threshold=0.05, of_p_value=True)
     """
 
     Config: ClassVar[type[Section]] = PValueConfig
+    judges = "p_value"
+    constant = "p_val"
 
     def decide(self, now: Measurement, before: Sequence[float]) -> Verdict:
         """See `DecisionCriterion.decide`. Raises InvalidArgumentError: the metric gives no p-value."""

@@ -1,4 +1,4 @@
-"""How several verdicts become one: the majority, at least n of them, or all."""
+"""Combine several verdicts: the majority, at least n verdicts, or all verdicts must be yes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from modyn.config.base import Section
 
 
 class MajorityVote(Section):
-    """More than half of all must say yes; those that have not spoken say no."""
+    """More than half of all verdicts must be yes; a missing verdict counts as no."""
 
     id: Literal["MajorityVote"] = Field("MajorityVote", description="which vote")
 
     def decide(self, votes: Sequence[bool]) -> bool:
-        """
+        """Return the verdict.
+
         >>> MajorityVote().decide([True, False]), MajorityVote().decide([True, True, False])
         (False, True)
         """
@@ -24,13 +25,14 @@ class MajorityVote(Section):
 
 
 class AtLeastN(Section):
-    """At least `n` must say yes."""
+    """At least `n` verdicts must be yes."""
 
     id: Literal["AtLeastN"] = Field("AtLeastN", description="which vote")
-    n: int = Field(ge=1, description="how many must say yes")
+    n: int = Field(ge=1, description="number of yes verdicts that are needed")
 
     def decide(self, votes: Sequence[bool]) -> bool:
-        """
+        """Return the verdict.
+
         >>> AtLeastN(n=1).decide([True, False])
         True
         """
@@ -38,12 +40,13 @@ class AtLeastN(Section):
 
 
 class AllVote(Section):
-    """All must say yes."""
+    """All verdicts must be yes."""
 
     id: Literal["All"] = Field("All", description="which vote")
 
     def decide(self, votes: Sequence[bool]) -> bool:
-        """
+        """Return the verdict.
+
         >>> AllVote().decide([True, False])
         False
         """
@@ -51,4 +54,4 @@ class AllVote(Section):
 
 
 Vote = Annotated[MajorityVote | AtLeastN | AllVote, Field(discriminator="id")]
-"""How several verdicts become one."""
+"""A rule that combines several verdicts."""

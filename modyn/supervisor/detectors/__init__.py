@@ -1,4 +1,4 @@
-"""Stream detectors, found by their `id`: where the distribution of a series of numbers changes."""
+"""Stream detectors, registered by `id`. A stream detector detects changes in the distribution of a series of numbers."""
 
 from __future__ import annotations
 

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import ClassVar, Final
 
 from pydantic import Field
 
 from modyn.config.base import Section
 from modyn.supervisor.detectors.base import StreamDetector
+from modyn.supervisor.evidence import Evidence
 
 _BUCKETS_A_ROW: Final = 5
+"""Largest number of buckets in a row of the histogram; M in the paper."""
 
 
 class ADWINConfig(Section):
     """Options of ADWIN."""
 
     delta: float = Field(0.002, gt=0, lt=1, description="probability of a detection without a change: 1 - confidence")
-    clock: int = Field(32, ge=1, description="numbers between two looks for a change")
-    min_window_length: int = Field(5, ge=1, description="numbers that each of two parts of the window must hold")
-    grace_period: int = Field(10, ge=1, description="numbers before the first look")
+    clock: int = Field(32, ge=1, description="number of values between two searches for a change")
+    min_window_length: int = Field(5, ge=1, description="smallest number of values in each of the two parts of the window")
+    grace_period: int = Field(10, ge=1, description="number of values before the first search")
 
 
 class ADWIN(StreamDetector):
-    """Keeps a window that grows while its mean stays, and detects where the means of two parts of it differ by more than chance allows
-    (Bifet and Gavaldà: Learning from Time-Changing Data with Adaptive Windowing, 2007). Of any real numbers.
+    """Detects that the means of two parts of a window differ by more than chance allows; the window grows while the mean stays the same
+    (Bifet and Gavaldà: Learning from Time-Changing Data with Adaptive Windowing, 2007). The numbers may be any real numbers.
 
-    The window is held as an exponential histogram: row i has at most five buckets of 2^i numbers, of which the sum is kept, so n
-    numbers take O(log n) memory.
+    The window is an exponential histogram: row i has at most five buckets, each with the sum of 2^i numbers. n numbers therefore take O(log n)
+    memory.
+
+    >>> detector = ADWIN(ADWINConfig())
+    >>> [at for at, number in enumerate([0.0] * 100 + [1.0] * 100) if detector.update(number)]
+    [127]
     """
 
     Config: ClassVar[type[Section]] = ADWINConfig
@@ -40,7 +46,7 @@ class ADWIN(StreamDetector):
 
     def _reset(self) -> None:
         self._rows: list[list[float]] = []
-        """Of each row the sums of its buckets, oldest first."""
+        """The sums of the buckets of each row, oldest first."""
         self._width = 0
         self._total = self._squares = 0.0
         self._ticks = 0
@@ -62,7 +68,7 @@ class ADWIN(StreamDetector):
         return changed
 
     def _insert(self, total: float, row: int) -> None:
-        """Append a bucket to its row; a row that has too many merges its two oldest into one of the next row."""
+        """Append a bucket to its row. A row with too many buckets merges the two oldest buckets into one bucket of the next row."""
         if row == len(self._rows):
             self._rows.append([])
         self._rows[row].append(total)
@@ -72,9 +78,10 @@ class ADWIN(StreamDetector):
             self._insert(older + newer, row + 1)
 
     def _has_changed(self) -> bool:
-        """Whether the means of two parts of the window differ by more than the bound, at any division between two buckets."""
+        """Return whether the means of two parts of the window differ by more than the bound, at any division between two buckets."""
         least = self.config.min_window_length
         older, older_sum = 0, 0.0
+        # From the oldest bucket to the newest: the buckets of row i hold 2^i numbers each, and later rows are older.
         for row in range(len(self._rows) - 1, -1, -1):
             for bucket_sum in self._rows[row]:
                 older += 2**row
@@ -92,12 +99,12 @@ class ADWIN(StreamDetector):
         return False
 
     def _chance(self, older: int, newer: int) -> float:
-        """How far the means of two parts without a change may differ, with confidence 1 - delta."""
+        """Return how far the means of two parts may differ without a change, with confidence 1 - delta."""
         least = self.config.min_window_length
         log = math.log(2 * math.log(self._width) / self.config.delta)
         inverse = 1 / (older - least + 1) + 1 / (newer - least + 1)
         return float(math.sqrt(2 * inverse * self._squares / self._width * log) + 2 / 3 * inverse * log)
 
-    def evidence(self) -> Mapping[str, float]:
-        """The difference of means at the last division looked at, its bound, and the width of the window."""
-        return {"difference": self._difference, "threshold": self._bound, "width": self._width}
+    def evidence(self) -> Sequence[Evidence]:
+        """Return the difference of means at the last tested division with the bound for this difference, and the width of the window."""
+        return Evidence("difference", self._difference, self._bound), Evidence("width", float(self._width))

@@ -1,27 +1,35 @@
-"""The detectors DDM and EDDM, of a series of errors: 1 where a model was wrong, 0 where it was right."""
+"""The detectors DDM and EDDM for a series of errors: 1 if a model was wrong, 0 if the model was right."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import Field
 
 from modyn.config.base import Section
 from modyn.supervisor.detectors.base import StreamDetector
+from modyn.supervisor.evidence import Evidence
 
 
 class DDMConfig(Section):
     """Options of DDM."""
 
-    warm_start: int = Field(30, ge=1, description="numbers before the first detection")
-    drift_threshold: float = Field(3.0, gt=0, description="standard deviations above the least error rate")
+    warm_start: int = Field(30, ge=1, description="number of values before the first detection")
+    drift_threshold: float = Field(
+        3.0, gt=0, description="number of standard deviations above the least error rate at which a change is detected"
+    )
 
 
 class DDM(StreamDetector):
-    """Detects where the error rate p, with its deviation s = sqrt(p (1 - p) / n), exceeds its least value: p + s > p_min + 3 s_min (Gama and
-    others: Learning with Drift Detection, 2004)."""
+    """Detects that the error rate p, with the deviation s = sqrt(p (1 - p) / n), exceeds the smallest earlier value: p + s > p_min + 3 s_min (Gama
+    and others: Learning with Drift Detection, 2004).
+
+    >>> detector = DDM(DDMConfig())
+    >>> [at for at, number in enumerate([0, 0, 0, 1] * 25 + [1] * 20) if detector.update(number)]
+    [111]
+    """
 
     Config: ClassVar[type[Section]] = DDMConfig
     takes = "errors"
@@ -56,24 +64,29 @@ class DDM(StreamDetector):
     def _bound(self) -> float:
         return float(self._least_rate + self.config.drift_threshold * self._least_deviation)
 
-    def evidence(self) -> Mapping[str, float]:
-        """The error rate with its deviation, the largest one that is usual, once there is one, and the error rate."""
-        threshold = {"threshold": self._bound()} if math.isfinite(self._least_rate) else {}
-        return {"error_level": self._rate + self._deviation(), **threshold, "error_rate": self._rate}
+    def evidence(self) -> Sequence[Evidence]:
+        """Return the error rate plus the deviation, with the threshold of this sum if the threshold is known, and the error rate."""
+        threshold = self._bound() if math.isfinite(self._least_rate) else None
+        return Evidence("error_level", self._rate + self._deviation(), threshold), Evidence("error_rate", self._rate)
 
 
 class EDDMConfig(Section):
     """Options of EDDM."""
 
-    warm_start: int = Field(30, ge=2, description="errors before the first detection")
+    warm_start: int = Field(30, ge=2, description="number of errors before the first detection")
     beta: float = Field(
-        0.9, gt=0, lt=1, description="share of the largest distance between errors below which the distribution has changed"
+        0.9, gt=0, lt=1, description="share of the largest distance between errors; a smaller distance is a change"
     )
 
 
 class EDDM(StreamDetector):
-    """Detects where errors come closer together: where the mean of their distances plus two deviations falls below a share of its largest
-    value (Baena-García and others: Early Drift Detection Method, 2006). More sensitive to gradual change than DDM."""
+    """Detects that errors become more frequent: the mean distance between errors plus two deviations falls below a share of the largest earlier value
+    (Baena-García and others: Early Drift Detection Method, 2006). EDDM is more sensitive to gradual change than DDM.
+
+    >>> detector = EDDM(EDDMConfig())
+    >>> [at for at, number in enumerate([0, 0, 0, 0, 1] * 40 + [1] * 60) if detector.update(number)]
+    [250]
+    """
 
     Config: ClassVar[type[Section]] = EDDMConfig
     takes = "errors"
@@ -109,6 +122,6 @@ class EDDM(StreamDetector):
             self._changed = self._level < self.config.beta * self._largest
         return self._changed
 
-    def evidence(self) -> Mapping[str, float]:
-        """Mean of the distances plus two deviations, and the least one that is usual."""
-        return {"distance": self._level, "threshold": self.config.beta * self._largest}
+    def evidence(self) -> Sequence[Evidence]:
+        """Return the mean distance plus two deviations, with the threshold of this sum."""
+        return (Evidence("distance", self._level, self.config.beta * self._largest),)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -11,14 +11,19 @@ from pydantic import Field, model_validator
 
 from modyn.config.base import Section
 from modyn.supervisor.detectors.base import StreamDetector
+from modyn.supervisor.evidence import Evidence
 
 
 class KSWINConfig(Section):
     """Options of KSWIN."""
 
-    alpha: float = Field(0.005, gt=0, lt=1, description="level of the test; each number is tested, so it must be small")
-    window_size: int = Field(100, ge=2, le=1000, description="newest numbers that are kept, and journalled with each check")
-    stat_size: int = Field(30, ge=1, description="newest numbers that are compared with as many earlier ones, drawn at random")
+    alpha: float = Field(0.005, gt=0, lt=1, description="level of the test; it must be small, because each value is tested")
+    window_size: int = Field(
+        100, ge=2, le=1000, description="number of newest values that are kept, and journalled with each check"
+    )
+    stat_size: int = Field(
+        30, ge=1, description="number of newest values that are compared with the same number of earlier ones, drawn at random"
+    )
 
     @model_validator(mode="after")
     def _enough_to_draw(self) -> KSWINConfig:
@@ -28,9 +33,15 @@ class KSWINConfig(Section):
 
 
 class KSWIN(StreamDetector):
-    """Compares the newest `stat_size` numbers of a window with as many earlier ones, by the Kolmogorov-Smirnov statistic; the distribution
-    has changed where it exceeds sqrt(-ln α / r), r = `stat_size` (Raab and others: Reactive Soft Prototype Computing for Concept Drift
-    Streams, 2020). Of any real numbers; afterwards the newest ones remain."""
+    """Detects that the Kolmogorov-Smirnov statistic between the newest `stat_size` numbers of a window and the same number of earlier numbers exceeds
+    sqrt(-ln α / r), r = `stat_size` (Raab and others: Reactive Soft Prototype Computing for Concept Drift Streams, 2020).
+
+    The numbers may be any real numbers. After a detection, the newest `stat_size` numbers remain in the window.
+
+    >>> detector = KSWIN(KSWINConfig())
+    >>> [at for at, number in enumerate([0.0] * 100 + [1.0] * 100) if detector.update(number)]
+    [112]
+    """
 
     Config: ClassVar[type[Section]] = KSWINConfig
 
@@ -48,7 +59,7 @@ class KSWIN(StreamDetector):
         if len(self._window) < size:
             return False
         recent, earlier = np.sort(self._window[-newest:]), np.asarray(self._window[:-newest])
-        # By the number of the update, so that a detector that was restored draws what it would have drawn.
+        # The number of the update is part of the seed, so that a restored detector makes the same random draws.
         drawn = np.sort(np.random.default_rng([self.seed, self._count]).choice(earlier, newest, replace=False))
         at = np.concatenate([recent, drawn])
         shares = [np.searchsorted(part, at, side="right") / newest for part in (recent, drawn)]
@@ -61,6 +72,6 @@ class KSWIN(StreamDetector):
     def _threshold(self) -> float:
         return math.sqrt(-math.log(self.config.alpha) / self.config.stat_size)
 
-    def evidence(self) -> Mapping[str, float]:
-        """The statistic, and its threshold."""
-        return {"statistic": self._statistic, "threshold": self._threshold()}
+    def evidence(self) -> Sequence[Evidence]:
+        """Return the statistic, with the threshold of the statistic."""
+        return (Evidence("statistic", self._statistic, self._threshold()),)

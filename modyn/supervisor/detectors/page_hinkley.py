@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from modyn.config.base import Section
 from modyn.supervisor.detectors.base import StreamDetector
+from modyn.supervisor.evidence import Evidence
 from modyn.tolerance import exceeds
 
 
 class PageHinkleyConfig(Section):
     """Options of PageHinkley."""
 
-    min_instances: int = Field(30, ge=1, description="numbers before the first detection")
-    delta: float = Field(0.005, ge=0, description="change of the mean that is tolerated")
-    threshold: float = Field(50.0, gt=0, description="sum of deviations beyond which the mean has changed: λ")
-    alpha: float = Field(0.9999, gt=0, le=1, description="share of the sums that is kept at each number")
-    mode: Literal["up", "down", "both"] = Field("both", description="which change of the mean counts")
+    min_instances: int = Field(30, ge=1, description="number of values before the first detection")
+    delta: float = Field(0.005, ge=0, description="tolerated change of the mean")
+    threshold: float = Field(50.0, gt=0, description="sum of deviations beyond which the mean has changed (λ)")
+    alpha: float = Field(0.9999, gt=0, le=1, description="share of the sums that is kept at each value")
+    mode: Literal["up", "down", "both"] = Field("both", description="changes of the mean that count")
 
 
 class PageHinkley(StreamDetector):
-    """Adds up the deviations of each number from the mean so far, less `delta`, and detects where the sum rises by `threshold` above its
-    least value (Page 1954; Gama and others: A Survey on Concept Drift Adaptation, 2014)."""
+    """Detects that the sum of the deviations from the mean so far, each minus `delta`, rises by `threshold` above the smallest earlier sum (Page
+    1954; Gama and others: A Survey on Concept Drift Adaptation, 2014).
+
+    >>> detector = PageHinkley(PageHinkleyConfig(threshold=5))
+    >>> [at for at, number in enumerate([0.0] * 50 + [1.0] * 50) if detector.update(number)]
+    [55]
+    """
 
     Config: ClassVar[type[Section]] = PageHinkleyConfig
 
@@ -61,6 +67,6 @@ class PageHinkley(StreamDetector):
         rises = {"up": self._up - self._least_up, "down": self._largest_down - self._down}
         return max(rises.values()) if self.config.mode == "both" else rises[self.config.mode]
 
-    def evidence(self) -> Mapping[str, float]:
-        """The sum of deviations, and its threshold."""
-        return {"sum": self._rise(), "threshold": self.config.threshold}
+    def evidence(self) -> Sequence[Evidence]:
+        """Return the rise of the sum of deviations, with the threshold of the rise."""
+        return (Evidence("sum", self._rise(), self.config.threshold),)

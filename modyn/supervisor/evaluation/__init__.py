@@ -1,13 +1,16 @@
-"""Evaluation handlers: when to evaluate which models on which datasets and intervals. The intervals come from strategies, one a file."""
+"""Evaluation handlers, which decide when to evaluate which models on which datasets and intervals. Each strategy has its own file and returns the
+intervals.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Self
 
 from pydantic import Field
 
-from modyn.config.base import Problem, Section, check_section, refuse
+from modyn.config.base import Problem, Section, check_section, refuse, sections_in
 from modyn.config.downsampling_turns import UNNAMED_HANDLER
 from modyn.config.policy import check_policy, load_policy
 from modyn.registry import Registry, nearest
@@ -27,9 +30,9 @@ EVALUATION_STRATEGIES: Final[Registry[type[EvaluationStrategy]]] = Registry(
 
 
 def build_strategy(section: Mapping[str, Any], path: str = "strategy") -> EvaluationStrategy:
-    """The strategy that a section describes.
+    """Return the strategy that a section describes.
 
-    Args: path: where the section stands in the file, for messages.
+    Args: path: place of the section in the file, for messages.
     Raises: ConfigError: lists every mistake.
 
     >>> strategy = build_strategy({"type": "StaticEvalStrategy", "intervals": [[0, 100]]})
@@ -47,29 +50,24 @@ class EvaluationHandler(Section):
     """One entry of `evaluation.handlers`."""
 
     name: str = Field(
-        UNNAMED_HANDLER, min_length=1, max_length=200, description="names the results of this handler", examples=["slices"]
+        UNNAMED_HANDLER, min_length=1, max_length=200, description="name of the handler in results", examples=["slices"]
     )
     execution_time: Literal["after_training", "after_pipeline", "manual"] = Field(
-        description="`after_training`: each model as soon as it is trained; `after_pipeline`: all of them at the end of the run; "
-        "`manual`: on request"
+        description="`after_training`: each model after its training; `after_pipeline`: all models at the end of the run; `manual`: on request"
     )
     models: ModelChoice = Field(
         "matrix",
-        description="`matrix`: every model on every interval; `active`: on each interval the newest model from before its anchor; "
-        "`train`: the one that follows the active one",
+        description="`matrix`: every model on every interval; `active`: on each interval, the newest model from before its anchor; `train`: the "
+        "next model after the active one",
     )
-    datasets: list[str] = Field(
-        min_length=1, description="`dataset_id`s out of `evaluation.datasets`", examples=[["digits_test"]]
-    )
-    strategy: dict[str, Any] = Field(description="where evaluation data is taken from; chosen by `type`")
+    datasets: list[str] = Field(min_length=1, description="`dataset_id`s from `evaluation.datasets`", examples=[["digits_test"]])
+    strategy: dict[str, Any] = Field(description="how evaluation data are chosen; `type` names the strategy")
 
 
 def check_handlers(evaluation: Mapping[str, Any]) -> list[Problem]:
-    """Return every mistake in the handlers of an `evaluation` section: each alone, names used twice, datasets that it does not hold."""
-    handlers, datasets = (
-        entries if isinstance(entries := evaluation.get(name), list) else [] for name in ("handlers", "datasets")
-    )
-    known = sorted({str(entry.get("dataset_id")) for entry in datasets if isinstance(entry, Mapping)})
+    """Return every mistake in the handlers of an `evaluation` section, including names used twice and unknown datasets."""
+    handlers = entries if isinstance(entries := evaluation.get("handlers"), list) else []
+    known = sorted({str(entry.get("dataset_id")) for entry in sections_in(evaluation.get("datasets")).values()})
     found, names = list[Problem](), dict[str, int]()
     for index, section in enumerate(handlers):
         here = f"evaluation.handlers.{index}"
@@ -95,7 +93,28 @@ def check_handlers(evaluation: Mapping[str, Any]) -> list[Problem]:
     return found
 
 
-def load_handlers(evaluation: Mapping[str, Any] | None) -> tuple[EvaluationHandler, ...]:
-    """Return the handlers of an `evaluation` section, none if there is none. Raises ConfigError that lists every mistake."""
-    refuse(check_handlers(evaluation or {}))
-    return tuple(map(EvaluationHandler.model_validate, (evaluation or {}).get("handlers", [])))
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A section `evaluation`; the defaults are the section of a pipeline without evaluation."""
+
+    handlers: tuple[EvaluationHandler, ...] = ()
+    datasets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Entries of `evaluation.datasets` by `dataset_id`, which the evaluator reads."""
+    device: str = "cpu"
+    after_training_workers: int = 5
+    """Largest number of evaluations made at the same time while the run continues."""
+    after_pipeline_workers: int = 5
+    """Largest number of evaluations made at the same time after the run."""
+
+    @classmethod
+    def load(cls, section: Mapping[str, Any] | None) -> Self:
+        """Load a section; None means that there is no section. Raises: ConfigError: lists every mistake of the handlers."""
+        section = section or {}
+        refuse(check_handlers(section))
+        return cls(
+            tuple(map(EvaluationHandler.model_validate, section.get("handlers", []))),
+            {entry["dataset_id"]: entry for entry in section.get("datasets") or []},
+            str(section.get("device", "cpu")),
+            int(section.get("after_training_evaluation_workers", 5)),
+            int(section.get("after_pipeline_evaluation_workers", 5)),
+        )

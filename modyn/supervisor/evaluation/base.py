@@ -1,4 +1,4 @@
-"""What an evaluation strategy is: it says from which times evaluation data is taken, and which time each interval stands for."""
+"""Base class of evaluation strategies. A strategy chooses the intervals of evaluation data, and the anchor of each interval."""
 
 from __future__ import annotations
 
@@ -12,44 +12,47 @@ from modyn.records import EvalInterval, Interval
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """A trigger that has produced a model, as evaluation sees it."""
+    """A trigger that has produced a model, with the fields that evaluations need."""
 
     trigger_id: int
     model_id: int
     training_interval: Interval
-    """Times of the samples that came since the trigger before, [first, last + 1)."""
+    """Times of the samples that arrived since the previous trigger, [first, last + 1)."""
     data_end: int
-    """As journalled with its trigger: no sample before it has reached this time."""
+    """See `TriggerRecord.data_end`: no sample before the trigger has reached this time."""
 
 
 class EvaluationStrategy:
-    """An interval generation function (Modyn, SIGMOD'25, section 3.1): overrides one or more of three questions, to which the answer is "none".
+    """An interval generation function (Modyn, SIGMOD'25, section 3.1). A subclass overrides one or more of the three methods, which return no
+    intervals by default.
 
-    Pure: the same configuration and arguments give the same intervals. Intervals are never empty, and come in the order of their anchors, from
-    answer to answer. They may overlap; one that is given again counts once.
+    The methods are pure: the same configuration and arguments give the same intervals. Intervals are never empty, and are returned in the order of
+    their anchors, over all calls. Intervals may overlap; an interval that is returned again counts once.
     """
 
     Config: ClassVar[type[Section]]
-    """Options of the strategy: the keys of the `strategy` section beside `type`."""
+    """Options of the strategy: the keys of the `strategy` section besides `type`."""
 
     def __init__(self, config: Any) -> None:
         """Args: config: a checked `Config` of the strategy."""
         self.config = config
 
     def intervals(self) -> Iterator[EvalInterval]:
-        """The intervals that do not depend on the run. Data is [start, end); `anchor` decides which model is active for it."""
+        """Return the intervals that do not depend on the run. The data of an interval is [start, end). The `anchor` decides which model is active for
+        the interval.
+        """
         return iter(())
 
     def after_training(self, models: Sequence[TrainedModel]) -> Iterator[EvalInterval]:
-        """The intervals that the newest model adds to those of the models before; asked once for each model.
+        """Return the intervals that the newest model adds; called once for each model.
 
-        Args: models: those of the run so far, at least one, the newest last.
+        Args: models: all models of the run so far, at least one, the newest last.
         """
         return iter(())
 
     def at_end(self, models: Sequence[TrainedModel], stream_end: int) -> Iterator[EvalInterval]:
-        """The intervals that the end of the run adds.
+        """Return the intervals that the end of the run adds.
 
-        Args: models: all of the run, at least one. stream_end: first time that no sample of the run has reached (last timestamp + 1).
+        Args: models: all models of the run, at least one. stream_end: first time that no sample of the run has reached (last timestamp + 1).
         """
         return iter(())

@@ -1,4 +1,4 @@
-"""The time from one trigger to the next: how long a model is in use."""
+"""Intervals from one trigger to the next trigger, in which one model is in use."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from modyn.supervisor.evaluation.base import EvaluationStrategy, TrainedModel
 
 
 class BetweenTwoTriggersConfig(Section):
-    """Has no options."""
+    """Options of BetweenTwoTriggersEvalStrategy, which has no options."""
 
 
 class BetweenTwoTriggersEvalStrategy(EvaluationStrategy):
-    """One interval per trigger, from the end of the previous trigger's data to the end of its own, and one from there to the stream's end.
+    """Intervals between the ends of the data of successive triggers. The first interval begins at the start of the data. The last interval runs from
+    the end of the last trigger's data to the end of the stream.
 
-    The first starts where the data starts. Ends are running maxima, because late samples may make a trigger's data end before the
-    previous one's; intervals that are empty then are left out. The anchor is the start, so that the model in use is the one trained
-    on everything before. (Modyn, SIGMOD'25, section 3.1.)
+    With late samples, a trigger's data may end before the data of the previous trigger. Therefore each end is the largest end so far, and empty
+    intervals are left out. The anchor of an interval is its start, so that the model in use was trained on all earlier data.
+    Source: Modyn, SIGMOD'25, section 3.1.
 
     >>> from modyn.records import Interval
     >>> strategy = BetweenTwoTriggersEvalStrategy(BetweenTwoTriggersConfig())
@@ -31,12 +32,12 @@ class BetweenTwoTriggersEvalStrategy(EvaluationStrategy):
     Config: ClassVar[type[Section]] = BetweenTwoTriggersConfig
 
     def after_training(self, models: Sequence[TrainedModel]) -> Iterator[EvalInterval]:
-        """From the end of the data before the newest model to the end of its own."""
+        """Return the interval from the end of the previous model's data to the end of the newest model's data."""
         start = models[-2].data_end if len(models) > 1 else models[0].training_interval.start
         return _between(start, models[-1].data_end)
 
     def at_end(self, models: Sequence[TrainedModel], stream_end: int) -> Iterator[EvalInterval]:
-        """From there to the end of the stream."""
+        """Return the interval from the end of the newest model's data to the end of the stream."""
         return _between(models[-1].data_end, stream_end)
 
 

@@ -23,20 +23,21 @@ def _offset(text: str) -> str:
 
 
 class OffsetConfig(Section):
-    """Offsets to the data of a training."""
+    """Offsets from the data of a training."""
 
     offsets: list[Annotated[str, AfterValidator(_offset)]] = Field(
         min_length=1,
-        description="`1d`: the day after the data, `-1d`: the day before it, `inf`, `-inf`: all after or before it, `0d`: its own time",
+        description="`1d`: the day after the data; `-1d`: the day before them; `inf`, `-inf`: all time after or before them; `0d`: their own "
+        "time",
         examples=[["-1d", "0d", "1d", "inf"]],
     )
 
 
 class OffsetEvalStrategy(EvaluationStrategy):
-    """For each training and offset, the interval that lies before, on or after the data of the training.
+    """One interval before, on or after the data of the training, for each training and offset.
 
-    The anchor is the time that the data up to the training has reached, whatever the offset, so that with `models: active` each model is
-    evaluated around its own data, and late data does not make a model older than the one before.
+    The anchor for every offset is the end of the data up to the training. With `models: active`, each model is therefore evaluated around the model's
+    own data, and late data does not make a model older than the previous model.
 
     >>> strategy = OffsetEvalStrategy(OffsetConfig(offsets=["-5s", "0s", "inf"]))
     >>> found = strategy.after_training([TrainedModel(0, 1, Interval(10, 20), data_end=20)])
@@ -48,7 +49,7 @@ class OffsetEvalStrategy(EvaluationStrategy):
     config: OffsetConfig
 
     def after_training(self, models: Sequence[TrainedModel]) -> Iterator[EvalInterval]:
-        """In the order of `offsets`; clipped to 64 bits of seconds, empty ones left out."""
+        """Return the intervals in the order of `offsets`, clipped to 64 bits of seconds, without empty intervals."""
         for offset in self.config.offsets:
             around = _around(models[-1].training_interval, offset)
             if around.start < around.end:

@@ -1,4 +1,4 @@
-"""Sliding windows around points in time that follow a fixed schedule."""
+"""Windows around the points in time of a fixed schedule."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ _WINDOW = re.compile(rf"\s*([\[(])\s*(?:{_END.format(inf='-inf')})\s*[;,]\s*(?:{
 
 @dataclass(frozen=True, slots=True)
 class AnchorWindow:
-    """Seconds [left, right) relative to an anchor: whole numbers, or without end on a side (-inf, inf)."""
+    """Seconds [left, right) relative to an anchor: whole numbers, -inf or inf."""
 
     left: float
     right: float
 
 
 def parse_window(value: object) -> AnchorWindow:
-    """`[-2d; +0d]`: two offsets with a unit (or -inf, +inf); `[ ]` include their end, `( )` leave it out. Time counts in whole seconds.
+    """Parse a window such as `[-2d; +0d]`: two offsets with a unit, -inf or +inf; `[` and `]` include the end of the window, `(` and `)` exclude the
+    end.
 
-    Raises: ValueError: it is no such text, or holds no second.
+    Raises: ValueError: the text is invalid, or the window contains no second.
 
     >>> parse_window("[-2d; +0d]")
     AnchorWindow(left=-172800, right=1)
@@ -45,6 +46,7 @@ def parse_window(value: object) -> AnchorWindow:
             "or '(-inf; 0d]'"
         )
     opening, left_sign, left, left_unit, right_sign, right, right_unit, closing = match.groups()
+    # A window includes its left end and excludes its right end. The next whole second corrects ends that are meant otherwise.
     window = AnchorWindow(
         -inf if left is None else _seconds(left_sign, left, left_unit) + (opening == "("),
         inf if right is None else _seconds(right_sign, right, right_unit) + (closing == "]"),
@@ -59,13 +61,13 @@ def _seconds(sign: str, number: str, unit: str) -> int:
 
 
 class PeriodicConfig(Section):
-    """A window around start_timestamp, start_timestamp + every, … until end_timestamp (inclusive)."""
+    """Options of windows around start_timestamp, start_timestamp + every, … until end_timestamp (inclusive)."""
 
     every: Duration = Field(ge=1, description="time between two anchors", examples=["1y"])
     start_timestamp: Timestamp = Field(description="first anchor", examples=["2010-01-01"])
-    end_timestamp: Timestamp = Field(description="no anchor after this", examples=["2020-01-01"])
+    end_timestamp: Timestamp = Field(description="latest time of an anchor", examples=["2020-01-01"])
     interval: Annotated[AnchorWindow, BeforeValidator(parse_window, json_schema_input_type=str)] = Field(
-        description="the window around each anchor, as offsets: `[ ]` include their end, `( )` leave it out, ±inf allowed",
+        description="the window around each anchor, as offsets; `[ ]` include the end, `( )` exclude it; ±inf is allowed",
         examples=["[-2d; +0d]"],
     )
 
@@ -79,7 +81,7 @@ class PeriodicConfig(Section):
 
 
 class PeriodicEvalStrategy(EvaluationStrategy):
-    """A window around each point of a fixed schedule; the point is the anchor. Windows may overlap.
+    """One window around each point in time of a fixed schedule; the point is the anchor. Windows may overlap.
 
     >>> config = PeriodicConfig(every=10, start_timestamp=0, end_timestamp=20, interval="[-5s; +5s)")
     >>> [(i.start, i.end, i.anchor) for i in PeriodicEvalStrategy(config).intervals()]
@@ -90,7 +92,7 @@ class PeriodicEvalStrategy(EvaluationStrategy):
     config: PeriodicConfig
 
     def intervals(self) -> Iterator[EvalInterval]:
-        """One window for each anchor, clipped to 64 bits of seconds."""
+        """Return one window for each anchor, clipped to 64 bits of seconds."""
         window = self.config.interval
         for anchor in range(self.config.start_timestamp, self.config.end_timestamp + 1, self.config.every):
             start, end = max(anchor + window.left, MIN_TIMESTAMP), min(anchor + window.right, MAX_TIMESTAMP)

@@ -13,11 +13,11 @@ from modyn.records import EvalInterval
 from modyn.supervisor.evaluation.base import EvaluationStrategy
 
 MAX_INTERVALS = 100_000
-"""More intervals are refused: most likely the unit is wrong."""
+"""Largest number of intervals. More intervals are refused, because the unit is most likely wrong."""
 
 
 class SlicingConfig(Section):
-    """Cuts [eval_start_from, eval_end_at) into windows of `eval_every`."""
+    """Options of windows of length `eval_every` that divide [eval_start_from, eval_end_at)."""
 
     eval_every: Duration = Field(ge=1, description="length of a window", examples=["1y"])
     eval_start_from: Timestamp = Field(description="start of the first window", examples=["2010-01-01"])
@@ -33,7 +33,7 @@ class SlicingConfig(Section):
 
 
 class SlicingEvalStrategy(EvaluationStrategy):
-    """Windows [start, start + every), side by side, the last one shorter if the range is not a multiple. The anchor is the start.
+    """Consecutive windows [start, start + every); the last window is shorter if the range is not a multiple of `every`. The anchor is the start.
 
     >>> strategy = SlicingEvalStrategy(SlicingConfig(eval_every=10, eval_start_from=0, eval_end_at=25))
     >>> [(i.start, i.end) for i in strategy.intervals()]
@@ -44,7 +44,7 @@ class SlicingEvalStrategy(EvaluationStrategy):
     config: SlicingConfig
 
     def intervals(self) -> Iterator[EvalInterval]:
-        """The windows from `eval_start_from` on."""
+        """Return the windows from `eval_start_from` on."""
         every, end = self.config.eval_every, self.config.eval_end_at
         for start in range(self.config.eval_start_from, end, every):
             yield EvalInterval(start, min(start + every, end), anchor=start)

@@ -23,17 +23,17 @@ def _not_empty(bounds: Bounds) -> Bounds:
 
 
 class StaticConfig(Section):
-    """A list of intervals."""
+    """Options of StaticEvalStrategy: a list of intervals."""
 
     intervals: list[Annotated[Bounds, AfterValidator(_not_empty)]] = Field(
         min_length=1,
-        description="pairs [start, end), the end exclusive; an end of `null` = without end",
+        description="pairs [start, end), without the end itself; `null`: no end",
         examples=[[["2010-01-01", "2011-01-01"], ["2011-01-01", None]]],
     )
 
 
 class StaticEvalStrategy(EvaluationStrategy):
-    """The listed intervals, by start. The anchor is the start.
+    """The listed intervals, ordered by start. The anchor is the start.
 
     >>> strategy = StaticEvalStrategy(StaticConfig(intervals=[(10, 20), (0, 5)]))
     >>> [(i.start, i.end) for i in strategy.intervals()]
@@ -44,7 +44,7 @@ class StaticEvalStrategy(EvaluationStrategy):
     config: StaticConfig
 
     def intervals(self) -> Iterator[EvalInterval]:
-        """The list sorted, without duplicates."""
+        """Return the listed intervals, sorted, without duplicates."""
         bounds = {(start, MAX_TIMESTAMP if end is None else end) for start, end in self.config.intervals}
         for start, end in sorted(bounds):
             yield EvalInterval(start, end, anchor=start)

@@ -1,15 +1,19 @@
-"""Trigger policies, one a file, found by the `id` of the `trigger` section."""
+"""Trigger policies. Each policy has its own file and is found by the `id` of the `trigger` section."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, get_args
 
-from modyn.config.base import Problem
+from modyn.config.base import Problem, Section
 from modyn.config.policy import check_policy, load_policy
+from modyn.config.trigger_parts import DECLARED, WINDOWS
 from modyn.errors import ConfigError
 from modyn.registry import Registry
+from modyn.supervisor.criteria import CRITERIA, PERFORMANCE_CRITERIA
+from modyn.supervisor.detectors import DETECTORS
 from modyn.supervisor.triggers.base import Check, CheckContext, Trigger, TriggerContext
+from modyn.supervisor.triggers.measures.window_distances import ComparedWindows
 
 __all__ = [
     "TRIGGERS",
@@ -44,14 +48,14 @@ TRIGGERS: Final[Registry[type[Trigger]]] = Registry(
 
 
 def check_trigger_section(section: Mapping[str, Any], path: str = "trigger") -> list[Problem]:
-    """Every mistake of a `trigger` section that can be found here. Args: path: where it stands in the file."""
+    """Return every mistake of a `trigger` section that can be found here. Args: path: path of the section in the file."""
     return check_policy(TRIGGERS, section, "id", path, _problems)
 
 
 def build_trigger(section: Mapping[str, Any], context: TriggerContext | None = None, path: str = "trigger") -> Trigger:
-    """The policy that a `trigger` section describes.
+    """Build the policy that a `trigger` section describes.
 
-    Args: path: where the section stands in the file, for messages.
+    Args: path: path of the section in the file, for messages.
     Raises: ConfigError: lists every mistake.
 
     >>> build_trigger({"id": "DataAmountTrigger", "num_samples": 100}).state()
@@ -62,23 +66,59 @@ def build_trigger(section: Mapping[str, Any], context: TriggerContext | None = N
 
 
 def with_defaults(section: Mapping[str, Any]) -> dict[str, Any]:
-    """A `trigger` section in which the defaults are written out, in its subtriggers too: what it asks of other services is checked as it will
-    run. Sections with mistakes, and those of policies of other packages, stay as they are.
+    """Return a `trigger` section with all defaults, also in its inner policies. Other services check this section.
+
+    Each policy, criterion and detector gets its defaults, unless it has mistakes or is unknown. Each part that compares windows has the key
+    `windowing_strategy`. Under `declared`, criteria and detectors have the declarations of their classes.
 
     >>> with_defaults({"id": "AutoDrift"})["windowing_strategy"]["amount_ref"]
     500
+    >>> with_defaults({"id": "AutoDrift"})["metrics"]["mmd"]["decision_criterion"]["declared"]
+    {'judges': 'value', 'constant': ''}
     """
-    id_, children = section.get("id"), section.get("subtriggers")
-    if isinstance(children, Mapping):
-        filled = {name: with_defaults(child) if isinstance(child, Mapping) else child for name, child in children.items()}
-        return {**section, "subtriggers": filled}
-    if not isinstance(id_, str) or id_ not in TRIGGERS.builtin:
-        return dict(section)
+    inner = {name: _filled(part) for name, part in section.items()}
+    if not _is_known(TRIGGERS, section):
+        return inner
+    id_ = section["id"]
     try:
         _, config = load_policy(TRIGGERS, section, "id", "", _problems)
     except ConfigError:
-        return dict(section)
-    return {"id": id_, **config.model_dump(mode="json")}
+        return _with_windows(TRIGGERS.get(id_).Config, inner)
+    return {"id": id_, **{name: _filled(part) for name, part in config.model_dump(mode="json").items()}}
+
+
+def _filled(part: Any) -> Any:
+    """Return a part of a trigger section as `with_defaults` describes."""
+    if not isinstance(part, Mapping):
+        return part
+    if _is_known(TRIGGERS, part):
+        return with_defaults(part)
+    filled = {name: _filled(below) for name, below in part.items()}
+    for registry in (CRITERIA, PERFORMANCE_CRITERIA):
+        if _is_known(registry, part):
+            criterion = registry.get(part["id"])
+            options = criterion.Config.model_fields
+            defaults = {name: option.get_default() for name, option in options.items() if not option.is_required()}
+            return {**defaults, **filled, DECLARED: {"judges": criterion.judges, "constant": criterion.constant}}
+    if _is_known(DETECTORS, part):
+        filled[DECLARED] = {"takes": DETECTORS.get(part["id"]).takes}
+    return filled
+
+
+def _is_known(registry: Registry[Any], part: Mapping[str, Any]) -> bool:
+    id_ = part.get("id")
+    return isinstance(id_, str) and id_ in registry and not registry.problem(id_)
+
+
+def _with_windows(config: type[Section], section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a section, which may have mistakes, in which each part that compares windows has the key `windowing_strategy`."""
+    marked = {WINDOWS: {}, **section} if issubclass(config, ComparedWindows) else dict(section)
+    for name, field in config.model_fields.items():
+        for kind in (field.annotation, *get_args(field.annotation)):
+            part = marked.get(name)
+            if isinstance(kind, type) and issubclass(kind, Section) and isinstance(part, Mapping):
+                marked[name] = _with_windows(kind, part)
+    return marked
 
 
 def _problems(policy: type[Trigger], options: Mapping[str, Any], path: str) -> list[Problem]:

@@ -1,4 +1,4 @@
-"""Fires every so many samples."""
+"""Fires after each given number of samples."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from modyn.supervisor.triggers.base import CheckRecord, Trigger, TriggerContext,
 class DataAmountConfig(Section):
     """Fires every `num_samples` samples."""
 
-    num_samples: int = Field(ge=1, description="samples with labels between two triggers", examples=[1000])
+    num_samples: int = Field(ge=1, description="number of samples with labels between two triggers", examples=[1000])
 
 
 class DataAmountTrigger(Trigger):
     """Fires after every `num_samples`-th sample of the stream (Modyn, SIGMOD'25, section 5.1: amount trigger).
 
-    Timestamps play no role. Samples after the last firing wait for the next one. Where labels come late (`data.label_delay`, records without a
-    label), a sample counts once its label has come, so that each training has `num_samples` new ones; where the labels of more come at once, it
-    fires once for all of them.
+    Timestamps play no role. Samples after the last firing wait for the next firing. If labels come late (`data.label_delay`, records without a
+    label), a sample counts when its label has come, so that each training has `num_samples` new samples. If more than `num_samples` labels come at
+    once, the policy fires once for all of them.
 
     >>> import numpy as np
+    >>> from modyn.testing.decisions import decide
     >>> keys = np.arange(7)
-    >>> batch = SampleBatch(keys, keys, keys)
     >>> trigger = DataAmountTrigger(DataAmountConfig(num_samples=3))
-    >>> trigger.next_check(batch, -1)
-    3
+    >>> [check.position for check in decide(trigger, [SampleBatch(keys, keys, keys)])]
+    [3, 6]
     """
 
     Config: ClassVar[type[Section]] = DataAmountConfig
@@ -41,13 +41,13 @@ class DataAmountTrigger(Trigger):
         self._pending = 0
 
     def next_check(self, batch: SampleBatch, start: int) -> int | None:
-        """The position after every `num_samples`-th label, counted over all batches."""
+        """Return the next position that completes `num_samples` labels, counted over all batches."""
         counted = batch.num_labelled(start) if start >= 0 else 0
         at = max(batch.position_with(counted + self._num_samples - self._pending), start + 1, 0)
         return at if at <= len(batch) else None
 
     def observe(self, samples: SampleBatch) -> None:
-        """Count those whose labels come."""
+        """Count the samples whose labels come."""
         self._pending += len(samples.labelled)
 
     def checked(self, record: CheckRecord) -> None:
@@ -55,7 +55,7 @@ class DataAmountTrigger(Trigger):
         self._pending = 0
 
     def state(self) -> dict[str, Any]:
-        """`pending`: samples since the last firing."""
+        """Return `pending`, the number of samples since the last firing."""
         return {"version": 1, "pending": self._pending}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -64,13 +64,15 @@ class DataAmountTrigger(Trigger):
 
 
 class SampleAmountTrigger(DataAmountTrigger):
-    """Counts the samples of the stream, whether their labels have come or not: the interval of policies that look at them."""
+    """Fires after every `num_samples`-th sample of the stream, with or without its label. Policies that check after each interval of samples use this
+    trigger.
+    """
 
     def next_check(self, batch: SampleBatch, start: int) -> int | None:
-        """Every `num_samples`-th position, counted over all batches."""
+        """Return the next position that completes `num_samples` samples, counted over all batches."""
         at = max(start, 0) + self._num_samples - self._pending
         return at if at <= len(batch) else None
 
     def observe(self, samples: SampleBatch) -> None:
-        """Count them."""
+        """Count the samples."""
         self._pending += len(samples)

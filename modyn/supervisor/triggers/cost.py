@@ -1,30 +1,32 @@
-"""Fires when waiting has cost more than a training: what triggers that weigh regret have in common, and the one of waiting samples."""
+"""Policies that fire when waiting has cost more than a training: the base class, and the policy for the waiting time of samples."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from pydantic import Field
 
 from modyn.records import Int64Array, SampleBatch
+from modyn.supervisor.evidence import Evidence, required_value
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, TriggerContext, TriggerOutcome
-from modyn.supervisor.triggers.interval import IntervalConfig, IntervalTrigger
-from modyn.supervisor.triggers.label_clock import LateBatch
-from modyn.supervisor.triggers.training_seconds import TrainingTimes
+from modyn.supervisor.triggers.interval import CheckMeasurement, IntervalConfig, IntervalTrigger
+from modyn.supervisor.triggers.measures.label_clock import LateBatch
+from modyn.supervisor.triggers.measures.training_seconds import TrainingTimes
 from modyn.tolerance import exceeds
 
-REGRET = "regret"
-FORECAST = "forecast_training_s"
+REGRET: Final = "regret"
+FORECAST: Final = "forecast_training_s"
 
 
 class CostConfig(IntervalConfig):
     """Options of triggers that weigh regret against the time of a training."""
 
     cost_tracking_window_size: int = Field(
-        1000, ge=1, le=10_000, description="newest trainings from which the time of the next one is forecast"
+        1000, ge=1, le=10_000, description="number of newest trainings from which the time of the next one is forecast"
     )
 
 
@@ -34,16 +36,16 @@ class LatencyCostConfig(CostConfig):
     incorporation_delay_per_training_second: float = Field(
         gt=0,
         allow_inf_nan=False,
-        description="exchange rate: as many sample-seconds of waiting are worth one second of training; a higher one fires less often",
+        description="sample-seconds of waiting that are worth one second of training; a higher value fires less often",
         examples=[100_000],
     )
 
 
 class WaitingTime:
-    """The area under the curve of what waits, over stream time: the sum of the times that each has waited.
+    """The area under the curve of the number of waiting samples over stream time: the sum of all waiting times.
 
-    Stream time is the largest timestamp so far. A sample waits from the stream time at which its label comes, mostly that of its arrival: a late one
-    waits from when it came, not from its own older timestamp. All in exact integers.
+    Stream time is the largest timestamp so far. A sample waits from the stream time at which its label comes, usually its arrival. A late sample
+    waits from its arrival, not from its older timestamp. The sums are exact integers.
 
     >>> waiting = WaitingTime()
     >>> waiting.observe(np.array([0, 10, 4, 30]))
@@ -54,14 +56,12 @@ class WaitingTime:
     def __init__(self) -> None:
         self._count = 0
         self._since = 0
-        """Sum of the stream times of arrival."""
+        """The sum of the stream times from which the samples wait."""
         self._now: int | None = None
 
     def observe(self, timestamps: Int64Array, now: int | None = None) -> None:
-        """Let these samples wait.
-
-        Args: timestamps: of the samples, int64 (n,), in the order of arrival, or the stream times at which their labels come. now: a stream time that
-        has come beside.
+        """Add waiting samples. Args: timestamps: int64 (n,): the timestamps of the samples, in the order of arrival, or the stream times at which the
+        labels of the samples come. now: a stream time that the stream has also reached.
         """
         if len(timestamps):
             arrivals = np.maximum.accumulate(timestamps)
@@ -74,47 +74,50 @@ class WaitingTime:
 
     def _add(self, arrivals: Int64Array) -> None:
         self._count += len(arrivals)
-        # In halves, so that no sum of int64 overflows.
+        # The upper and the lower 32 bits are summed separately, so that no sum of int64 overflows.
         self._since += (int((arrivals >> 32).sum()) << 32) + int((arrivals & 0xFFFFFFFF).sum())
 
     def area(self) -> int:
-        """Sample-seconds of waiting so far, at least 0."""
+        """Return the sample-seconds of waiting so far, at least 0."""
         return self._count * (self._now or 0) - self._since
 
     def clear(self) -> None:
-        """Let nothing wait any more; time goes on."""
+        """Remove all waiting samples; the stream time stays the same."""
         self._count = self._since = 0
 
     def state(self) -> dict[str, Any]:
-        """What survives a restart, as JSON."""
+        """Return what survives a restart, as JSON."""
         return {"count": self._count, "since": self._since, "now": self._now}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`."""
+        """Restore `state()`."""
         self._count, self._since, self._now = state["count"], state["since"], state["now"]
 
 
 class CostTrigger(IntervalTrigger):
-    """Fires when the regret since the last trigger, divided by an exchange rate, exceeds the seconds that a training now is forecast to take,
-    by more than rounding (`exceeds`).
+    """Fires when the regret since the last trigger, divided by an exchange rate, exceeds the forecast seconds of a training now. A difference within
+    rounding does not count (`exceeds`).
 
-    The seconds of a training are forecast from those of earlier trainings and the samples that had waited for them, by `fit_seconds`; before
-    the first training nothing is measured, and each interval fires. A trigger resets the regret. A subclass counts it: `regret`, `reset` and `rate`.
+    `fit_seconds` forecasts a training from the seconds of earlier trainings and the number of samples that had waited for each of these trainings.
+    Before the first training nothing is measured, and the policy fires at the end of each interval. A trigger resets the regret. A subclass defines
+    the regret by `regret`, `reset` and `rate`.
 
-    Evidence: `regret` and what it was made from, `regret.threshold` (the forecast times the rate), `regret.unusual`, `forecast_training_s`.
+    Evidence: `regret` with its verdict and its threshold (the forecast times the rate), the numbers from which it was computed, and
+    `forecast_training_s`.
     """
 
     Config: ClassVar[type[IntervalConfig]] = CostConfig
+    weighs_seconds = True
 
     def __init__(self, config: CostConfig, context: TriggerContext | None = None) -> None:
         super().__init__(config, context)
         self._times = TrainingTimes(config.cost_tracking_window_size)
         self._num_taken = 0
-        """Samples that the newest trigger has taken."""
+        """The number of samples that the newest trigger has taken."""
 
     @property
     def needs_model(self) -> bool:
-        """The seconds of its training."""
+        """True, because a forecast needs the seconds of a training."""
         return True
 
     @property
@@ -123,23 +126,25 @@ class CostTrigger(IntervalTrigger):
         """Units of regret that are worth a second of training."""
 
     @abstractmethod
-    def regret(self, context: CheckContext) -> Mapping[str, float]:
-        """The regret since the last trigger under `regret`, and what it was made from, as evidence. Asked once there is a model."""
+    def regret(self, context: CheckContext) -> Sequence[Evidence]:
+        """Return evidence: the regret since the last trigger as series `regret`, and the numbers from which the regret was computed. Called when
+        there is a model.
+        """
 
     @abstractmethod
     def reset(self) -> None:
-        """Begin to count anew, at a trigger."""
+        """Count the regret from 0 again, at a trigger."""
 
-    def measure(self, context: CheckContext) -> Mapping[str, float]:
-        """Regret and forecast, once a training has been."""
+    def measure(self, context: CheckContext) -> CheckMeasurement:
+        """Measure the regret and forecast a training, after the first training."""
         forecast = self._times.forecast(context.num_pending)
-        return {} if forecast is None else {**self.regret(context), FORECAST: forecast}
+        return CheckMeasurement() if forecast is None else CheckMeasurement([*self.regret(context), Evidence(FORECAST, forecast)])
 
-    def judge(self, measured: Mapping[str, float], context: CheckContext) -> tuple[bool, Mapping[str, float]]:
-        """Weigh one against the other."""
-        threshold = measured[FORECAST] * self.rate
-        unusual = exceeds(measured[REGRET], threshold)
-        return unusual, {f"{REGRET}.threshold": threshold, f"{REGRET}.unusual": float(unusual)}
+    def judge(self, measured: Sequence[Evidence], context: CheckContext) -> tuple[bool, Sequence[Evidence]]:
+        """Weigh the regret against the forecast."""
+        threshold = required_value(measured, FORECAST) * self.rate
+        unusual = exceeds(required_value(measured, REGRET), threshold)
+        return unusual, [replace(one, threshold=threshold, unusual=unusual) if one.series == REGRET else one for one in measured]
 
     def triggered(self, outcome: TriggerOutcome) -> None:
         """Reset the regret."""
@@ -148,20 +153,20 @@ class CostTrigger(IntervalTrigger):
         self.reset()
 
     def trained(self, outcome: TriggerOutcome) -> None:
-        """Learn how long it took."""
+        """Record the seconds of the training."""
         super().trained(outcome)
         self._times.add(self._num_taken, outcome)
 
     def warning(self) -> str | None:
-        """That it has nothing to forecast from, after a trigger."""
+        """Return the warning that the policy has no training to forecast from, after a trigger."""
         return self._times.warning(self.num_triggers)
 
     def own_state(self) -> dict[str, Any]:
-        """The trainings so far."""
+        """Return the trainings so far."""
         return {"trainings": self._times.state(), "num_taken": self._num_taken}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Restore them."""
+        """Restore the trainings."""
         self._times.load_state(state["trainings"])
         self._num_taken = state["num_taken"]
 
@@ -170,18 +175,25 @@ class DataIncorporationLatencyCostTrigger(CostTrigger):
     """Fires when the time that samples have waited is worth more than the time of training on them (Modyn, SIGMOD'25, section 5.1: cost
     trigger).
 
-    *Regret* is the area under the curve of the samples since the last trigger, over stream time: the sum of the times that each has waited, in
-    sample-seconds. Divided by `incorporation_delay_per_training_second` it is worth seconds of training; if these are more than a training
-    now is forecast to take, the policy fires, which resets the regret. The time of a training is forecast from the seconds of earlier trainings and
-    the samples that had waited for them: by linear regression where these vary, else by what of each training its batches took, in proportion to
-    samples, and what all else; the first trigger, that of every policy of intervals, gives the first.
+    *Regret* is the sum of the times that the samples since the last trigger have waited, in sample-seconds of stream time: the area under the curve
+    of the number of waiting samples. The regret divided by `incorporation_delay_per_training_second` is an amount of training time. If a training now
+    is forecast to take less than this time, the policy fires, which resets the regret. The time of a training is forecast from the seconds of earlier
+    trainings and the number of samples that had waited for each training. If these numbers vary, the forecast is a linear regression. Otherwise the
+    seconds of batches grow in proportion to samples, and all other seconds are constant. The policy always fires at the end of the first interval.
 
-    *Units, an example*: 1,000 samples have waited one hour on average: 1,000 · 3,600 s = 3.6e6 sample-seconds. With a rate of 1e5 they are worth
-    3.6e6 / 1e5 = 36 s of training. It fires if a training is forecast to take less than 36 s. If samples arrive at a constant r a second and each
-    training takes c seconds, it fires every √(2 · c · rate / r) seconds of stream time: with one sample a second and trainings of 20 s, every
-    2,000 s at that rate.
+    *Example of the units*: 1,000 samples have waited one hour on average, which is 1,000 · 3,600 s = 3.6e6 sample-seconds. With a rate of 1e5 these
+    sample-seconds are worth 3.6e6 / 1e5 = 36 s of training. The policy fires if a training is forecast to take less than 36 s. If r samples arrive in
+    each second and each training takes c seconds, the policy fires every √(2 · c · rate / r) seconds of stream time: every 2,000 s for one sample a
+    second, trainings of 20 s and this rate.
 
-    Evidence: `regret` in sample-seconds, `regret.threshold` (the forecast times the rate), `regret.unusual`, `forecast_training_s`.
+    Evidence: `regret` in sample-seconds with its verdict and its threshold (the forecast times the rate), and `forecast_training_s`.
+
+    >>> from modyn.testing.decisions import decide  # each of its trainings takes 1.5 s
+    >>> stream = SampleBatch(np.arange(30), np.arange(30), np.zeros(30, np.int64))  # one sample a second
+    >>> options = LatencyCostConfig(evaluation_interval_data_points=5, incorporation_delay_per_training_second=20)
+    >>> checks = decide(DataIncorporationLatencyCostTrigger(options), [stream])
+    >>> [(check.position, check.fires, check.numbers.get("regret")) for check in checks]
+    [(5, True, None), (10, False, 10.0), (15, True, 45.0), (20, False, 10.0), (25, True, 45.0), (30, False, 10.0)]
     """
 
     Config: ClassVar[type[IntervalConfig]] = LatencyCostConfig
@@ -193,11 +205,11 @@ class DataIncorporationLatencyCostTrigger(CostTrigger):
 
     @property
     def rate(self) -> float:
-        """Sample-seconds."""
+        """Sample-seconds that are worth a second of training."""
         return self.config.incorporation_delay_per_training_second
 
     def observe(self, samples: SampleBatch) -> None:
-        """Let those wait whose labels come."""
+        """Add the samples whose labels come to the waiting samples."""
         super().observe(samples)
         if isinstance(samples, LateBatch):
             newest = int(samples.timestamps.max()) if len(samples) else None
@@ -205,22 +217,22 @@ class DataIncorporationLatencyCostTrigger(CostTrigger):
         else:
             self._waiting.observe(samples.timestamps)
 
-    def regret(self, context: CheckContext) -> Mapping[str, float]:
-        """The area so far."""
-        return {REGRET: float(self._waiting.area())}
+    def regret(self, context: CheckContext) -> Sequence[Evidence]:
+        """Return the area so far."""
+        return [Evidence(REGRET, float(self._waiting.area()))]
 
     def remember(self, record: CheckRecord) -> None:
-        """Regret is counted from the samples."""
+        """Do nothing, because regret is counted from the samples."""
 
     def reset(self) -> None:
-        """Let none of them wait any more."""
+        """Remove all waiting samples."""
         self._waiting.clear()
 
     def own_state(self) -> dict[str, Any]:
-        """What waits, too."""
+        """Return the trainings and the waiting times."""
         return {**super().own_state(), "waiting": self._waiting.state()}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Restore it."""
+        """Restore the trainings and the waiting times."""
         super().load_own_state(state)
         self._waiting.load_state(state["waiting"])

@@ -1,8 +1,9 @@
-"""Fires when a stream detector finds that what the newest model does, or how far the data have moved, has changed."""
+"""Fires when a stream detector finds a change in the errors of the newest model, or in the distance of new data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -12,64 +13,79 @@ from pydantic import Field
 from modyn.config.base import Problem, Severity
 from modyn.config.policy import check_policy, load_policy
 from modyn.errors import ConfigError, DataError, InvalidArgumentError
+from modyn.evaluator.client import DriftQuestion
 from modyn.records import SampleBatch
 from modyn.supervisor.detectors import DETECTORS, StreamDetector
+from modyn.supervisor.evidence import (
+    DETECTED_BEFORE,
+    DETECTIONS,
+    UNUSUAL,
+    Evidence,
+    EvidenceKind,
+    is_flagged,
+    required_value,
+    value_of,
+)
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, TriggerContext, TriggerOutcome
-from modyn.supervisor.triggers.interval import UNUSUAL, IntervalConfig, IntervalTrigger
-from modyn.supervisor.triggers.labelled_windows import LabelledWindows
-from modyn.supervisor.triggers.performance_meter import EVALUATED, LateLabelsConfig, ModelEvaluation, refuse_diverged
-from modyn.supervisor.triggers.window_distances import ComparedWindows, WindowDistances
+from modyn.supervisor.triggers.interval import CheckMeasurement, IntervalConfig, IntervalTrigger
+from modyn.supervisor.triggers.measures.labelled_windows import LabelledWindows
+from modyn.supervisor.triggers.measures.performance_meter import EVALUATED, LateLabelsConfig, ModelEvaluation, refuse_diverged
+from modyn.supervisor.triggers.measures.questions import OutcomeQuestion
+from modyn.supervisor.triggers.measures.window_distances import ComparedWindows, WindowDistances
 
 _COLUMNS = {"error": 0, "loss": 1}
+"""Column of each series in the outputs that answer an `OutcomeQuestion`."""
 _NEEDED = {"error": "evaluation", "loss": "evaluation", "distance": "distance"}
-"""Which section says how a series is measured."""
+"""The section that defines the measurement of each series."""
 _TAKEN = {"errors": ("error",), "shares": ("error", "distance"), "numbers": ("error", "loss", "distance")}
-"""Which series hold the kinds of numbers that detectors take."""
+"""The series that fit each kind of numbers that detectors take."""
 
 
 class MeasuredDistance(ComparedWindows):
-    """How the distance of new data from those that the newest model was trained on is measured."""
+    """Options for measuring the distance between new data and the training data of the newest model."""
 
-    metric: dict[str, Any] = Field(description="how far apart the windows are: a drift metric by its `id`, without a criterion")
+    metric: dict[str, Any] = Field(description="drift metric of the windows: its `id` and options, without a criterion")
 
 
 class StreamDetectorConfig(LateLabelsConfig):
     """Fires when a stream detector finds a change."""
 
     detector: dict[str, Any] = Field(
-        description="what finds changes: a stream detector by its `id`, with its options", examples=[{"id": "ADWIN"}]
+        description="stream detector that finds changes: its `id` and options", examples=[{"id": "ADWIN"}]
     )
     on: Literal["error", "loss", "distance"] = Field(
-        "error", description="the series: error (0 or 1) or loss of each sample by the newest model, or one distance a check"
+        "error", description="the series: error (0 or 1) or loss of the newest model on each sample, or one distance per check"
     )
     evaluation: ModelEvaluation | None = Field(
-        None, description="how the newest model is evaluated on samples of the run; required where `on` is error or loss"
+        None, description="how the newest model is evaluated on samples of the run; required if `on` is error or loss"
     )
-    distance: MeasuredDistance | None = Field(None, description="how the distance is measured; required where `on` is distance")
-
-
-class _Detected(dict[str, float]):
-    """Evidence of a check, and the state of the detector after it."""
-
-    def __init__(self, evidence: Mapping[str, float], detector: Mapping[str, Any]) -> None:
-        super().__init__(evidence)
-        self.detector = detector
+    distance: MeasuredDistance | None = Field(None, description="how the distance is measured; required if `on` is distance")
 
 
 class StreamDetectorTrigger(IntervalTrigger):
     """Fires when a stream detector finds that the distribution of a series has changed since the last trigger.
 
-    The series is the error or the loss of the newest model on each new sample, in the order of the stream, once its label has come
-    (`label_delay`); or the distance of the newest data from the reference, one number a check, as of DataDriftTrigger. The detector is given
-    the numbers one by one at each check, also during warm-up and cool-down, and begins anew after a trigger.
+    The series has one number for each new sample: the error or the loss of the newest model, after the label of the sample has come (`label_delay`),
+    in the order of the stream. With `on: distance`, the series has one number for each check: the distance between the reference and the newest data,
+    as measured by DataDriftTrigger. At each check, also during warm-up and cool-down, the detector processes the new numbers one by one. The detector
+    starts again after a trigger.
 
-    A detection holds until the next trigger of the run: one of a warm-up or a cool-down fires at the first check behind it, since the detector
-    takes what it has found for normal and finds it once.
+    A detection stays valid until the next trigger of the run. A detection in a warm-up or a cool-down therefore fires at the first check afterwards.
+    The detector would not find the same change again, because it takes the new distribution as normal.
 
-    Evidence: the mean of the series under its name (`error`, `loss` or `distance`) and `detections`, how often the detector has found a change
-    since the last check, with `detected_before` where a detection of an earlier check holds; what the detector compares under its own name,
-    with `name.threshold` and `name.unusual`, at the first detection or else at the newest number; `evaluated_samples`, or what
-    DataDriftTrigger says of its windows.
+    Evidence: the number that the detector compares, with threshold and verdict, at the first detection or else at the newest number; the mean of the
+    series as `error`, `loss` or `distance`; the count `detections` of the changes since the last check; the flag `detected_before` if a detection of
+    an earlier check is still valid; the count `evaluated_samples`, or the counts of the windows as for DataDriftTrigger.
+
+    >>> from modyn.config.base import load_section
+    >>> from modyn.testing.decisions import decide
+    >>> from modyn.testing.fake_evidence import FakeEvidence  # models err where the label is 0
+    >>> stream = SampleBatch(np.arange(300), np.arange(300), np.repeat([1, 0], [200, 100]))
+    >>> evaluation = {"dataset": {"dataset_id": "d", "metrics": [{"name": "Accuracy"}]}}
+    >>> options = {"evaluation_interval_data_points": 50, "detector": {"id": "ADWIN"}, "evaluation": evaluation}
+    >>> checks = decide(StreamDetectorTrigger(load_section(StreamDetectorConfig, options)), [stream], source=FakeEvidence(stream))
+    >>> [(check.position, check.numbers.get("error")) for check in checks if check.fires]
+    [(50, None), (250, 1.0)]
     """
 
     Config: ClassVar[type[IntervalConfig]] = StreamDetectorConfig
@@ -85,11 +101,11 @@ class StreamDetectorTrigger(IntervalTrigger):
             self._distances = WindowDistances(config.distance, {"distance": config.distance.metric}, self.context.seed)
         self._detector_state = self._new_detector().state()
         self._has_detected = False
-        """Whether there was a detection since the last trigger of the run."""
+        """Whether the detector has detected a change since the last trigger of the run."""
 
     @classmethod
     def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
-        """Those of the detector too; the evaluator checks the dataset and the drift metric."""
+        """Find mistakes in the options of the policy and the detector; the evaluator checks the dataset and the drift metric."""
         found = super().problems(options, path)
         if isinstance(detector := options.get("detector"), Mapping):
             found += check_policy(DETECTORS, detector, "id", f"{path}.detector")
@@ -100,7 +116,7 @@ class StreamDetectorTrigger(IntervalTrigger):
         return detector(config, self.context.seed or 0)
 
     def observe(self, samples: SampleBatch) -> None:
-        """Count them, and their time."""
+        """Count the samples, and store their times."""
         super().observe(samples)
         self._windows.observe(samples)
         if self._distances is not None:
@@ -108,83 +124,91 @@ class StreamDetectorTrigger(IntervalTrigger):
 
     @property
     def needs_model(self) -> bool:
-        """By what it looks at."""
+        """Whether the series comes from a model."""
         return self.config.distance is None or self.config.distance.on.needs_model
 
     def lacking(self) -> str:
-        """The windows, or the delay of labels, that the stream was too short for, too."""
+        """See `Trigger`. The result also names the windows, or the delay of labels, for which the stream was too short."""
         watched = self._windows.lacking() if self._distances is None else self._distances.lacking()
         return "; ".join(filter(None, [super().lacking(), watched]))
 
-    def measure(self, context: CheckContext) -> Mapping[str, float]:
-        """What the detector says of the numbers that are new, once there is a model, or what it is compared with."""
+    def drift_question(self) -> DriftQuestion | None:
+        """See `IntervalTrigger.drift_question`."""
+        return None if self._distances is None else self._distances.question(self.model_id)
+
+    def measure(self, context: CheckContext) -> CheckMeasurement:
+        """Pass the new numbers through a copy of the detector, if there is a model or a reference. The check's memory is the state of the copy after
+        these numbers.
+        """
         evidence, values = self._distance(context) if self._distances is not None else self._outcomes(context)
         if not evidence:
-            return {}
-        detector, name = self._new_detector(), self.config.on
+            return CheckMeasurement()
+        # The check works on a copy. Its state counts only when the check is recorded, because an interrupted check is repeated.
+        detector = self._new_detector()
         detector.load_state(self._detector_state)
-        seen, detections = None, 0
+        seen, num_detections = None, 0
         for value in values.tolist():
             if detector.update(value):
-                detections += 1
-                seen = seen or dict(detector.evidence())
-        seen = seen or dict(detector.evidence())
-        compared = next(iter(seen), "")
-        named = {f"{compared}.{key}" if key == "threshold" else key: number for key, number in seen.items()}
-        named |= {f"{compared}.{UNUSUAL}": float(detections > 0)} if compared else {}
-        mean = {str(name): float(values.mean())} if len(values) else {}
-        return _Detected({**named, **evidence, **mean, "detections": float(detections)}, detector.state())
+                num_detections += 1
+                seen = seen or detector.evidence()
+        # Without a detection, the evidence describes the detector after the last number.
+        seen = seen or detector.evidence()
+        verdict = [replace(one, unusual=num_detections > 0) for one in seen[:1]]
+        found = [*verdict, *seen[1:], *evidence, Evidence.count(DETECTIONS, num_detections)]
+        return CheckMeasurement(found, {"detector": detector.state()})
 
-    def _outcomes(self, context: CheckContext) -> tuple[dict[str, float], NDArray[np.float64]]:
-        """Errors or losses of the samples whose labels are new, in the order of the stream; no evidence: there is no model."""
+    def _outcomes(self, context: CheckContext) -> tuple[list[Evidence], NDArray[np.float64]]:
+        """Return errors or losses of the samples with new labels, in the order of the stream. Without a model the evidence is empty."""
         evaluation, name = self.config.evaluation, self.config.on
         assert evaluation is not None
         if self.model_id is None:
-            return {}, np.empty(0)
+            return [], np.empty(0)
         windows = self._windows.labelled()
-        rows = context.source.outcomes(self.model_id, windows, evaluation.entry(), evaluation.device) if windows else None
+        question = OutcomeQuestion(self.model_id, windows, evaluation.entry(), evaluation.device)
+        rows = context.source.ask(question) if windows else None
         if rows is not None:
             refuse_diverged(rows, self.model_id, windows)
         values = np.empty(0) if rows is None else np.asarray(rows.outputs[:, _COLUMNS[name]], np.float64)
         if odd := int((~np.isfinite(values)).sum()):
             raise DataError(f"the {name} of model {self.model_id} is not a number for {odd} of {len(values)} samples")
-        return {EVALUATED: float(len(values))}, values
+        mean = [Evidence(name, float(values.mean()))] if len(values) else []
+        return [*mean, Evidence.count(EVALUATED, len(values))], values
 
-    def _distance(self, context: CheckContext) -> tuple[dict[str, float], NDArray[np.float64]]:
-        """One distance, or none; no evidence: there is no reference, or no model."""
+    def _distance(self, context: CheckContext) -> tuple[list[Evidence], NDArray[np.float64]]:
+        """Return one distance; no distance if the windows have too few samples. Without a reference or a model the evidence is empty."""
         assert self._distances is not None
         evidence = self._distances.measure(context.source, self.model_id)
-        values = np.array([evidence["distance"]] if "distance" in evidence else [], np.float64)
+        distance = value_of(evidence, "distance")
         detector = DETECTORS.get(self.config.detector["id"])
-        if detector.takes == "shares" and len(values) and not 0 <= values[0] <= 1:
+        if detector.takes == "shares" and distance is not None and not 0 <= distance <= 1:
             raise InvalidArgumentError(
-                f"{self.config.detector['id']} takes numbers from 0 to 1, and the distance is {values[0]:g}; use {_fitting('distance')}, or a "
+                f"{self.config.detector['id']} takes numbers from 0 to 1, and the distance is {distance:g}; use {_fitting('distance')}, or a "
                 "metric with such values"
             )
-        return evidence, values
+        return evidence, np.array([] if distance is None else [distance], np.float64)
 
-    def judge(self, measured: Mapping[str, float], context: CheckContext) -> tuple[bool, Mapping[str, float]]:
-        """Whether there was a detection, at this check or since the last trigger."""
-        return measured["detections"] > 0 or self._has_detected, {"detected_before": 1.0} if self._has_detected else {}
-
-    def memory(self, measured: Mapping[str, float]) -> Mapping[str, Any]:
-        """The detector's state."""
-        return {"detector": measured.detector} if isinstance(measured, _Detected) else {}
+    def judge(self, measured: Sequence[Evidence], context: CheckContext) -> tuple[bool, Sequence[Evidence]]:
+        """Return whether there was a detection, at this check or since the last trigger."""
+        num_detections = required_value(measured, DETECTIONS, EvidenceKind.COUNT)
+        before = [Evidence.flag(DETECTED_BEFORE)] if self._has_detected else []
+        return num_detections > 0 or self._has_detected, [*measured, *before]
 
     def remember(self, record: CheckRecord) -> None:
-        """Go on with the detector as it was after the check, and keep what it has found."""
+        """Continue from the detector's state after the check, and store whether the detector has found a change."""
         self._detector_state = dict(record.memory["detector"])
-        self._has_detected = bool(record.evidence[UNUSUAL])
-        self._windows.count(record.evidence.get(EVALUATED, 0))
+        self._has_detected = is_flagged(record.evidence, UNUSUAL)
+        # Labels are not counted, because a distance needs none.
+        needs_labels = self._distances is None
+        self._windows.count(required_value(record.evidence, EVALUATED, EvidenceKind.COUNT) if needs_labels else 0)
 
     def interval_ended(self) -> None:
-        """Begin the next one behind the samples so far."""
+        """Start the next interval after the samples so far."""
         self._windows.advance()
         if self._distances is not None:
             self._distances.advance()
 
     def triggered(self, outcome: TriggerOutcome) -> None:
-        """Begin anew with the detector; make the newest data the reference, as long as there is no model."""
+        """Start with a new detector. While there is no model, the newest data becomes the reference."""
         super().triggered(outcome)
         self._detector_state = self._new_detector().state()
         self._has_detected = False
@@ -194,30 +218,31 @@ class StreamDetectorTrigger(IntervalTrigger):
                 self._distances.renew_reference()
 
     def trained(self, outcome: TriggerOutcome) -> None:
-        """Go on with the new model; make the newest data, which it was trained on, the reference."""
+        """Record the new model. The newest data, on which the model was trained, becomes the reference."""
         super().trained(outcome)
         self._windows.trained()
         if self._distances is not None:
             self._distances.renew_reference()
 
     def own_state(self) -> dict[str, Any]:
-        """The detector, what it has found, and the windows."""
+        """Return the state of the detector, whether the detector has found a change, and the windows."""
         distances = self._distances.state() if self._distances is not None else None
         detector = {"detector": self._detector_state, "has_detected": self._has_detected}
         return {**detector, "windows": self._windows.state(), "distances": distances}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Restore them."""
+        """Restore the detector, the detection and the windows."""
         self._detector_state, self._has_detected = dict(state["detector"]), state["has_detected"]
         self._windows.load_state(state["windows"])
         if self._distances is not None:
-            self._distances.load_state(state["distances"], self.last_trigger)
+            self._distances.load_state(state["distances"])
 
 
 def _unfit(options: Mapping[str, Any], prefix: str) -> list[Problem]:
-    """What is missing, given in vain or does not go together in options that are each valid."""
+    """Find options that are missing, have no effect or contradict each other. Each option is valid by itself."""
     series, found = options.get("on", "error"), []
     for name in ("evaluation", "distance"):
+        # Either the needed section is missing, or a section that is not needed is given.
         if (options.get(name) is None) == (name == _NEEDED[series]):
             wrong = (
                 f"is required where `on` is {series}"
@@ -241,7 +266,7 @@ def _unfit(options: Mapping[str, Any], prefix: str) -> list[Problem]:
 
 
 def _hard_to_convince(options: Mapping[str, Any], path: str) -> list[Problem]:
-    """A warning of a threshold for numbers of single samples where each check gives one distance. Args: options: without mistakes."""
+    """Warn of a threshold that suits numbers of single samples, if each check gives one distance. Args: options: options without mistakes."""
     detector = options["detector"]
     if options.get("on") != "distance" or detector["id"] != "PageHinkley" or "threshold" in detector:
         return []
@@ -253,5 +278,5 @@ def _hard_to_convince(options: Mapping[str, Any], path: str) -> list[Problem]:
 
 
 def _fitting(series: str) -> str:
-    """The built-in detectors of a series, for messages."""
+    """Return the built-in detectors of a series, for messages."""
     return ", ".join(sorted(id_ for id_ in DETECTORS.builtin if series in _TAKEN[DETECTORS.get(id_).takes]))

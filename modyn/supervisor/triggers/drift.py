@@ -1,41 +1,43 @@
-"""Fires when the distribution of new data has moved away from that of the data before."""
+"""Fires when the distribution of new data has moved away from the distribution of earlier data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from modyn.config.base import PlacedError, Problem, load_section
+from modyn.config.base import PlacedError, Problem, load_section, sections_in
 from modyn.config.policy import check_policy, load_policy
-from modyn.evaluator.client import ComparedData
+from modyn.config.trigger_parts import CRITERION
+from modyn.evaluator.client import ComparedData, DriftQuestion
 from modyn.records import SampleBatch
-from modyn.supervisor.criteria import CRITERIA, DecisionCriterion, Measurement
+from modyn.supervisor.criteria import CRITERIA, DecisionCriterion
 from modyn.supervisor.criteria.panel import CriteriaPanel
 from modyn.supervisor.criteria.votes import MajorityVote, Vote
-from modyn.supervisor.triggers.base import CheckContext, CheckRecord, OwnSeriesName, TriggerContext, TriggerOutcome
-from modyn.supervisor.triggers.interval import IntervalConfig, IntervalTrigger, idle_warm_up
-from modyn.supervisor.triggers.window_distances import ComparedWindows, WindowDistances
-
-CRITERION = "decision_criterion"
+from modyn.supervisor.evidence import Evidence, value_of
+from modyn.supervisor.triggers.base import CheckContext, CheckRecord, SeriesName, TriggerContext, TriggerOutcome
+from modyn.supervisor.triggers.interval import CheckMeasurement, IntervalConfig, IntervalTrigger, idle_warm_up
+from modyn.supervisor.triggers.measures.window_distances import ComparedWindows, WindowDistances
 
 
 class DataDriftConfig(ComparedWindows, IntervalConfig):
-    """Fires when new data have drifted from those that the newest model was trained on."""
+    """Fires when new data have drifted from the data on which the newest model was trained."""
 
-    metrics: dict[OwnSeriesName, dict[str, Any]] = Field(
+    metrics: dict[SeriesName, dict[str, Any]] = Field(
         default_factory=dict,
-        description="how far apart the windows are: a drift metric by its `id` each, with its `decision_criterion`; "
-        "names have letters, digits, _ and - alone. Required, unless `on` is labels: ChiSquaredDriftMetric there, with a p-value below 0.001",
+        description="drift metrics of the windows, by names of letters, digits, _ and -; each has an `id`, options, and a `decision_criterion`. "
+        "Required, unless `on` is labels: the default is then ChiSquaredDriftMetric with a p-value below 0.001",
     )
-    aggregation_strategy: Vote = Field(default_factory=MajorityVote, description="how the verdicts of several metrics become one")
+    aggregation_strategy: Vote = Field(
+        default_factory=MajorityVote, description="how the verdicts of several metrics become one verdict"
+    )
 
     metrics_of_labels: ClassVar[Mapping[str, Any]] = {
         "chi_squared": {"id": "ChiSquaredDriftMetric", CRITERION: {"id": "PValueDecisionCriterion", "p_val": 0.001}}
     }
-    """Where labels are compared and none are given: classes are no numbers, so only counts of them can be compared."""
+    """The default metrics for comparing labels. Classes are not numbers, so that the metrics can only compare the counts of classes."""
 
     @model_validator(mode="before")
     @classmethod
@@ -54,9 +56,7 @@ class DataDriftConfig(ComparedWindows, IntervalConfig):
         return self
 
 
-def _check_criterion(metric: object, path: str) -> list[Problem]:
-    if not isinstance(metric, Mapping):
-        return []  # said of the metric itself
+def _check_criterion(metric: Mapping[str, Any], path: str) -> list[Problem]:
     section = metric.get(CRITERION)
     if not isinstance(section, Mapping):
         return [Problem(f"{path}.{CRITERION}", f"is required: one of {CRITERIA.choices()}, by its id, with its options")]
@@ -71,15 +71,26 @@ def _criterion(metric: Mapping[str, Any]) -> DecisionCriterion:
 class DataDriftTrigger(IntervalTrigger):
     """Fires when the distance between a reference window and the newest data is unusual (Modyn, SIGMOD'25, section 5.1).
 
-    The reference is the current window at the trigger of the newest model: the newest data that it was trained on. A trigger that trains
-    nothing leaves it as it is; as long as the run has no model, it is that of the last trigger. What is compared are the embeddings by the
-    newest model, its predictions, or, without a model, the samples themselves or their labels. Each metric has a criterion of its own,
-    which judges a large distance; their verdicts are aggregated by vote.
+    The reference is the window that was current at the trigger of the newest model: the newest data on which this model was trained. A trigger that
+    makes no model does not change the reference. While the run has no model, the reference is the window at the last trigger. The policy compares
+    embeddings or predictions of the newest model, or the samples themselves or their labels, which need no model. Each metric has a criterion, which
+    decides whether the distance is unusually large. A vote combines these verdicts.
 
-    Evidence: for each metric its distance under its name, `name.p_value`, `name.threshold`, `name.unusual`, `name.seconds`; of the windows
-    `reference_samples` and `current_samples` that were compared, and `embedded_samples`, those that the model was given for this check.
-    A metric that needs more samples than a window has (two, of a domain classifier ten, of chi-squared those of two classes that are not rare) is
-    not measured, and votes no; so do all of them where a PCAProjection has fewer samples of the reference than components.
+    Evidence: for each metric its distance under its name, with p-value, threshold, verdict and seconds; the counts `reference_samples` and
+    `current_samples` of the compared windows, and `embedded_samples`, which the model received for this check. If a window has too few samples for a
+    metric, the metric is not measured and votes no. Most metrics need two samples, a domain classifier needs ten, and chi-squared needs samples of
+    two classes that are not rare. All metrics vote no if the reference has fewer samples than a PCAProjection has components.
+
+    >>> import numpy as np
+    >>> from modyn.testing.decisions import decide
+    >>> from modyn.testing.fake_evidence import FakeEvidence  # its distance is the distance of the mean labels
+    >>> stream = SampleBatch(np.arange(60), np.arange(60), np.repeat([0, 1], [35, 25]))
+    >>> metric = {"id": "MMDDriftMetric", CRITERION: {"id": "ThresholdDecisionCriterion", "threshold": 0.25}}
+    >>> windows = {"id": "AmountWindowingStrategy", "amount_ref": 20, "amount_cur": 20}
+    >>> options = {"evaluation_interval_data_points": 10, "windowing_strategy": windows, "metrics": {"mmd": metric}}
+    >>> checks = decide(DataDriftTrigger(load_section(DataDriftConfig, options)), [stream], source=FakeEvidence(stream))
+    >>> [(check.position, check.numbers.get("mmd")) for check in checks if check.fires]
+    [(10, None), (50, 0.75)]
     """
 
     Config: ClassVar[type[DataDriftConfig]] = DataDriftConfig
@@ -95,14 +106,13 @@ class DataDriftTrigger(IntervalTrigger):
         }
         self._distances = WindowDistances(config, metrics, self.context.seed)
         self._has_measured = dict[str, bool]()
-        """By metric that windows were compared by: whether they ever had enough samples for it."""
+        """For each metric, whether the windows ever had enough samples for it."""
 
     @classmethod
     def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
-        """Those of the criteria too; the evaluator checks the metrics themselves."""
-        metrics = options.get("metrics")
+        """Find mistakes in the options of the policy and the criteria; the evaluator checks the metrics themselves."""
         found = super().problems(options, path)
-        for name, metric in metrics.items() if isinstance(metrics, Mapping) else ():
+        for name, metric in sections_in(options.get("metrics")).items():  # The evaluator reports a value that is not a section.
             found += _check_criterion(metric, f"{path}.metrics.{name}")
         if found:
             return found
@@ -110,64 +120,63 @@ class DataDriftTrigger(IntervalTrigger):
         return idle_warm_up(config, (CRITERIA.get(metric[CRITERION]["id"]) for metric in config.metrics.values()), path)
 
     def observe(self, samples: SampleBatch) -> None:
-        """Count them, and their time."""
+        """Count the samples, and store their times."""
         super().observe(samples)
         self._distances.observe(samples)
 
     def triggered(self, outcome: TriggerOutcome) -> None:
-        """Begin a new window; make the newest data the reference, as long as there is no model."""
+        """Start a new window. While there is no model, the newest data becomes the reference."""
         super().triggered(outcome)
         self._distances.triggered()
         if self.model_id is None:
             self._distances.renew_reference()
 
     def trained(self, outcome: TriggerOutcome) -> None:
-        """Go on with the new model, and make the newest data, which it was trained on, the reference."""
+        """Record the new model. The newest data, on which the model was trained, becomes the reference."""
         super().trained(outcome)
         self._distances.renew_reference()
 
     def interval_ended(self) -> None:
-        """Look for whole seasons, where the reference lacks them."""
+        """Find the reference, if the reference was missing because the stream did not have enough whole seasons."""
         self._distances.advance()
 
     @property
     def needs_model(self) -> bool:
-        """By what it compares."""
+        """Whether a model makes the compared values."""
         return self.config.on.needs_model
 
     def lacking(self) -> str:
-        """The windows that the stream was too short for, and the metrics that windows had too few samples for, too."""
+        """See `Trigger`. The result also names the windows for which the stream was too short, and the metrics for which windows had too few
+        samples."""
         never = [name for name, has_measured in self._has_measured.items() if not has_measured]
-        of_metrics = f"no check had enough samples for {', '.join(never)}, so nothing was measured by it" if never else ""
-        return "; ".join(filter(None, [super().lacking(), self._distances.lacking(), of_metrics]))
+        unmeasured = f"no check had enough samples for {', '.join(never)}, so nothing was measured by it" if never else ""
+        return "; ".join(filter(None, [super().lacking(), self._distances.lacking(), unmeasured]))
 
-    def measure(self, context: CheckContext) -> Mapping[str, float]:
-        """The distances, once there are a reference and, where one is needed, a model."""
-        return self._distances.measure(context.source, self.model_id)
+    def drift_question(self) -> DriftQuestion | None:
+        """See `IntervalTrigger.drift_question`."""
+        return self._distances.question(self.model_id)
 
-    def judge(self, measured: Mapping[str, float], context: CheckContext) -> tuple[bool, Mapping[str, float]]:
-        """The vote of the criteria."""
-        return self._panel.judge(
-            {
-                name: Measurement(measured[name], measured.get(f"{name}.p_value"))
-                for name in self.config.metrics
-                if name in measured
-            }
-        )
+    def measure(self, context: CheckContext) -> CheckMeasurement:
+        """Measure the distances, if there is a reference, and a model if the policy needs a model."""
+        return CheckMeasurement(self._distances.measure(context.source, self.model_id))
+
+    def judge(self, measured: Sequence[Evidence], context: CheckContext) -> tuple[bool, Sequence[Evidence]]:
+        """Return the vote of the criteria."""
+        return self._panel.judge(measured)
 
     def remember(self, record: CheckRecord) -> None:
-        """Take the distances, for criteria that compare with earlier ones."""
+        """Store the distances, for criteria that compare with earlier distances."""
         self._panel.remember(record.evidence)
-        self._has_measured |= {
-            name: self._has_measured.get(name, False) or name in record.evidence for name in self.config.metrics
-        }
+        for name in self.config.metrics:
+            has_measured = self._has_measured.get(name, False)
+            self._has_measured[name] = has_measured or value_of(record.evidence, name) is not None
 
     def own_state(self) -> dict[str, Any]:
-        """The windows, and the distances that criteria look back at."""
+        """Return the windows, and the earlier distances that criteria need."""
         return {"windows": self._distances.state(), "distances": self._panel.state(), "has_measured": dict(self._has_measured)}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Restore them."""
-        self._distances.load_state(state["windows"], self.last_trigger)
+        """Restore the windows and the distances."""
+        self._distances.load_state(state["windows"])
         self._panel.load_state(state["distances"])
-        self._has_measured = dict(state.get("has_measured", {}))
+        self._has_measured = dict(state["has_measured"])

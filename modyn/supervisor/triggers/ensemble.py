@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
@@ -11,11 +11,13 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from modyn.config.base import Matching, PlacedError, Problem, Section, Severity
+from modyn.config.base import Matching, PlacedError, Problem, Section, Severity, sections_in
 from modyn.errors import ConfigError, CorruptStateError, ModynError, UserCodeError
+from modyn.evaluator.client import DriftQuestion
 from modyn.records import SampleBatch
 from modyn.registry import load_object
 from modyn.supervisor.criteria.votes import AllVote, AtLeastN, MajorityVote
+from modyn.supervisor.evidence import Evidence, EvidenceKind
 from modyn.supervisor.triggers import build_trigger, check_trigger_section
 from modyn.supervisor.triggers.base import (
     Check,
@@ -28,10 +30,10 @@ from modyn.supervisor.triggers.base import (
     next_due,
     read_state,
 )
-from modyn.supervisor.triggers.shared_evidence import SharedEvidence
+from modyn.supervisor.triggers.measures.shared_evidence import SharedEvidence
 
 MAX_LEVELS: Final = 5
-"""Ensembles within each other."""
+"""Largest depth of nested ensembles."""
 _SUBTRIGGERS: Final = "subtriggers"
 _NEXT_SAMPLE: Final = (
     "a subtrigger was due after the very last sample; all of them are asked once there is a next one, by which one decides"
@@ -40,12 +42,12 @@ _VERSION: Final = 1
 
 
 class CustomVote(Section):
-    """An importable function says whether to fire."""
+    """A vote by an importable function."""
 
     id: Literal["Custom"] = Field("Custom", description="which vote")
     function: Annotated[str, Matching(r"^\w+(\.\w+)*:\w+(\.\w+)*$", "write 'package.module:function'")] = Field(
-        description="a function, installed where the supervisor runs, that takes a dictionary from the names of all subtriggers to their votes, "
-        "true or false, and returns true or false, always the same for the same votes",
+        description="importable name of a function that is installed where the supervisor runs. It takes a dictionary of the votes (true or "
+        "false) of all subtriggers by name, and returns true or false, always the same for the same votes",
         examples=["my_package.votes:drift_and_enough_data"],
     )
 
@@ -55,8 +57,8 @@ class EnsembleConfig(Section):
 
     subtriggers: dict[SeriesName, dict[str, Any]] = Field(
         min_length=1,
-        description="the policies that vote, by name: each a `trigger` section, of any policy, ensembles included; "
-        "names have letters, digits, _ and - alone",
+        description="the policies that vote, by names of letters, digits, _ and -; each is a `trigger` section of any policy, including "
+        "ensembles",
     )
     ensemble_strategy: Annotated[MajorityVote | AtLeastN | AllVote | CustomVote, Field(discriminator="id")] = Field(
         default_factory=MajorityVote, description="how the votes become one verdict"
@@ -73,29 +75,28 @@ class EnsembleConfig(Section):
 class EnsembleTrigger(Trigger):
     """Fires when enough of its subtriggers have said yes since the run's last trigger (Modyn, SIGMOD'25, section 5.1: ensemble trigger).
 
-    - *In step*: each subtrigger decides where it would decide by itself, in the order of the stream; none looks beyond a trigger of the run
-      before it has happened. If several decide at one position, all of them are asked before the votes are counted. Where one of them
-      decides by the next sample (TimeTrigger), what is due at the end of a batch waits for the next sample: at the very end of a stream an
-      amount that its last sample fills does not fire, as it would alone.
-    - *Votes are kept*: a yes holds until the next trigger of the run, whatever that subtrigger says meanwhile; then all votes are cleared,
-      also those in an ensemble within this one. A subtrigger that has not said yes votes no, and all of them count.
-    - *What one hears all hear*: samples, triggers of the run and new models, whoever's vote has brought them about.
+    - *In step*: each subtrigger decides where it would decide by itself, in the order of the stream. If several decide at one position, all are
+      asked before the votes are counted. If one of them needs the next sample to decide (TimeTrigger), a check at the end of a batch waits for
+      that sample. At the end of the stream this check is not made.
+    - *Votes are kept*: a yes holds until the next trigger of the run, even if the subtrigger says no before it. At the trigger, all votes are
+      cleared, also the votes in an ensemble within this one. A subtrigger that has not said yes votes no.
+    - *Events reach all*: each subtrigger receives samples, triggers of the run and new models.
 
-    Evidence: that of a subtrigger `drift` as `drift/…`, and the votes of all of them so far, `drift.vote`, 1 or 0. If none of those that decide
-    at a position gives evidence, the ensemble gives none either.
+    Evidence: the evidence of each subtrigger under the name of the subtrigger, and each vote so far as 1 or 0, such as `drift.vote`. The ensemble has
+    no evidence if none of the subtriggers that decide at the position has evidence.
 
-    >>> import numpy as np
-    >>> subtriggers = {"amount": {"id": "DataAmountTrigger", "num_samples": 2}, "time": {"id": "TimeTrigger", "every": "1d"}}
-    >>> trigger = EnsembleTrigger(EnsembleConfig(subtriggers=subtriggers))
-    >>> times = np.array([0, 1, 2, 3])
-    >>> trigger.next_check(SampleBatch(times, times, times), -1)
-    2
+    >>> from modyn.testing.decisions import decide
+    >>> subtriggers = {"amount": {"id": "DataAmountTrigger", "num_samples": 3}, "time": {"id": "TimeTrigger", "every": "5s"}}
+    >>> trigger = EnsembleTrigger(EnsembleConfig(subtriggers=subtriggers, ensemble_strategy=AllVote()))
+    >>> times = np.arange(16)
+    >>> [check.position for check in decide(trigger, [SampleBatch(times, times, times)]) if check.fires]
+    [5, 10, 15]
     """
 
     Config: ClassVar[type[Section]] = EnsembleConfig
 
     def __init__(self, config: EnsembleConfig, context: TriggerContext | None = None) -> None:
-        """Import the function of a Custom vote, if that is the strategy. Raises: ConfigError, UserCodeError: it cannot be imported."""
+        """Import the function of a Custom vote, if this is the strategy. Raises: ConfigError, UserCodeError: the function cannot be imported."""
         super().__init__(config, context)
         self._strategy = config.ensemble_strategy
         self._function = _load(self._strategy.function) if isinstance(self._strategy, CustomVote) else None
@@ -106,19 +107,21 @@ class EnsembleTrigger(Trigger):
         self.late_span_s = min(child.late_span_s for child in self._children.values())
         self._votes = dict.fromkeys(self._children, False)
         self._due: tuple[str, ...] = ()
-        """Subtriggers that decide at the position that was returned last; asked anew before each check."""
+        """Subtriggers that decide at the last returned position. The value is set again before each check."""
         self._is_left = False
-        """Whether subtriggers decide at the end of the newest batch, once there is a next sample."""
+        """Whether subtriggers will decide about the end of the newest batch after the next sample has come."""
 
     @classmethod
     def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
-        """Those of the subtriggers too. The function of a Custom vote is not imported; whether its package is installed is looked at."""
+        """Find mistakes in the options of the ensemble and its subtriggers. The function of a Custom vote is not imported; its package must be
+        installed.
+        """
         if _levels(options) > MAX_LEVELS:
             return [Problem(f"{path}.{_SUBTRIGGERS}", f"at most {MAX_LEVELS} ensembles can be nested in each other")]
         found = super().problems(options, path) or _not_installed(
             options.get("ensemble_strategy"), f"{path}.ensemble_strategy.function"
         )
-        for name, section in _sections(options).items():
+        for name, section in sections_in(options.get(_SUBTRIGGERS)).items():
             found += check_trigger_section(section, f"{path}.{_SUBTRIGGERS}.{name}")
         return found
 
@@ -129,74 +132,78 @@ class EnsembleTrigger(Trigger):
 
     @property
     def sees_next_sample(self) -> bool:
-        """Whether any subtrigger does."""
+        """Whether any subtrigger needs the sample after a position."""
         return any(child.sees_next_sample for child in self._children.values())
 
     def next_check(self, batch: SampleBatch, start: int) -> int | None:
-        """The first position at which any subtrigger decides."""
+        """Return the first position at which any subtrigger decides."""
         at, due, self._is_left = next_due(tuple(self._children.values()), batch, start)
         self._due = tuple(name for name, is_due in zip(self._children, due, strict=True) if is_due)
         return at
 
     def observe(self, samples: SampleBatch) -> None:
-        """Pass them on."""
+        """Pass the samples to all subtriggers."""
         for child in self._children.values():
             child.observe(samples)
 
+    def questions(self, context: CheckContext) -> Sequence[DriftQuestion]:
+        """Return the questions of the subtriggers that are due."""
+        return [question for name in self._due for question in self._children[name].questions(context)]
+
     def check(self, context: CheckContext) -> Check:
-        """Ask those that are due, and count the votes. What several of them ask is asked once.
+        """Check the subtriggers that are due, and count the votes. A question of several subtriggers is asked once.
 
         Raises: UserCodeError: the function of a Custom vote fails.
         """
         shared = replace(context, source=SharedEvidence(context.source))
         checks = {name: self._children[name].check(shared) for name in self._due}
         votes = self._votes | {name: True for name, check in checks.items() if check.fires}
-        evidence = {f"{name}/{series}": value for name, check in checks.items() for series, value in check.evidence.items()}
+        evidence = [one.of_subtrigger(name) for name, check in checks.items() for one in check.evidence]
         if evidence:
-            evidence |= {f"{name}.vote": float(vote) for name, vote in votes.items()}
+            evidence += [Evidence(name, float(vote), kind=EvidenceKind.VOTE) for name, vote in votes.items()]
         memory = {name: {"fires": check.fires, "memory": check.memory} for name, check in checks.items()}
         return Check(self._decide(votes), evidence, memory)
 
     def checked(self, record: CheckRecord) -> None:
-        """Pass to each subtrigger the verdict that it has given, and keep the votes. Raises: CorruptStateError: it is of other subtriggers."""
+        """Pass each subtrigger its own verdict, and store the votes. Raises: CorruptStateError: the record belongs to other subtriggers."""
         if record.memory.keys() != set(self._due):
             raise CorruptStateError(
                 f"after {record.position} samples, {sorted(record.memory)} of the subtriggers have decided as journalled, and {sorted(self._due)} "
                 "decide now: a policy differs from the one that began the run; install that one again, or submit the pipeline again"
             )
         for name, verdict in record.memory.items():
-            evidence = {s.removeprefix(f"{name}/"): value for s, value in record.evidence.items() if s.startswith(f"{name}/")}
+            evidence = [one.within(name) for one in record.evidence if one.is_of_subtrigger(name)]
             self._children[name].checked(replace(record, fires=verdict["fires"], evidence=evidence, memory=verdict["memory"]))
             self._votes[name] |= verdict["fires"]
 
     def triggered(self, outcome: TriggerOutcome) -> None:
-        """Clear the votes, and pass it on to all."""
+        """Clear the votes, and pass the trigger to all subtriggers."""
         self._votes = dict.fromkeys(self._votes, False)
         for child in self._children.values():
             child.triggered(outcome)
 
     def ended(self, outcome: TriggerOutcome) -> None:
-        """Pass it on to all."""
+        """Pass the end of the trigger to all subtriggers."""
         for child in self._children.values():
             child.ended(outcome)
 
     def warning(self) -> str | None:
-        """The warnings of all subtriggers."""
+        """Return the warnings of all subtriggers."""
         found = [f"{name}: {warning}" for name, child in self._children.items() if (warning := child.warning())]
         return "; ".join(found) or None
 
     def lacking(self) -> str:
-        """What each of the subtriggers lacks, and the next sample, by which one decides when all are asked."""
+        """Return what each subtrigger lacks. If a subtrigger waits for the next sample, the text also names this sample."""
         found = [f"{name}: {lacks}" for name, child in self._children.items() if (lacks := child.lacking())]
         return "; ".join([*found, *([_NEXT_SAMPLE] if self._is_left else [])])
 
     def state(self) -> dict[str, Any]:
-        """`votes` so far, and the states of the `subtriggers`, by name."""
+        """Return the `votes` so far, and the states of the `subtriggers` by name."""
         children = {name: child.state() for name, child in self._children.items()}
         return {"version": _VERSION, "votes": self._votes, _SUBTRIGGERS: children}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore both. Raises: CorruptStateError."""
+        """Restore the votes and the states. Raises: CorruptStateError."""
         values = read_state("EnsembleTrigger", state, _VERSION, {"votes": (dict,), _SUBTRIGGERS: (dict,)})
         if not self._children.keys() == values["votes"].keys() == values[_SUBTRIGGERS].keys():
             raise CorruptStateError(f"the saved state of EnsembleTrigger is of other subtriggers: {sorted(values['votes'])}")
@@ -218,7 +225,7 @@ class EnsembleTrigger(Trigger):
 
 
 def _not_installed(strategy: object, path: str) -> list[Problem]:
-    """Whether the package of the function of a Custom vote is missing here. Args: strategy: one without other mistakes."""
+    """Find the missing package of the function of a Custom vote. Args: strategy: strategy without other mistakes."""
     if not isinstance(strategy, Mapping) or strategy.get("id") != "Custom":
         return []
     package = str(strategy["function"]).partition(":")[0].partition(".")[0]
@@ -236,21 +243,15 @@ def _load(name: str) -> Any:
     except (Exception, SystemExit) as error:
         raise UserCodeError(f"'{name}' cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(function):
-        raise ConfigError(f"'{name}' is no function; name one in trigger.ensemble_strategy.function")
+        raise ConfigError(f"'{name}' is not a function; name one in trigger.ensemble_strategy.function")
     return function
 
 
-def _sections(options: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """The sections of the subtriggers, as far as they are mappings."""
-    found = options.get(_SUBTRIGGERS)
-    return {name: s for name, s in found.items() if isinstance(s, Mapping)} if isinstance(found, Mapping) else {}
-
-
 def _levels(options: Mapping[str, Any]) -> int:
-    """How many ensembles lie within each other, counted to one more than are allowed."""
+    """Return the depth of nested ensembles, at most `MAX_LEVELS` + 1."""
     level: list[Mapping[str, Any]] = [options]
     for depth in range(MAX_LEVELS + 1):
-        level = [section for outer in level for section in _sections(outer).values()]
+        level = [section for outer in level for section in sections_in(outer.get(_SUBTRIGGERS)).values()]
         if not level:
             return depth
     return MAX_LEVELS + 1

@@ -1,9 +1,12 @@
-"""What policies have in common that look at data once an interval: when they look, how they warm up, and when an unusual check fires."""
+"""Base class of policies that look at data once an interval. The base class decides when policies look, how policies warm up, and when an unusual
+check fires.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, ClassVar, Final, Self
 
@@ -11,9 +14,20 @@ from pydantic import Field, model_validator
 
 from modyn.config.base import PlacedError, Problem, Section, Severity, load_section
 from modyn.config.durations import Duration
+from modyn.evaluator.client import DriftQuestion
 from modyn.records import SampleBatch
 from modyn.registry import nearest
 from modyn.supervisor.criteria import DecisionCriterion
+from modyn.supervisor.evidence import (
+    COOLING_DOWN,
+    FIRST_TRIGGER,
+    IN_A_ROW,
+    UNUSUAL,
+    WARMING_UP,
+    Evidence,
+    EvidenceKind,
+    value_of,
+)
 from modyn.supervisor.triggers.amount import DataAmountConfig, DataAmountTrigger, SampleAmountTrigger
 from modyn.supervisor.triggers.base import (
     Check,
@@ -28,8 +42,6 @@ from modyn.supervisor.triggers.base import (
 from modyn.supervisor.triggers.time import TimeConfig, TimeTrigger
 
 WARM_UP_POLICIES: Final[Mapping[str, type[Trigger]]] = {"DataAmountTrigger": DataAmountTrigger, "TimeTrigger": TimeTrigger}
-UNUSUAL: Final = "unusual"
-"""Evidence of each check that has measured: 1 or 0."""
 _VERSION: Final = 1
 
 
@@ -37,23 +49,25 @@ class IntervalConfig(Section):
     """Options of policies that look at data once an interval."""
 
     evaluation_interval_data_points: int | None = Field(
-        None, ge=1, description="samples between two checks, with labels or without", examples=[500]
+        None, ge=1, description="number of samples between two checks, with or without labels", examples=[500]
     )
     evaluation_interval: Duration | None = Field(
-        None, ge=1, description="stream time between two checks, in place of evaluation_interval_data_points", examples=["1d"]
+        None, ge=1, description="stream time between two checks, instead of evaluation_interval_data_points", examples=["1d"]
     )
     warmup_intervals: int | None = Field(
-        None, ge=1, description="checks at the start of the run that fire nothing, while dynamic thresholds calibrate"
+        None, ge=1, description="number of first checks of the run, which fire nothing, while dynamic thresholds calibrate"
     )
     warmup_policy: dict[str, Any] | None = Field(
-        None, description="the trigger that fires in their place: a DataAmountTrigger or a TimeTrigger"
+        None, description="the trigger that fires instead of these checks: a DataAmountTrigger or a TimeTrigger"
     )
-    consecutive_checks: int = Field(1, ge=1, description="unusual checks in a row that it takes to fire (hysteresis)")
+    consecutive_checks: int = Field(
+        1, ge=1, description="number of successive unusual checks that are needed to fire (hysteresis)"
+    )
     min_samples_between_triggers: int = Field(
         0,
         ge=0,
-        description="samples with labels since the last trigger that it takes to fire (cool-down); a policy that needs a model fires all the same "
-        "until there is one",
+        description="number of samples with labels since the last trigger that are needed to fire (cool-down); without effect while a policy "
+        "that needs a model has none",
     )
 
     @model_validator(mode="after")
@@ -62,7 +76,7 @@ class IntervalConfig(Section):
         if amount is None and time is None:
             raise ValueError("give one of evaluation_interval_data_points and evaluation_interval: how often to check")
         if amount is not None and time is not None:
-            raise PlacedError("evaluation_interval", "stands beside evaluation_interval_data_points: give one of them")
+            raise PlacedError("evaluation_interval", "is given as well as evaluation_interval_data_points: give one of them")
         if self.warmup_policy is None and self.warmup_intervals is not None:
             raise PlacedError("warmup_intervals", "needs warmup_policy, the trigger that fires meanwhile: give both or neither")
         if self.warmup_policy is not None and self.warmup_intervals is None:
@@ -80,10 +94,10 @@ def _check_warm_up(section: Mapping[str, Any], path: str) -> list[Problem]:
 
 
 def idle_warm_up(config: IntervalConfig, criteria: Iterable[type[DecisionCriterion]], path: str) -> list[Problem]:
-    """A warning of a warm-up whose checks all come before its first trigger, up to which there is nothing to measure by, so that no criterion that
-    compares with earlier values calibrates.
+    """Warn if all checks of a warm-up come before its first trigger. Checks before the first trigger measure nothing, so that criteria do not
+    calibrate.
 
-    Args: path: where the policy stands.
+    Args: path: path of the policy's section.
     """
     if not any(criterion.compares_with_earlier() for criterion in criteria):
         return []
@@ -102,17 +116,28 @@ def _options(section: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in section.items() if name != "id"}
 
 
-class IntervalTrigger(Trigger):
-    """Looks at data at the end of each interval, and fires where that is unusual.
+@dataclass(frozen=True, slots=True)
+class CheckMeasurement:
+    """The measurements of a policy at a check."""
 
-    - *Interval*: every so many samples, or before the first sample past so much stream time, counted over the whole run.
-    - *Warm-up*: during the first `warmup_intervals` intervals `warmup_policy` fires, wherever it decides; what is measured meanwhile
-      calibrates. Up to its first trigger there is no model and no reference, so these checks measure nothing.
-    - *The first trigger*: a run that has no trigger yet fires at the end of its first interval (after warm-up), since there is nothing to
-      compare with. A policy that needs a model does so at the end of each interval until a trigger has made one, itself or another policy:
-      a selection that keeps earlier samples (`tail_triggers`) fills a batch at last. Where labels come late, it waits for the first label.
-    - *Hysteresis and cool-down*: it fires at the `consecutive_checks`-th unusual check in a row, and not before
-      `min_samples_between_triggers` samples have come since the last trigger; the row goes on until then.
+    evidence: Sequence[Evidence] = ()
+    """Measured numbers; empty if nothing can be measured yet."""
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    """See `Check.memory`."""
+
+
+class IntervalTrigger(Trigger):
+    """Looks at data at the end of each interval, and fires if the data are unusual.
+
+    - *Interval*: after each given number of samples, or before the first sample past a given stream time, counted over the whole run.
+    - *Warm-up*: during the first `warmup_intervals` intervals `warmup_policy` fires, at the positions at which it decides. Measurements in the
+      warm-up calibrate. Before the first trigger, checks measure nothing, because there is no model and no reference.
+    - *The first trigger*: if the run has no trigger yet, the policy fires at the end of the first interval after the warm-up, because there is
+      nothing to compare with. A policy that needs a model fires at the end of each interval until a trigger of this or another policy has made a
+      model. One interval may be too small for a batch, and a selection that keeps earlier samples (`tail_triggers`) then fills a batch after several
+      triggers. If labels come late, the policy waits for the first label.
+    - *Hysteresis and cool-down*: the policy fires at the `consecutive_checks`-th unusual check in a row, but not before
+      `min_samples_between_triggers` samples have come since the last trigger. Unusual checks during this time count in the row.
 
     A subclass measures and judges: `measure`, `judge` and `remember`.
     """
@@ -137,28 +162,28 @@ class IntervalTrigger(Trigger):
         self._warm_up_left = config.warmup_intervals or 0
         self.num_triggers = 0
         self.last_trigger = 0
-        """Position of the newest trigger; 0: there is none."""
+        """Position of the newest trigger; 0 before the first trigger."""
         self.model_id: int | None = None
-        """The newest model; None: there is none yet."""
+        """The newest model; None before the first model."""
         self._in_a_row = 0
         self._due: tuple[bool, ...] = ()
-        """Which of `_policies` decide at the position that was returned last; asked anew before each check."""
+        """Which of `_policies` decide at the last returned position. The value is set again before each check."""
 
     @classmethod
     def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
-        """Those of the warm-up policy too."""
+        """Find mistakes in the options of the policy and its warm-up policy."""
         section = options.get("warmup_policy")
-        of_warm_up = _check_warm_up(section, f"{path}.warmup_policy") if isinstance(section, Mapping) else []
-        return super().problems(options, path) + of_warm_up
+        warm_up = _check_warm_up(section, f"{path}.warmup_policy") if isinstance(section, Mapping) else []
+        return super().problems(options, path) + warm_up
 
     @property
     def sees_next_sample(self) -> bool:
-        """Whether one of those that decide does."""
+        """Whether one of the deciding policies needs the sample after a position."""
         return any(policy.sees_next_sample for policy in self._policies)
 
     @property
     def _policies(self) -> tuple[Trigger, ...]:
-        """What decides where to check: the interval, and the warm-up policy while it warms up."""
+        """The policies that decide where to check: the interval, and the warm-up policy during the warm-up."""
         if self._warm_up is None or not self._is_warming_up:
             return (self._interval,)
         return (self._interval, self._warm_up)
@@ -169,16 +194,16 @@ class IntervalTrigger(Trigger):
 
     @property
     def needs_model(self) -> bool:
-        """Whether it measures nothing before the run has a model."""
+        """Whether the policy measures nothing before the run has a model."""
         return False
 
     @property
-    def _has_begun(self) -> bool:
-        """Whether the run has what it compares with: a trigger, and a model where it needs one."""
+    def _can_compare(self) -> bool:
+        """Whether a comparison is possible: the run has a trigger, and a model if the policy needs a model."""
         return self.num_triggers > 0 and not (self.needs_model and self.model_id is None)
 
     def warning(self) -> str | None:
-        """That its triggers have trained no model so far."""
+        """Return the warning that the triggers have trained no model so far."""
         if not self.needs_model or self.model_id is not None or not self.num_triggers or self._is_warming_up:
             return None
         return (
@@ -187,59 +212,68 @@ class IntervalTrigger(Trigger):
         )
 
     def lacking(self) -> str:
-        """The checks that its warm-up still lacks, or what it warns of."""
+        """Return the remaining checks of the warm-up, or the warning."""
         if not self._is_warming_up:
             return self.warning() or ""
         total = self.config.warmup_intervals or 0
         return f"it warmed up until the end, {total - self._warm_up_left} of {total} checks (warmup_intervals)"
 
     @abstractmethod
-    def measure(self, context: CheckContext) -> Mapping[str, float]:
-        """Measure what this policy looks at, as evidence; empty: it cannot be measured yet. Changes nothing."""
+    def measure(self, context: CheckContext) -> CheckMeasurement:
+        """Measure the numbers of this policy. Changes nothing."""
 
     @abstractmethod
-    def judge(self, measured: Mapping[str, float], context: CheckContext) -> tuple[bool, Mapping[str, float]]:
-        """Whether what was measured, which is not empty, is unusual; and further evidence, such as thresholds. Changes nothing."""
+    def judge(self, measured: Sequence[Evidence], context: CheckContext) -> tuple[bool, Sequence[Evidence]]:
+        """Return whether a measurement is unusual, and the evidence of the measurement with verdicts and thresholds. The measurement is not empty.
+        Changes nothing.
+        """
 
     @abstractmethod
     def remember(self, record: CheckRecord) -> None:
-        """Take a check that has measured, just made or replayed."""
+        """Record a check with measurements. The check was just made, or comes from the journal."""
 
     def next_check(self, batch: SampleBatch, start: int) -> int | None:
-        """The end of the interval, or where the warm-up policy decides."""
+        """Return the end of the interval, or the position at which the warm-up policy decides."""
         at, self._due, _ = next_due(self._policies, batch, start)
         return at
 
     def observe(self, samples: SampleBatch) -> None:
-        """Count them."""
+        """Count the samples."""
         for policy in self._policies:
             policy.observe(samples)
 
+    def questions(self, context: CheckContext) -> Sequence[DriftQuestion]:
+        """Return the question of `drift_question` at the end of an interval."""
+        question = self.drift_question() if self._due[0] else None
+        return () if question is None else (question,)
+
+    def drift_question(self) -> DriftQuestion | None:
+        """Return the question about drift that `measure` asks here, or None."""
+        return None
+
     def check(self, context: CheckContext) -> Check:
-        """See the class."""
-        measured = self.measure(context) if self._due[0] else {}
-        unusual, evidence = False, dict[str, float]()
-        if measured:
-            unusual, more = self.judge(measured, context)
-            evidence = {**measured, **more, UNUSUAL: float(unusual)}
+        """Decide by the rules that the class documents."""
+        # Checks during a warm-up measure and judge too, because criteria calibrate by them. Their verdict does not fire.
+        measured = self.measure(context) if self._due[0] else CheckMeasurement()
+        unusual, evidence = False, list[Evidence]()
+        if measured.evidence:
+            unusual, judged = self.judge(measured.evidence, context)
+            evidence += [*judged, Evidence.flag(UNUSUAL, is_set=unusual)]
         if self._warm_up is not None and self._is_warming_up:
             fires = self._due[1] and self._warm_up.check(context).fires
-            return Check(fires, evidence | {"warming_up": 1.0} if measured else {}, self.memory(measured))
-        if not self._has_begun:
+            return Check(fires, [*evidence, Evidence.flag(WARMING_UP)] if evidence else [], measured.memory)
+        if not self._can_compare:
             # Nothing can be trained on before a label has come.
             fires = context.num_pending > 0
-            return Check(fires, evidence | ({"first_trigger": 1.0} if fires else {}), self.memory(measured))
+            return Check(fires, [*evidence, Evidence.flag(FIRST_TRIGGER)] if fires else evidence, measured.memory)
+        # `checked` changes the counter itself, after the check is recorded.
         in_a_row = self._in_a_row + 1 if unusual else 0
-        ready = context.num_pending >= self.config.min_samples_between_triggers
-        if measured and self.config.consecutive_checks > 1:
-            evidence["unusual_in_a_row"] = float(in_a_row)
-        if measured and not ready:
-            evidence["cooling_down"] = 1.0
-        return Check(in_a_row >= self.config.consecutive_checks and ready, evidence, self.memory(measured))
-
-    def memory(self, measured: Mapping[str, float]) -> Mapping[str, Any]:
-        """What `remember` needs beside the evidence, as JSON. Changes nothing."""
-        return {}
+        is_ready = context.num_pending >= self.config.min_samples_between_triggers
+        if evidence and self.config.consecutive_checks > 1:
+            evidence.append(Evidence.count(IN_A_ROW, in_a_row))
+        if evidence and not is_ready:
+            evidence.append(Evidence.flag(COOLING_DOWN))
+        return Check(in_a_row >= self.config.consecutive_checks and is_ready, evidence, measured.memory)
 
     def checked(self, record: CheckRecord) -> None:
         """Count the interval, the warm-up and the unusual checks in a row."""
@@ -250,34 +284,35 @@ class IntervalTrigger(Trigger):
         if not self._due[0]:
             return
         self._warm_up_left = max(0, self._warm_up_left - 1)
-        if UNUSUAL in record.evidence:
+        unusual = value_of(record.evidence, UNUSUAL, EvidenceKind.FLAG)
+        if unusual is not None:
             self.remember(record)
         self.interval_ended()
         if not was_warming_up:
-            self._in_a_row = self._in_a_row + 1 if record.evidence.get(UNUSUAL) else 0
+            self._in_a_row = self._in_a_row + 1 if unusual else 0
 
     def interval_ended(self) -> None:
-        """Begin the next interval behind the samples so far. Called once an interval, also where nothing was measured."""
+        """Start the next interval after the samples so far. Called once an interval, even if nothing was measured."""
 
     def triggered(self, outcome: TriggerOutcome) -> None:
-        """Begin anew behind it."""
+        """Start again after the trigger."""
         self.num_triggers += 1
         self.last_trigger = outcome.position
         self._in_a_row = 0
 
     def trained(self, outcome: TriggerOutcome) -> None:
-        """Go on with the new model."""
+        """Record the new model."""
         self.model_id = outcome.model_id
 
     def own_state(self) -> dict[str, Any]:
-        """What a subclass keeps beside this class, as JSON; the names are its own."""
+        """Return the state of a subclass, as JSON; the subclass chooses the names."""
         return {}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         """Restore `own_state()`."""
 
     def state(self) -> dict[str, Any]:
-        """Where it stands, by name."""
+        """Return the state that survives a restart, by name."""
         return {
             "version": _VERSION,
             "interval": self._interval.state(),
@@ -291,7 +326,7 @@ class IntervalTrigger(Trigger):
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore it. Raises: CorruptStateError."""
+        """Restore `state()`. Raises: CorruptStateError."""
         optional = {"warm_up": (dict, NoneType), "model_id": (int, NoneType)}
         numbers = dict.fromkeys(("warm_up_left", "num_triggers", "last_trigger", "in_a_row"), (int,))
         fields: dict[str, tuple[type, ...]] = {"interval": (dict,), "own": (dict,), **numbers, **optional}

@@ -1,30 +1,37 @@
-"""Fires when the errors that a newer model would have avoided are worth more than training it."""
+"""Policy that fires when the errors that a newer model would have avoided are worth more than the training of this model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 from pydantic import Field
 
-from modyn.config.base import Problem, without_effect
+from modyn.config.base import Problem, sections_in, without_effect
 from modyn.config.policy import check_policy
 from modyn.records import SampleBatch
 from modyn.supervisor.criteria import PERFORMANCE_CRITERIA
-from modyn.supervisor.triggers.accuracy_trend import AccuracyTrend
+from modyn.supervisor.evidence import Evidence, EvidenceKind, required_value, value_of
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, SeriesName, TriggerContext, TriggerOutcome
 from modyn.supervisor.triggers.cost import REGRET, CostConfig, CostTrigger
 from modyn.supervisor.triggers.interval import IntervalConfig
-from modyn.supervisor.triggers.labelled_windows import LabelledWindows
-from modyn.supervisor.triggers.performance_meter import EVALUATED, ForecastOptions, forecasts_without_effect, refuse_diverged
+from modyn.supervisor.triggers.measures.accuracy_trend import AccuracyTrend
+from modyn.supervisor.triggers.measures.labelled_windows import LabelledWindows
+from modyn.supervisor.triggers.measures.performance_meter import (
+    EVALUATED,
+    ForecastOptions,
+    forecasts_without_effect,
+    refuse_diverged,
+)
+from modyn.supervisor.triggers.measures.questions import OutcomeQuestion
 
 ACCURACY: Final = "accuracy"
 AVOIDABLE: Final = "avoidable_misclassifications"
 SO_FAR: Final = f"{REGRET}.so_far"
 _NO_CRITERIA: Final = (
     "has no effect: this policy weighs misclassifications against the time of a training, and no score fires it; leave it out, or put a "
-    "PerformanceTrigger beside it into an EnsembleTrigger"
+    "PerformanceTrigger next to it in an EnsembleTrigger"
 )
 
 
@@ -34,47 +41,75 @@ class MisclassificationCostConfig(ForecastOptions, CostConfig):
     avoidable_misclassification_latency_per_training_second: float = Field(
         gt=0,
         allow_inf_nan=False,
-        description="exchange rate: as many seconds since avoidable misclassifications, summed over these, are worth one second of training; a "
-        "higher one fires less often",
+        description="seconds since avoidable misclassifications, summed over these, that are worth one second of training; a higher value fires "
+        "less often",
         examples=[1_000_000],
     )
     expected_accuracy: float | None = Field(
         None,
         ge=0,
         le=1,
-        description="accuracy that a model trained now would have; none: forecast from the accuracies right after the triggers so far",
+        description="accuracy that a model trained now would have; none: forecast from the accuracies right after earlier triggers",
     )
-    allow_reduction: bool = Field(False, description="whether a check that is better than expected reduces the regret")
+    allow_reduction: bool = Field(False, description="a check that is better than expected reduces the regret")
     warmup_intervals: int = Field(
-        ge=1, description="checks at the start of the run that fire nothing, while accuracies are learnt"
+        ge=1, description="number of first checks of the run, which fire nothing, while accuracies are learned"
     )
     warmup_policy: dict[str, Any] = Field(
-        description="the trigger that fires in their place: a DataAmountTrigger or a TimeTrigger",
+        description="the trigger that fires instead of these checks: a DataAmountTrigger or a TimeTrigger",
         examples=[{"id": "DataAmountTrigger", "num_samples": 1000}],
     )
     decision_criteria: dict[SeriesName, dict[str, Any]] = Field(
-        default_factory=dict, description="accepted as in PerformanceTrigger, and without effect: no score fires this policy"
+        default_factory=dict, description="accepted as in PerformanceTrigger, without effect: no score fires this policy"
     )
 
 
+class _Evaluated(NamedTuple):
+    """Result of the newest model on the samples with new labels."""
+
+    num_samples: int
+    accuracy: float
+    expected: float
+    """The accuracy that a model trained now would have."""
+    mean_age: float
+    """Mean seconds of stream time since the errors occurred."""
+
+
 class AvoidableMisclassificationCostTrigger(CostTrigger):
-    """Fires when the time since avoidable misclassifications is worth more than the time of a training (Modyn, SIGMOD'25, section 5.1: cost
+    """Fires when the summed age of avoidable misclassifications is worth more than the time of a training (Modyn, SIGMOD'25, section 5.1: cost
     trigger).
 
-    At each check the newest model is evaluated on the samples whose labels have come since the last one, each once. Of its errors there,
-    (expected accuracy - accuracy) · samples would have been avoided by a model trained now, a real number; which ones is not known, so that each
-    error counts with the same share. *Regret* is the sum, over the avoidable misclassifications since the last trigger, of the stream time since
-    each occurred, at the timestamp of its sample. Divided by `avoidable_misclassification_latency_per_training_second` it is worth seconds of
-    training; if these are more than a training now is forecast to take, the policy fires, which resets the regret. The time of a training is
-    forecast as by DataIncorporationLatencyCostTrigger, the expected accuracy as by PerformanceTrigger. In `lookahead` the regret is
-    what it will be at the next check, which is taken to come after as much stream time as this one did.
+    At each check the newest model is evaluated on the samples whose labels have come since the last check. A model trained now would have avoided
+    (expected accuracy - accuracy) · samples of its errors; the same share of each error counts as avoidable. *Regret* is the sum of the ages of the
+    avoidable misclassifications since the last trigger. The age of a misclassification is the stream time since the timestamp of its sample. The
+    regret divided by `avoidable_misclassification_latency_per_training_second` is an amount of training time. If a training now is forecast to take
+    less than this time, the policy fires, which resets the regret. The time of a training is forecast as DataIncorporationLatencyCostTrigger
+    forecasts it, and the expected accuracy as PerformanceTrigger does. With `lookahead`, the regret is forecast for the next check. The forecast
+    takes the time from the previous check to this check as the time to the next check.
 
-    *Units, an example*: a model errs at 100 of 1,000 samples a day, and 0.95 is expected: 50 avoidable misclassifications a day. After three days
-    those of the first day lie back 2.5 days on average, of the others 1.5 and 0.5 days: 50 · 4.5 · 86,400 s = 19.4e6 misclassification-seconds.
-    With a rate of 1e6 they are worth 19.4 s of training. It fires if a training is forecast to take less.
+    *Example of the units*: a model errs at 100 of 1,000 samples a day, and an accuracy of 0.95 is expected. This gives 50 avoidable
+    misclassifications a day. After three days, the misclassifications of the three days are 2.5, 1.5 and 0.5 days old on average. The regret is 50 ·
+    4.5 · 86,400 s = 19.4e6 misclassification-seconds. With a rate of 1e6 the regret is worth 19.4 s of training. The policy fires if a training is
+    forecast to take less.
 
-    Evidence: `accuracy` on `evaluated_samples`, `expected_accuracy`, `avoidable_misclassifications` since the last trigger, `regret` in
-    misclassification-seconds, in lookahead `regret.so_far` without the part that is forecast; further as of every CostTrigger.
+    Evidence: `accuracy` on the count `evaluated_samples`, `expected_accuracy`, `avoidable_misclassifications` since the last trigger, `regret` in
+    misclassification-seconds; with `lookahead` the detail `regret.so_far` without the forecast part; and the evidence of each CostTrigger.
+
+    >>> from modyn.config.base import load_section
+    >>> from modyn.testing.decisions import decide  # each of its trainings takes 1.5 s
+    >>> from modyn.testing.fake_evidence import FakeEvidence  # models err where the label is 0
+    >>> stream = SampleBatch(np.arange(40), np.arange(40), np.repeat([1, 0], [20, 20]))
+    >>> options = {
+    ...     "evaluation_interval_data_points": 10,
+    ...     "evaluation": {"dataset": {"dataset_id": "d", "metrics": [{"name": "Accuracy"}]}},
+    ...     "expected_accuracy": 0.9,
+    ...     "avoidable_misclassification_latency_per_training_second": 50,
+    ...     "warmup_intervals": 1,
+    ...     "warmup_policy": {"id": "DataAmountTrigger", "num_samples": 10},
+    ... }
+    >>> trigger = AvoidableMisclassificationCostTrigger(load_section(MisclassificationCostConfig, options))
+    >>> [(check.position, check.fires, check.numbers.get("regret")) for check in decide(trigger, [stream], source=FakeEvidence(stream))]
+    [(10, True, None), (20, False, 0.0), (30, False, 40.5), (40, True, 171.0)]
     """
 
     Config: ClassVar[type[IntervalConfig]] = MisclassificationCostConfig
@@ -95,11 +130,10 @@ class AvoidableMisclassificationCostTrigger(CostTrigger):
 
     @classmethod
     def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
-        """Warnings too, of what has no effect here; the evaluator checks the dataset."""
-        found, criteria = super().problems(options, path), options.get("decision_criteria")
-        for name, section in criteria.items() if isinstance(criteria, Mapping) else ():
-            if isinstance(section, Mapping):
-                found += check_policy(PERFORMANCE_CRITERIA, section, "id", f"{path}.decision_criteria.{name}")
+        """Find mistakes in the options, and options without effect; the evaluator checks the dataset."""
+        found = super().problems(options, path)
+        for name, section in sections_in(options.get("decision_criteria")).items():
+            found += check_policy(PERFORMANCE_CRITERIA, section, "id", f"{path}.decision_criteria.{name}")
         if found:
             return found
         found = without_effect(cls.Config, options, ["decision_criteria"], path, _NO_CRITERIA)
@@ -108,11 +142,11 @@ class AvoidableMisclassificationCostTrigger(CostTrigger):
 
     @property
     def rate(self) -> float:
-        """Misclassification-seconds."""
+        """Misclassification-seconds that are worth a second of training."""
         return self.config.avoidable_misclassification_latency_per_training_second
 
     def observe(self, samples: SampleBatch) -> None:
-        """Count them, and their time."""
+        """Count the samples, and update the stream time."""
         super().observe(samples)
         self._windows.observe(samples)
         if len(samples):
@@ -120,79 +154,85 @@ class AvoidableMisclassificationCostTrigger(CostTrigger):
             self._now = newest if self._now is None else max(self._now, newest)
 
     def lacking(self) -> str:
-        """Labels that came too late for the stream, too."""
+        """Return the clause of `CostTrigger.lacking`, or else a clause that labels came too late."""
         return super().lacking() or self._windows.lacking()
 
-    def regret(self, context: CheckContext) -> Mapping[str, float]:
-        """Evaluate the newest model, and count."""
+    def regret(self, context: CheckContext) -> Sequence[Evidence]:
+        """Evaluate the newest model, and count the avoidable misclassifications."""
         assert self._now is not None
         interval = 0 if self._counted_at is None else self._now - self._counted_at
-        measured = self._evaluate(context)
-        lack, num_samples = 0.0, measured[EVALUATED]
-        if num_samples:
-            lack = measured["expected_accuracy"] - measured[ACCURACY]
+        found = self._evaluate(context)
+        lack, num_samples, mean_age = 0.0, 0, 0.0
+        measured = [Evidence.count(EVALUATED, 0)]
+        if found is not None:
+            num_samples, mean_age = found.num_samples, found.mean_age
+            lack = found.expected - found.accuracy
             lack = lack if self.config.allow_reduction else max(0.0, lack)
+            scores = Evidence(ACCURACY, found.accuracy), Evidence("expected_accuracy", found.expected)
+            measured = [Evidence.count(EVALUATED, num_samples), *scores]
         new = lack * num_samples
         avoidable = max(0.0, self._avoidable + new)
-        regret = self._regret + self._avoidable * interval + new * measured.pop("mean_age", 0.0)
+        # Earlier misclassifications have become older by the interval, and the new ones have their mean age.
+        regret = self._regret + self._avoidable * interval + new * mean_age
         regret = max(0.0, regret) if avoidable else 0.0
-        evidence = {**measured, AVOIDABLE: avoidable, REGRET: regret}
-        if self.config.mode == "lookahead":
-            # What comes until the next check comes evenly, and will lie back half an interval then.
-            ahead = lack * self._trend.samples_ahead(int(num_samples)) / 2
-            evidence |= {SO_FAR: regret, REGRET: max(0.0, regret + (avoidable + ahead) * interval)}
-        return evidence
+        measured.append(Evidence(AVOIDABLE, avoidable))
+        if self.config.mode != "lookahead":
+            return [*measured, Evidence(REGRET, regret)]
+        # Samples until the next check are assumed to come evenly. At that check they are therefore half an interval old on average.
+        ahead = lack * self._trend.samples_ahead(num_samples) / 2
+        forecast = max(0.0, regret + (avoidable + ahead) * interval)
+        return [*measured, Evidence.detail(SO_FAR, regret), Evidence(REGRET, forecast)]
 
-    def _evaluate(self, context: CheckContext) -> dict[str, float]:
-        """Accuracy on the new labels, if there are any, the expected one, and `mean_age`: seconds since the errors occurred, on average."""
+    def _evaluate(self, context: CheckContext) -> _Evaluated | None:
+        """Evaluate the newest model on the samples with new labels; None if there are no such samples."""
         assert self._now is not None
         assert self.model_id is not None
         evaluation, windows = self.config.evaluation, self._windows.labelled()
-        rows = context.source.outcomes(self.model_id, windows, evaluation.entry(), evaluation.device) if windows else None
+        question = OutcomeQuestion(self.model_id, windows, evaluation.entry(), evaluation.device)
+        rows = context.source.ask(question) if windows else None
         if rows is None or not len(rows.keys):
-            return {EVALUATED: 0.0}
+            return None
         refuse_diverged(rows, self.model_id, windows)
         is_error = rows.outputs[:, 0] > 0
         accuracy, expected = 1 - float(np.mean(is_error)), self.config.expected_accuracy
-        # Without an error there is only a reduction, of all samples alike.
+        # Without an error there are no times of errors. The regret can then only fall, and the mean age of all samples is used.
         occurred = rows.timestamps[is_error] if is_error.any() else rows.timestamps
-        return {
-            EVALUATED: float(len(is_error)),
-            ACCURACY: accuracy,
-            "expected_accuracy": self._trend.expected_accuracy(accuracy) if expected is None else expected,
-            "mean_age": float((self._now - occurred).mean()),
-        }
+        expected = self._trend.expected_accuracy(accuracy) if expected is None else expected
+        return _Evaluated(len(is_error), accuracy, expected, float((self._now - occurred).mean()))
 
     def remember(self, record: CheckRecord) -> None:
-        """Take the counts, and the accuracy for forecasts."""
+        """Store the counts, and the accuracy for forecasts."""
         evidence = record.evidence
-        self._avoidable, self._regret = evidence[AVOIDABLE], evidence.get(SO_FAR, evidence[REGRET])
+        so_far = value_of(evidence, SO_FAR, EvidenceKind.DETAIL)
+        self._regret = required_value(evidence, REGRET) if so_far is None else so_far
+        self._avoidable = required_value(evidence, AVOIDABLE)
         self._counted_at = self._now
-        self._windows.count(evidence[EVALUATED])
-        if ACCURACY in evidence:
-            self._trend.remember(evidence[ACCURACY], int(evidence[EVALUATED]))
+        num_samples = required_value(evidence, EVALUATED, EvidenceKind.COUNT)
+        self._windows.count(num_samples)
+        if (accuracy := value_of(evidence, ACCURACY)) is not None:
+            self._trend.remember(accuracy, int(num_samples))
 
     def interval_ended(self) -> None:
-        """Begin the next one behind the samples so far."""
+        """Start the next interval after the samples so far."""
         self._windows.advance()
 
     def reset(self) -> None:
-        """Count avoidable misclassifications anew."""
+        """Count avoidable misclassifications from 0."""
         self._avoidable = self._regret = 0.0
 
     def trained(self, outcome: TriggerOutcome) -> None:
-        """Go on with the new model."""
+        """Evaluate the new model from now on."""
         super().trained(outcome)
         self._windows.trained()
         self._trend.trained()
 
     def own_state(self) -> dict[str, Any]:
-        """What was counted, and what forecasts are made from."""
+        """Return the counts, and the state of forecasts."""
         counted = {"now": self._now, "counted_at": self._counted_at, "avoidable": self._avoidable, "regret": self._regret}
         return {**super().own_state(), **counted, "windows": self._windows.state(), "trend": self._trend.state()}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Restore it."""
+        """Restore the counts and the state of forecasts."""
         super().load_own_state(state)
         self._now, self._counted_at = state["now"], state["counted_at"]
         self._avoidable, self._regret = state["avoidable"], state["regret"]

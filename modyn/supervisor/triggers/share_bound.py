@@ -1,27 +1,39 @@
-"""Puts off what a policy fires, so that steps of proactive training take at most a share of the time: `online.max_share`."""
+"""Delays the triggers of a policy, so that steps of proactive training take at most a share of the time: `online.max_share`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from modyn.config.base import Section
+from modyn.evaluator.client import DriftQuestion
 from modyn.records import SampleBatch
+from modyn.supervisor.evidence import Evidence, find
 from modyn.supervisor.triggers.base import Check, CheckContext, CheckRecord, Trigger, TriggerOutcome, read_state
 from modyn.supervisor.triggers.dynamic_schedule import P99
-from modyn.supervisor.triggers.training_clock import TrainingClock
+from modyn.supervisor.triggers.measures.questions import LoadQuestion
+from modyn.supervisor.triggers.measures.training_clock import TrainingClock
 from modyn.tolerance import exceeds
 
 SINCE = "steps_since_s"
-"""Evidence: seconds since the last training ended, with `.threshold`, the wait, and `.unusual`, 1 where that is over."""
+"""Evidence: seconds since the last training ended. The threshold is the wait, and the number is unusual when the wait is over."""
 
 
 class ShareBound(Trigger):
-    """Fires what another policy fires, but after a stretch of steps that took T seconds not before T · (1 / `max_share` - 1) seconds have passed.
+    """Fires where another policy fires, but waits T · (1 / `max_share` - 1) seconds after a batch of steps that took T seconds.
 
-    What the policy has fired for meanwhile is made up for at its first check behind that, whatever the policy says there, unless it finds that
-    predictions are too slow. A trigger of the other kind takes what waits, so nothing is to be made up for then.
+    If the policy has fired during the wait, the first check after the wait fires, even if the policy says no at this check. This check does not fire
+    while predictions are too slow. If `trigger` fires during the wait, its training uses the waiting samples, and the delayed firing is dropped.
+
+    >>> import numpy as np
+    >>> from modyn.supervisor.triggers import build_trigger
+    >>> from modyn.testing.decisions import decide  # each of its trainings takes 1.5 s
+    >>> policy = build_trigger({"id": "DataAmountTrigger", "num_samples": 2})
+    >>> times = np.arange(12)  # one sample a second
+    >>> checks = decide(ShareBound(policy, max_share=0.25), [SampleBatch(times, times, times)])
+    >>> [(check.position, check.fires) for check in checks]
+    [(2, True), (4, False), (6, False), (8, True), (10, False), (12, False)]
     """
 
     def __init__(self, policy: Trigger, max_share: float) -> None:
@@ -40,62 +52,65 @@ class ShareBound(Trigger):
 
     @property
     def sees_next_sample(self) -> bool:
-        """Whether the policy does."""
+        """Whether the policy needs the sample after a position."""
         return self._policy.sees_next_sample
 
     def next_check(self, batch: SampleBatch, start: int) -> int | None:
-        """Where the policy decides."""
+        """Return the position at which the policy decides."""
         return self._policy.next_check(batch, start)
 
+    def questions(self, context: CheckContext) -> Sequence[DriftQuestion]:
+        """Return the questions of the policy."""
+        return self._policy.questions(context)
+
     def check(self, context: CheckContext) -> Check:
-        """See the class."""
+        """Ask the policy, and decide by the rule that the class documents."""
         asked = self._policy.check(context)
         if not asked.fires and not self._due:
             return replace(asked, memory=_memory(asked))
-        since, rest = self._clock.since_s(context.source.load()), self._clock.rest_s(self._max_share)
-        # What was put off waits on while predictions are too slow: they go first.
-        is_over = not exceeds(rest, since)
-        fires = is_over and not asked.evidence.get(f"{P99}.unusual")
-        evidence = {SINCE: since, f"{SINCE}.threshold": rest, f"{SINCE}.unusual": float(is_over)}
-        return Check(fires, {**asked.evidence, **evidence}, _memory(asked))
+        since, rest = self._clock.since_s(context.source.ask(LoadQuestion())), self._clock.rest_s(self._max_share)
+        is_over, p99 = not exceeds(rest, since), find(asked.evidence, P99)
+        # Predictions have priority: delayed steps also wait while predictions are too slow.
+        fires = is_over and not (p99 is not None and p99.unusual)
+        return Check(fires, [*asked.evidence, Evidence(SINCE, since, rest, is_over)], _memory(asked))
 
     def observe(self, samples: SampleBatch) -> None:
-        """Let the stream's time go on."""
+        """Update the stream time."""
         self._policy.observe(samples)
         self._clock.observe(samples)
 
     def checked(self, record: CheckRecord) -> None:
-        """Give the policy its own verdict, and keep whether it waits."""
-        own = {name: value for name, value in record.evidence.items() if not name.startswith(SINCE)}
+        """Give the policy its own verdict, and store whether it has fired."""
+        own = [one for one in record.evidence if one.series != SINCE]
         fired = bool(record.memory["fires"])
         self._policy.checked(replace(record, fires=fired, evidence=own, memory=record.memory["policy"]))
         self._due = self._due or fired
 
     def triggered(self, outcome: TriggerOutcome) -> None:
-        """Wait anew from here."""
+        """Start the wait again."""
         self._policy.triggered(outcome)
         self._clock.triggered()
         self._due = False
 
     def ended(self, outcome: TriggerOutcome) -> None:
-        """Learn how long it took."""
+        """Record the seconds of the training."""
         self._policy.ended(outcome)
         self._clock.ended(outcome)
 
     def warning(self) -> str | None:
-        """What the policy warns of."""
+        """Return the warning of the policy."""
         return self._policy.warning()
 
     def lacking(self) -> str:
-        """What the policy lacks."""
+        """Return what the policy lacks."""
         return self._policy.lacking()
 
     def state(self) -> dict[str, Any]:
-        """That of the policy, and of the wait."""
+        """Return the state of the policy and of the wait."""
         return {"version": 1, "policy": self._policy.state(), "clock": self._clock.state(), "due": self._due}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore it. Raises: CorruptStateError."""
+        """Restore the state. Raises: CorruptStateError."""
         values = read_state("online.max_share", state, 1, {"policy": (dict,), "clock": (dict,), "due": (bool,)})
         self._policy.load_state(values["policy"])
         self._clock.load_state(values["clock"])

@@ -1,4 +1,4 @@
-"""What trainings know together may be forgotten at any time: each goes on exactly, and they share again."""
+"""The shared state may be cleared at any time: each training continues exactly, and they share again."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         )
 
 
-def test_trainings_go_on_after_what_they_share_was_cleared_and_share_again(store: Store) -> None:
+def test_trainings_continue_after_what_they_share_was_cleared_and_share_again(store: Store) -> None:
     """`Training` checks that each epoch serves every sample once."""
     store.clear()
     keys, tier = np.arange(400), Values()

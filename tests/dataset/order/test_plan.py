@@ -1,4 +1,4 @@
-"""The plan: every epoch serves every key once, whatever the sizes, workers and the point of resumption."""
+"""The plan: every epoch serves every key once, for any sizes, workers and point of resumption."""
 
 from __future__ import annotations
 

@@ -31,6 +31,7 @@ INSTALLED = [id_ for id_ in DRIFT_METRICS if not missing_modules(DRIFT_METRICS.g
 OPTIONS: dict[str, list[dict[str, object]]] = {
     "MMDDriftMetric": [{}, {"num_permutations": 5}, {"biased": True}],
     "EnergyDriftMetric": [{}, {"num_permutations": 5}],
+    "MeanDistanceDriftMetric": [{}, {"distance": "cosine"}],
 }
 CASES = [(id_, options) for id_ in INSTALLED for options in OPTIONS.get(id_, [{}])]
 
@@ -42,21 +43,24 @@ CASES = [(id_, options) for id_ in INSTALLED for options in OPTIONS.get(id_, [{}
     width=st.integers(1, 3),
     seed=st.integers(0, 9),
 )
-def test_every_distance_is_finite(
+def test_every_distance_is_finite_and_in_the_declared_range(
     id_: str, options: dict[str, object], kinds: tuple[str, str], sizes: tuple[int, int], width: int, seed: int
 ) -> None:
     metric = DRIFT_METRICS.get(id_)
     generator = torch.Generator().manual_seed(seed)
     least = metric.min_samples
     reference, current = (SHAPES[kind](max(size, least), width, generator) for kind, size in zip(kinds, sizes, strict=True))
+    config = load_section(metric.Config, options)
     try:
-        found = compare(
-            metric(load_section(metric.Config, options), seed), reference, current
-        )  # which refuses what is not finite
+        found = compare(metric(config, seed), reference, current)  # which refuses what is not finite
     except TooFewSamplesError:
         assert metric.by_category
         return
     assert found.p_value is None or 0 <= found.p_value <= 1
+    bounds = metric.range_of(config)
+    assert bounds is not None
+    low, high = bounds
+    assert low - 1e-6 <= found.distance <= high + 1e-6
 
 
 @pytest.mark.parametrize("id_", INSTALLED)

@@ -93,7 +93,7 @@ def test_a_hundred_classes_that_change_places_are_seen_although_their_numbers_st
 
 
 def test_where_every_category_is_rare_nothing_is_measured() -> None:
-    with pytest.raises(TooFewSamplesError, match="of 100 reference and 100 current samples no category has enough"):
+    with pytest.raises(TooFewSamplesError, match="no category has enough of the 100 reference and 100 current samples"):
         compare(metric("ChiSquaredDriftMetric"), torch.arange(100), torch.arange(100, 200))
 
 

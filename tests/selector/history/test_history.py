@@ -1,4 +1,4 @@
-"""What proactive training draws from the history of a run, whatever the stream, the steps and the deletions."""
+"""What proactive training draws from the history of a run, for any stream, steps and deletions."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_each_step_draws_from_before_its_new_samples(
 def test_a_trigger_set_is_the_sequence_of_its_steps(
     first: int, new: int, step: int, size: int, strategy: str, gone: set[int], update: int | None
 ) -> None:
-    """Deleted samples are in none, and every other new one is in one step, or in one update, which the step behind it may draw."""
+    """Deleted samples are in none, and every other new one is in one step, or in one update, which the step after it may draw."""
     update = min(update, step) if update and size else None
     num_samples = first + new
     deleted = 1000 - np.array(sorted(gone & set(range(num_samples))), np.int64)
@@ -128,7 +128,7 @@ def test_time_weighted_halves_with_each_half_life() -> None:
 
 
 def test_time_weighted_draws_alike_for_each_step_of_a_trigger_however_far_they_are_apart() -> None:
-    """A gap of many half-lives lies between the history of the first step and that of the last."""
+    """A gap of many half-lives is between the history of the first step and that of the last."""
     times = np.append(np.arange(100), 10**6 + np.arange(20))
     reader = MemoryReader(SampleBatch(np.arange(120), times, np.zeros(120, np.int64)))
     window = window_of_trigger(reader, 0, 120, 100)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -97,21 +97,16 @@ def test_a_change_to_another_version_changes_nothing(catalogue: Catalogue) -> No
 
 def test_one_of_many_that_commit_at_once_wins(catalogue: Catalogue) -> None:
     row = catalogue.add(CONFIG, float_labels=False)
-    outcomes: list[str] = []
 
-    def commit() -> None:
+    def commit(_: int) -> str:
         try:
             catalogue.commit(row.id, 0, Change(1, FILES[:1]))
-            outcomes.append("won")
+            return "won"
         except ConflictError:
-            outcomes.append("lost")
+            return "lost"
 
-    threads = [threading.Thread(target=commit) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(outcomes) == ["lost"] * 5 + ["won"]
+    with ThreadPoolExecutor(6) as pool:
+        assert sorted(pool.map(commit, range(6))) == ["lost"] * 5 + ["won"]
 
 
 def test_deleting_has_two_steps(catalogue: Catalogue) -> None:
@@ -147,7 +142,7 @@ def test_checksums_are_kept_of_files_that_are_as_they_were_read(catalogue: Catal
     kept = [catalogue.checked_file(row.id, i) for i in range(5)]
     assert [file.checksum for file in kept] == [Checksum(10, 2**32 - 1), Checksum(), Checksum(), Checksum(), Checksum(9, 7)]
     assert [file.times_forgotten for file in kept] == [0, 1, 0, 1, 0]
-    assert [file.row.file_id for file in catalogue.files_to_check(row.id, 0, 9)] == [0, 1, 4]
+    assert [file.row.file_id for file in catalogue.files_to_check(row.id, 0, 9)] == [0, 1, 2, 4]
 
 
 def test_checksums_do_not_wait_for_a_commit(catalogue: Catalogue) -> None:

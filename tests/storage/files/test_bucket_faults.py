@@ -57,10 +57,18 @@ def listed(files: BucketFiles) -> list[SeenFile]:
     return list(files.list_files(CSV.names(), Roots(), FileTable()).files)
 
 
+def test_a_refused_row_of_an_object_names_its_line(files: BucketFiles, bucket: MemoryStore) -> None:
+    floats = build_format("CsvFileWrapper", {"label_index": 0, "label_type": "float"})
+    put(bucket, "a.csv", b"1,one\n2,two\nnan,three\n")
+    (seen,) = listed(files)
+    with pytest.raises(DataError, match=r"^s3://bucket/rows/a\.csv, line 3 at byte 12: the label nan is not a finite number"):
+        list(FileJob(files, floats, seen).samples())
+
+
 def test_an_object_that_is_replaced_while_it_is_indexed_is_left_to_the_next_look(
     files: BucketFiles, bucket: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the same second and with the same size: only its tag shows it."""
+    """The new object has the same size and second: only its tag shows the difference."""
     put(bucket, "a.csv", b"1,one\n")
     (seen,) = listed(files)
     assert [chunk.labels.tolist() for chunk in FileJob(files, CSV, seen).samples()] == [[1]]

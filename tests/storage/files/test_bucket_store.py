@@ -212,7 +212,7 @@ def test_keys_come_from_the_environment_or_else_from_a_profile(home: Path, tmp_p
         with pytest.raises(ConfigError, match=f"the AWS profile '{name}' has no aws_access_key_id.*export-credentials"):
             AwsProfile.of({**environment, "AWS_PROFILE": name})
     (home / ".aws" / "credentials").write_text("GEHEIM\n")
-    with pytest.raises(ConfigError, match="is no file of AWS profiles") as caught:
+    with pytest.raises(ConfigError, match="is not a file of AWS profiles") as caught:
         profile()
     assert "GEHEIM" not in caught.value.message
 
@@ -306,7 +306,7 @@ print(in_child(read), read(), in_child(read), read(), sep="\\n")
 
 
 def test_a_child_has_a_client_of_its_own_and_says_so_if_it_cannot(server: S3Proxy) -> None:
-    """In a process that has not used a bucket: obstore's threads are one set for the process, which no child has."""
+    """The test needs a process that has not used a bucket: obstore has one set of threads in a process, which a child lacks."""
     server.answer = 200, b"12345"
     command = [sys.executable, "-c", _IN_A_FRESH_PROCESS, S3Server(server.address).url("bucket/rows")]
     found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=150).stdout.splitlines()

@@ -1,4 +1,4 @@
-"""What lies in a folder, against `os.walk` and `os.stat`: odd names, links, what stands beside a file, what vanishes."""
+"""What is in a folder, against `os.walk` and `os.stat`: odd names, links, what stands next to a file, what vanishes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modyn import _core
 from modyn.errors import SecurityError
 from modyn.storage.files.file_system import UNKNOWN, NameEndings, Roots, SeenFile, SeenFiles
 from modyn.storage.files.local import LocalFiles
@@ -138,36 +137,11 @@ def test_what_vanishes_while_it_is_looked_at_is_no_error(tmp_path: Path) -> None
         thread.join()
 
 
-def test_a_scan_gives_what_it_found_once(tmp_path: Path) -> None:
-    write(tmp_path / "a.bin", 3, 7)
-    scan = _core.FolderScan(tmp_path, ".bin", "", 1, _core.KnownFiles())
-    scan.enter("")
-    scan.enter("")
-    scan.enter("nowhere")
-    paths, sizes, mtimes, changed = scan.take_files(9)
-    assert (paths, sizes.tolist(), mtimes.tolist(), changed.tolist()) == (["a.bin"], [3], [7], [7])
-    assert scan.take_files(9)[0] == []
-    assert (scan.take_links(), scan.take_refused()) == ([], [])
-
-
 def test_files_of_two_origins_are_in_one_order() -> None:
     first = SeenFiles.of([SeenFile("b", 1, 5), SeenFile("a", 2, 9)])
     both = first.merged_with(SeenFiles.of([SeenFile("a", 3, 5)]))
     assert list(both) == [SeenFile("a", 3, 5), SeenFile("b", 1, 5), SeenFile("a", 2, 9)]
     assert list(both.take(np.array([2, 0]))) == [SeenFile("a", 2, 9), SeenFile("a", 3, 5)]
-
-
-def test_files_are_listed_in_one_order(tmp_path: Path) -> None:
-    for name, mtime in (("z/a.bin", 10), ("b.bin", 20), ("a.bin", 20), ("c.txt", 5)):
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.touch()
-        os.utime(path, (mtime, mtime))
-    assert [file.path for file in LocalFiles(str(tmp_path)).list_files(BINARY.names(), Roots(), FileTable()).files] == [
-        "z/a.bin",
-        "a.bin",
-        "b.bin",
-    ]
 
 
 def test_roots(tmp_path: Path) -> None:

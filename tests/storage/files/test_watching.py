@@ -126,14 +126,14 @@ def test_a_write_through_a_name_of_the_file_elsewhere_is_seen(tmp_path: Path) ->
     elsewhere.write_bytes(b"1")
     os.link(elsewhere, base / "a.png")
     files, table = LocalFiles(str(base)), FileTable()
-    for _ in range(2):  # what was indexed by the look before is looked at once more
+    for _ in range(2):  # what was indexed by the look before is looked at again
         index(table, files.list_files(IMAGES.names(), Roots(), table, complete=False))
     elsewhere.write_bytes(b"12")
     assert files.list_files(IMAGES.names(), Roots(), table, complete=False).files.sizes.tolist() == [2]
 
 
 def test_only_mounts_that_a_folder_can_notice_count() -> None:
-    """At the folder, above or below: another one (a USB stick, a container) would make the next look a complete one."""
+    """Such a mount is at the folder, above or below it. Any other (a USB stick, a container) would only force a complete look."""
     points = "/", "/data", "/data/my\\040set", "/data/my\\040set/new", "/data/my", "/data/my\\040set2", "/proc"
     lines = [f"{i} 1 8:1 / {point} rw - ext4 /dev/sda1 rw".encode() for i, point in enumerate(points)]
     assert mounts_about("/data/my set", b"\n".join(lines) + b"\n") == b"\n".join(lines[:4])
@@ -142,7 +142,7 @@ def test_only_mounts_that_a_folder_can_notice_count() -> None:
 def test_nothing_is_looked_at_where_nothing_changed(tmp_path: Path) -> None:
     """The kernel's report is all there is to know: a file whose change it cannot report is found by the next complete listing."""
     if not can_be_watched(tmp_path):
-        pytest.skip("the temporary folder lies on a file system that other machines may write to")
+        pytest.skip("the temporary folder is on a file system that other machines may write to")
     (tmp_path / "a.png").write_bytes(b"1")
     files, table = LocalFiles(str(tmp_path)), FileTable()
     index(table, files.list_files(IMAGES.names(), Roots(), table, complete=False))
@@ -213,7 +213,7 @@ def longest_hold(call: Callable[[], object]) -> float:
     def tick() -> None:
         while not ended.is_set():
             ticks.append(time.perf_counter())
-            time.sleep(1e-4)  # asks for the interpreter anew
+            time.sleep(1e-4)  # asks for the interpreter again
 
     ticking = threading.Thread(target=tick)
     ticking.start()
@@ -242,7 +242,7 @@ def test_other_threads_run_while_unchanged_files_are_looked_at(tmp_path: Path, n
 
 @pytest.mark.parametrize("num_files", [5_000, pytest.param(1_000_000, marks=[pytest.mark.exhaustive, pytest.mark.timeout(900)])])
 def test_a_look_at_unchanged_files_makes_nothing_for_each_of_them(tmp_path: Path, num_files: int) -> None:
-    """Neither a line of Python nor an object: what holds the interpreter's lock does not grow with the files. C++ takes some bytes for each."""
+    """No line of Python runs and no object is made for a file, so the interpreter's lock is not held longer. C++ takes some bytes for each file."""
     fill(tmp_path / "few", 100)
     fill(tmp_path / "many", num_files)
     few, few_table = LocalFiles(str(tmp_path / "few")), FileTable()

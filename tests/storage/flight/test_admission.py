@@ -37,50 +37,50 @@ def test_permits_are_bounded_and_given_back(admission: AdmissionControl) -> None
     for _ in range(3):
         with ExitStack() as held:
             for name in "abcd":
-                held.enter_context(admission.admitted(name))
-            with pytest.raises(UnavailableError, match="busy"), admission.admitted("e"):
+                held.enter_context(admission.admit(name))
+            with pytest.raises(UnavailableError, match="busy"), admission.admit("e"):
                 pass
 
 
 def test_one_dataset_does_not_take_all(admission: AdmissionControl) -> None:
     with ExitStack() as held:
         for _ in range(3):
-            held.enter_context(admission.admitted("a"))
-        with pytest.raises(UnavailableError, match="busy"), admission.admitted("a"):
+            held.enter_context(admission.admit("a"))
+        with pytest.raises(UnavailableError, match="busy"), admission.admit("a"):
             pass
-        with admission.admitted("b"):
+        with admission.admit("b"):
             pass
 
 
 def test_a_request_that_is_not_read_loses_its_permit_to_another(admission: AdmissionControl, clock: Clock) -> None:
     with ExitStack() as held:
-        idle, *_ = [held.enter_context(admission.admitted(name)) for name in "abcd"]
+        idle, *_ = [held.enter_context(admission.admit(name)) for name in "abcd"]
         sending = held.enter_context(ExitStack())
         sending.enter_context(admission.awaiting_client(idle))
         clock.now += 4.9
-        with pytest.raises(UnavailableError), admission.admitted("e"):
+        with pytest.raises(UnavailableError), admission.admit("e"):
             pass
         clock.now += 0.2
-        with admission.admitted("e"):
-            with pytest.raises(UnavailableError), admission.admitted("f"):
+        with admission.admit("e"):
+            with pytest.raises(UnavailableError), admission.admit("f"):
                 pass
             # Its client reads again: it needs a permit, and there is none.
             with pytest.raises(UnavailableError, match="busy"):
                 sending.close()
 
 
-def test_one_that_lost_its_permit_takes_another_when_it_goes_on(admission: AdmissionControl, clock: Clock) -> None:
+def test_one_that_lost_its_permit_takes_another_when_it_continues(admission: AdmissionControl, clock: Clock) -> None:
     with ExitStack() as held:
-        idle, *_ = [held.enter_context(admission.admitted(name)) for name in "abcd"]
+        idle, *_ = [held.enter_context(admission.admit(name)) for name in "abcd"]
         with admission.awaiting_client(idle):
             clock.now += 6
-            with admission.admitted("e"):
+            with admission.admit("e"):
                 pass
-        with pytest.raises(UnavailableError), admission.admitted("f"):
+        with pytest.raises(UnavailableError), admission.admit("f"):
             pass
         with admission.awaiting_client(idle):
             clock.now += 6
-        with pytest.raises(UnavailableError), admission.admitted("f"):  # It was idle, and works now.
+        with pytest.raises(UnavailableError), admission.admit("f"):  # It was idle, and works now.
             pass
 
 
@@ -88,27 +88,27 @@ def test_those_that_lost_their_permit_are_bounded_as_well(clock: Clock) -> None:
     admission = AdmissionControl(2, 5.0, "busy", clock)
     with ExitStack() as held:
         for name in "abcd":
-            held.enter_context(admission.awaiting_client(held.enter_context(admission.admitted(name))))
+            held.enter_context(admission.awaiting_client(held.enter_context(admission.admit(name))))
             clock.now += 6
-        with pytest.raises(UnavailableError), admission.admitted("e"):
+        with pytest.raises(UnavailableError), admission.admit("e"):
             pass
         held.pop_all()
 
 
 def test_a_client_with_many_requests_leaves_a_permit_to_one_that_waits(admission: AdmissionControl) -> None:
-    """And has all of them while no other client wants one."""
+    """It has all of them while no other client wants one."""
     greedy = [ExitStack() for _ in range(4)]
     for number, one in enumerate(greedy):
-        one.enter_context(admission.admitted(f"d{number}", "greedy"))
-    with pytest.raises(UnavailableError, match="busy"), admission.admitted("d", "modest"):
+        one.enter_context(admission.admit(f"d{number}", "greedy"))
+    with pytest.raises(UnavailableError, match="busy"), admission.admit("d", "modest"):
         pass
     with greedy[0]:
         pass
-    with pytest.raises(UnavailableError, match="busy"), admission.admitted("d0", "greedy"):
+    with pytest.raises(UnavailableError, match="busy"), admission.admit("d0", "greedy"):
         pass
-    with admission.admitted("d", "modest"), pytest.raises(UnavailableError, match="busy"), admission.admitted("d0", "greedy"):
+    with admission.admit("d", "modest"), pytest.raises(UnavailableError, match="busy"), admission.admit("d0", "greedy"):
         pass
-    with admission.admitted("d0", "greedy"):
+    with admission.admit("d0", "greedy"):
         pass
     for one in greedy:
         one.close()
@@ -118,15 +118,15 @@ def test_a_client_that_does_not_come_back_is_waited_for_no_longer(admission: Adm
     with ExitStack() as held:
         last = [held.enter_context(ExitStack()) for _ in range(4)][-1]
         for number in range(3):
-            held.enter_context(admission.admitted(f"d{number}", "greedy"))
-        last.enter_context(admission.admitted("d3", "greedy"))
-        with pytest.raises(UnavailableError), admission.admitted("d", "modest"):
+            held.enter_context(admission.admit(f"d{number}", "greedy"))
+        last.enter_context(admission.admit("d3", "greedy"))
+        with pytest.raises(UnavailableError), admission.admit("d", "modest"):
             pass
         last.close()
-        with pytest.raises(UnavailableError), admission.admitted("d3", "greedy"):
+        with pytest.raises(UnavailableError), admission.admit("d3", "greedy"):
             pass
         clock.now += 5.1
-        with admission.admitted("d3", "greedy"):
+        with admission.admit("d3", "greedy"):
             pass
 
 
@@ -145,7 +145,7 @@ class Crowd:
     def ask(self, client: int) -> bool:
         request = ExitStack()
         try:
-            request.enter_context(self.admission.admitted(f"d{client % self.datasets}", f"c{client}"))
+            request.enter_context(self.admission.admit(f"d{client % self.datasets}", f"c{client}"))
         except UnavailableError:
             self.refused.add(client)
             return False

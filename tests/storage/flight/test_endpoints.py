@@ -1,4 +1,4 @@
-"""Endpoints that go away under a fetch: it goes on with those that are left, or ends; it never hangs."""
+"""Endpoints that go away under a fetch: it continues with those that are left, or ends; it never hangs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from pyarrow import flight
 
-from modyn.config.endpoint import Endpoint
+from modyn.config.system_sections.endpoint import Endpoint
 from modyn.errors import CancelledError, UnavailableError
 from modyn.storage.flight.client import PayloadClient
 from modyn.storage.flight.endpoints import EndpointPool
@@ -33,7 +33,7 @@ class Breaking(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no
         raise flight.FlightUnavailableError("it was killed")
 
 
-def test_a_request_that_breaks_never_waits_behind_others(numbers: RunningStorage) -> None:
+def test_a_request_that_breaks_never_waits_for_others(numbers: RunningStorage) -> None:
     """The consumer waits for the request that breaks, and the others for room that only the consumer makes."""
     away = Endpoint(address=f"unix:{numbers.config.run_dir}/breaking.sock")
     limits = replace(SMALL_FETCHING, buffer_bytes=80, avoid_s=3600.0)
@@ -53,7 +53,7 @@ def test_a_request_that_breaks_never_waits_behind_others(numbers: RunningStorage
 def test_endpoints_that_take_long_to_fail_are_given_up_too(
     numbers: RunningStorage, streams: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the last has failed, the first may be tried again at once: there is never a pause."""
+    """The first may be tried again at once when the last has failed: there is never a pause."""
     monkeypatch.setattr(EndpointPool, "pause_s", lambda _: 0.0)
     endpoints = [Endpoint(address=f"unix:{numbers.config.run_dir}/none-{number}.sock") for number in range(2)]
     with (

@@ -18,19 +18,19 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from modyn.config.endpoint import Endpoint
+from modyn.config.system_sections.endpoint import Endpoint
 from modyn.errors import CancelledError, DataError, DeadlineError, ModynError, NotFoundError, UnavailableError
 from modyn.records import Int64Array
 from modyn.storage.flight.client import OnMissing, PayloadClient, PayloadStream
 from modyn.storage.flight.endpoints import EndpointPool
 from modyn.storage.flight.fetch import RequestThread
 from modyn.storage.flight.protocol import AnswerHead, answer_schema, location, to_record_batch
-from modyn.storage.flight.server import PayloadServer, ServerLimits, Snapshots
-from modyn.storage.model.samples import Payloads, RecordReader, UInt8Array, UInt32Array
-from modyn.storage.read.snapshot import DatasetSnapshot
+from modyn.storage.flight.server import PayloadServer, ServerLimits
+from modyn.storage.model.samples import Payloads
 from modyn.testing.waiting import PATIENCE_S, at_rest, eventually
 from tests.support.processes import ServiceProcess
 from tests.support.running_storage import ONCE, SMALL_FETCHING, SMALL_SERVING, RunningStorage, image_dataset, write_image
+from tests.support.watched_reads import StartServer, WatchedSnapshots, keys_of
 
 HOUR_S = 3600.0
 """A silence that no healthy server is found guilty of; `answer_without` makes one of so long."""
@@ -53,69 +53,6 @@ def answer_without(silent: Endpoint, fetched: PayloadStream, answer: Future[T]) 
 
     eventually(is_done)
     return answer.result()
-
-
-def keys_of(batches: Iterator[Payloads]) -> list[int]:
-    """Keys of all batches of `numbers`; each must have its payload and its label."""
-    got: list[int] = []
-    for batch in batches:
-        keys = batch.keys.tolist()
-        assert [int.from_bytes(batch.payload(i), "little") for i in range(len(keys))] == [1_000_000 + key for key in keys]
-        assert batch.labels.tolist() == [key % 10 for key in keys]
-        got += keys
-    return got
-
-
-class Watched:
-    """Snapshots whose payloads are counted, after `before` has been called."""
-
-    def __init__(self, snapshots: Snapshots, before: Callable[[], object] = lambda: None) -> None:
-        self._snapshots = snapshots
-        self._before = before
-        self._lock = threading.Lock()
-        self.num_bytes = 0
-
-    def snapshot(self, name: str) -> DatasetSnapshot:
-        view = self._snapshots.snapshot(name)
-        return replace(view, reader=_WatchedSource(self, view.reader))
-
-    def gather(
-        self, source: RecordReader, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int
-    ) -> tuple[UInt8Array, Int64Array]:
-        self._before()
-        data, bounds = source.gather(file_ids, offsets, lengths)
-        with self._lock:
-            self.num_bytes += data.nbytes
-        return data, bounds
-
-
-class _WatchedSource:
-    def __init__(self, watched: Watched, source: RecordReader) -> None:
-        self._watched, self._source = watched, source
-
-    def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
-        return self._watched.gather(self._source, file_ids, offsets, lengths)
-
-
-Serve = Callable[..., Endpoint]
-
-
-@pytest.fixture
-def serve(storage: RunningStorage, stack: ExitStack) -> Serve:
-    """Starts a further payload server: serve(snapshots, number, limits)."""
-
-    def start(snapshots: Snapshots | None = None, number: int | None = None, limits: ServerLimits = SMALL_SERVING) -> Endpoint:
-        number = next(numbers_of_sockets) if number is None else number
-        server = PayloadServer(endpoint_of(storage, number), storage.store if snapshots is None else snapshots, limits)
-        stack.callback(server.stop)
-        return endpoint_of(storage, number)
-
-    numbers_of_sockets = iter(range(100))
-    return start
-
-
-def endpoint_of(storage: RunningStorage, number: int) -> Endpoint:
-    return Endpoint(address=f"unix:{storage.config.run_dir}/test-{number}.sock")
 
 
 Answers = list[tuple[Payloads, AnswerHead]]
@@ -151,7 +88,7 @@ def stub(storage: RunningStorage) -> Iterator[StartStub]:
     stubs: list[Stub] = []
 
     def start(answers: Answers, opens: bool = True) -> tuple[Endpoint, Stub]:
-        endpoint = endpoint_of(storage, 1000 + len(stubs))
+        endpoint = Endpoint(address=f"unix:{storage.config.run_dir}/stub-{len(stubs)}.sock")
         stubs.append(Stub(endpoint, answers, opens))
         return endpoint, stubs[-1]
 
@@ -173,7 +110,7 @@ def test_servers_that_go_and_come_again_and_again(
         numbers.client.delete_samples("numbers", np.arange(100, 200))
     keys = random_.integers(200, 1000, 3000) if on_missing == "raise" else random_.integers(0, 1000, 3000)
     expected = [key for key in keys.tolist() if on_missing == "raise" or not 100 <= key < 200]
-    endpoints = [endpoint_of(numbers, 0), endpoint_of(numbers, 1)]
+    endpoints = [Endpoint(address=f"unix:{numbers.config.run_dir}/test-{number}.sock") for number in range(2)]
     servers = [PayloadServer(endpoint, numbers.store, SMALL_SERVING) for endpoint in endpoints]
 
     def stop() -> None:
@@ -200,21 +137,7 @@ def replica(numbers: RunningStorage, tmp_path: Path) -> Iterator[ServiceProcess]
         yield process
 
 
-@pytest.mark.parametrize("streams", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_process_that_is_killed_and_started_again(numbers: RunningStorage, replica: ServiceProcess, streams: int) -> None:
-    endpoint = Endpoint(address=f"unix:{numbers.config.run_dir}/flight-1.sock")
-    keys = random_.integers(0, 1000, 3000)
-    got = []
-    with PayloadClient(endpoint, streams, replace(SMALL_FETCHING, retry_s=PATIENCE_S)) as client:
-        for number, batch in enumerate(client.fetch("numbers", keys)):
-            got.append(batch)
-            if number in (10, 150):
-                replica.kill()
-                replica.start(wait=False)
-    assert keys_of(iter(got)) == keys.tolist()
-
-
-def test_a_process_that_hangs_is_left_for_another(numbers: RunningStorage, replica: ServiceProcess, serve: Serve) -> None:
+def test_a_process_that_hangs_is_left_for_another(numbers: RunningStorage, replica: ServiceProcess, serve: StartServer) -> None:
     endpoint = Endpoint(address=f"unix:{numbers.config.run_dir}/flight-1.sock")
     keys = random_.integers(0, 1000, 3000)
     with PayloadClient(endpoint) as client:
@@ -232,7 +155,7 @@ def test_a_process_that_hangs_is_left_for_another(numbers: RunningStorage, repli
 
 @pytest.mark.parametrize("opens", [True, False])
 def test_one_that_never_answers_is_an_error_or_left_for_another(
-    numbers: RunningStorage, stub: StartStub, serve: Serve, opens: bool
+    numbers: RunningStorage, stub: StartStub, serve: StartServer, opens: bool
 ) -> None:
     silent, counted = stub([], opens)
     with PayloadClient(silent, limits=replace(ONCE, stall_s=0.2)) as client, pytest.raises(DeadlineError, match=silent.address):
@@ -250,7 +173,7 @@ def test_one_that_never_answers_is_an_error_or_left_for_another(
 IMPATIENT = replace(SMALL_SERVING, alive_s=0.05, poll_s=0.05)
 
 
-def test_a_slow_server_that_reports_to_be_alive_is_waited_for(serve: Serve, hanging: Hanging) -> None:
+def test_a_slow_server_that_reports_to_be_alive_is_waited_for(serve: StartServer, hanging: WatchedSnapshots) -> None:
     """Each report ends the silence, and a new one begins."""
     endpoint = serve(hanging, limits=IMPATIENT)
     with PayloadClient(endpoint, limits=replace(ONCE, stall_s=HOUR_S)) as client, ThreadPoolExecutor(1) as pool:
@@ -267,24 +190,8 @@ def test_a_slow_server_that_reports_to_be_alive_is_waited_for(serve: Serve, hang
         assert got.result() == list(range(10))
 
 
-class Hanging(Watched):
-    """Reads hang until `released`."""
-
-    def __init__(self, snapshots: Snapshots) -> None:
-        self.released = threading.Event()
-        super().__init__(snapshots, before=self.released.wait)
-
-
-@pytest.fixture
-def hanging(numbers: RunningStorage) -> Iterator[Hanging]:
-    """As on a mount whose server is gone, until the end of the test or until it is released."""
-    hanging = Hanging(numbers.store)
-    yield hanging
-    hanging.released.set()
-
-
 def test_a_read_that_hangs_is_reported_or_left_for_another_server(
-    numbers: RunningStorage, serve: Serve, hanging: Hanging, capsys: pytest.CaptureFixture[str]
+    numbers: RunningStorage, serve: StartServer, hanging: WatchedSnapshots, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hangs = serve(hanging, limits=replace(IMPATIENT, hang_s=0.3))
     once = replace(ONCE, stall_s=HOUR_S)
@@ -299,7 +206,7 @@ def test_a_read_that_hangs_is_reported_or_left_for_another_server(
         assert answer_without(hangs, fetched, pool.submit(keys_of, fetched)) == list(range(1000))
 
 
-def test_a_deadline_holds_also_against_a_server_that_reports_to_be_alive(serve: Serve, hanging: Hanging) -> None:
+def test_a_deadline_holds_also_against_a_server_that_reports_to_be_alive(serve: StartServer, hanging: WatchedSnapshots) -> None:
     hangs = serve(hanging, limits=IMPATIENT)
     with PayloadClient(hangs) as client:
         fetched = client.fetch("numbers", np.arange(7, 10), deadline_s=0.3)
@@ -317,10 +224,8 @@ def test_a_deadline_is_for_each_batch_and_not_for_the_consumer(numbers: RunningS
     assert keys_of(iter([*got, *fetched])) == list(range(1000))
 
 
-def test_a_server_that_is_busy_is_asked_again(pictures: RunningStorage, stack: ExitStack) -> None:
-    endpoint = endpoint_of(pictures, 0)
-    server = PayloadServer(endpoint, pictures.store, ServerLimits(max_streams=1))
-    stack.callback(server.stop)
+def test_a_server_that_is_busy_is_asked_again(pictures: RunningStorage, serve: StartServer) -> None:
+    endpoint = serve(limits=ServerLimits(max_streams=1))
     with PayloadClient(endpoint, limits=replace(SMALL_FETCHING, buffer_bytes=2**20)) as first, ThreadPoolExecutor(1) as pool:
         held = first.fetch("images", np.arange(600) % 20)
         next(held)
@@ -335,11 +240,9 @@ def test_a_server_that_is_busy_is_asked_again(pictures: RunningStorage, stack: E
             assert waiting.result() == 20
 
 
-def test_a_client_that_does_not_read_keeps_no_other_out(pictures: RunningStorage, stack: ExitStack) -> None:
-    """And goes on where it was once it reads again."""
-    endpoint = endpoint_of(pictures, 0)
-    server = PayloadServer(endpoint, pictures.store, ServerLimits(max_streams=1, idle_s=0.0))
-    stack.callback(server.stop)
+def test_a_client_that_does_not_read_keeps_no_other_out(pictures: RunningStorage, serve: StartServer) -> None:
+    """The client continues where it was when it reads again."""
+    endpoint = serve(limits=ServerLimits(max_streams=1, idle_s=0.0))
     small = replace(SMALL_FETCHING, buffer_bytes=2**20, retry_s=PATIENCE_S)
     with PayloadClient(endpoint, limits=small) as idle, PayloadClient(endpoint, limits=small) as other:
         held = idle.fetch("images", np.arange(200) % 20)
@@ -358,22 +261,17 @@ def test_a_connection_that_comes_back_after_the_end_is_closed(numbers: RunningSt
         client.do_get(flight.Ticket(b""), options)
 
 
-def test_a_dead_endpoint_costs_nothing_but_a_try(numbers: RunningStorage, serve: Serve) -> None:
-    with PayloadClient([endpoint_of(numbers, 77), serve()], 2, ONCE) as client:
-        for _ in range(3):
-            assert keys_of(client.fetch("numbers", np.arange(1000))) == list(range(1000))
-
-
-def test_an_endpoint_that_comes_back_is_used_again(numbers: RunningStorage, serve: Serve) -> None:
-    """Also in the middle of a fetch."""
+def test_an_endpoint_that_comes_back_is_used_again(numbers: RunningStorage, serve: StartServer) -> None:
+    """It is used again in the middle of a fetch."""
     limits = replace(SMALL_FETCHING, retry_s=PATIENCE_S, avoid_s=0.0)
-    returned = Watched(numbers.store)
+    returned = WatchedSnapshots(numbers.store)
     keys = random_.integers(0, 1000, 5_000)
     got = []
-    with PayloadClient([endpoint_of(numbers, 50), serve()], 2, limits) as client:
+    absent = Endpoint(address=f"unix:{numbers.config.run_dir}/absent.sock")
+    with PayloadClient([absent, serve()], 2, limits) as client:
         for number, batch in enumerate(client.fetch("numbers", keys)):
             if number == 20:
-                serve(returned, number=50)
+                serve(returned, endpoint=absent)
             if number > 20 and not returned.num_bytes:
                 # Not so fast that all has come before the pause after the failure is over.
                 time.sleep(0.02)
@@ -388,19 +286,15 @@ def test_answers_to_other_questions_are_refused(numbers: RunningStorage, stub: S
         payloads = Payloads(column, column, np.zeros(2 * len(keys), np.uint8), 2 * np.arange(len(keys) + 1))
         return payloads, AnswerHead(done, 2)
 
-    for bad in (answer([1, 3]), answer([2, 1]), answer([1]), answer([1, 2], done=0), answer([1, 2], done=3), answer([1, 1])):
-        endpoint, _ = stub([bad])
+    bad = [answer([1, 3]), answer([2, 1]), answer([1]), answer([1, 2], done=0), answer([1, 2], done=3), answer([1, 1])]
+    cases: list[tuple[tuple[Payloads, AnswerHead], OnMissing]] = [*((one, "raise") for one in bad), (bad[1], "skip")]
+    for bad_answer, on_missing in cases:
+        endpoint, _ = stub([bad_answer])
         with (
             PayloadClient(endpoint, limits=ONCE) as client,
             pytest.raises(ModynError, match="server at .* answered .*; run the same"),
         ):
-            list(client.fetch("numbers", np.asarray([1, 2])))
-    endpoint, _ = stub([answer([2, 1])])
-    with (
-        PayloadClient(endpoint, limits=ONCE) as client,
-        pytest.raises(ModynError, match="server at .* answered .*; run the same"),
-    ):
-        list(client.fetch("numbers", np.asarray([1, 2]), "skip"))
+            list(client.fetch("numbers", np.asarray([1, 2]), on_missing))
 
 
 @pytest.fixture
@@ -408,14 +302,13 @@ def pictures(storage: RunningStorage, tmp_path: Path) -> RunningStorage:
     """20 samples of 1 MiB."""
     for i in range(20):
         write_image(tmp_path / "d", f"{i:02}", bytes([i]) * 2**20, i, 1000)
-    storage.client.register_dataset(image_dataset(tmp_path / "d"))
-    storage.ingest("images")
+    storage.index(image_dataset(tmp_path / "d"))
     return storage
 
 
 @pytest.mark.parametrize("streams", [1, 2])
-def test_a_slow_consumer_stalls_the_servers(pictures: RunningStorage, serve: Serve, streams: int) -> None:
-    watched = Watched(pictures.store)
+def test_a_slow_consumer_stalls_the_servers(pictures: RunningStorage, serve: StartServer, streams: int) -> None:
+    watched = WatchedSnapshots(pictures.store)
     keys = np.arange(200) % 20
     with PayloadClient([serve(watched), serve(watched)], streams, replace(SMALL_FETCHING, buffer_bytes=4 * 2**20)) as client:
         fetched = client.fetch("images", keys)
@@ -430,8 +323,8 @@ def test_a_slow_consumer_stalls_the_servers(pictures: RunningStorage, serve: Ser
 
 
 @pytest.mark.parametrize("end", ["close", "cancel", "drop", "close the client"])
-def test_servers_stop_work_when_the_client_does(pictures: RunningStorage, serve: Serve, end: str) -> None:
-    watched = Watched(pictures.store)
+def test_servers_stop_work_when_the_client_does(pictures: RunningStorage, serve: StartServer, end: str) -> None:
+    watched = WatchedSnapshots(pictures.store)
     client = PayloadClient(serve(watched), 2, SMALL_FETCHING)
     fetched = client.fetch("images", np.arange(600) % 20)
     next(fetched)
@@ -466,10 +359,10 @@ def test_a_wait_is_cancelled_from_another_thread(numbers: RunningStorage, stub: 
 
 @pytest.mark.parametrize("streams", [1, 4])
 @pytest.mark.parametrize("late_s", [0.0, 0.5])
-def test_an_error_comes_behind_all_that_is_before_it(
-    numbers: RunningStorage, tmp_path: Path, streams: int, serve: Serve, late_s: float, monkeypatch: pytest.MonkeyPatch
+def test_an_error_comes_after_all_that_is_before_it(
+    numbers: RunningStorage, tmp_path: Path, streams: int, serve: StartServer, late_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if the server has come to the error before the client reads anything."""
+    """This holds even if the server has come to the error before the client reads anything."""
     read = RequestThread._read
 
     def read_late(*arguments: Any) -> bool:
@@ -479,7 +372,8 @@ def test_an_error_comes_behind_all_that_is_before_it(
     monkeypatch.setattr(RequestThread, "_read", read_late)
     (tmp_path / "data" / "5.bin").unlink()
     got: list[Payloads] = []
-    with PayloadClient([serve(), serve()], streams, SMALL_FETCHING) as client, pytest.raises(DataError, match=r"5\.bin"):
+    error = r"vanished: .*5\.bin.*`modyn data problems numbers`"
+    with PayloadClient([serve(), serve()], streams, SMALL_FETCHING) as client, pytest.raises(DataError, match=error):
         got.extend(client.fetch("numbers", np.arange(1000)))
     keys = keys_of(iter(got))
     assert keys == list(range(len(keys)))
@@ -494,46 +388,14 @@ def test_a_dataset_that_is_deleted_in_between(numbers: RunningStorage) -> None:
         list(fetched)
 
 
-def test_samples_that_are_deleted_in_between(numbers: RunningStorage) -> None:
-    """A sample is there or not for each chunk; what is there comes in order."""
-    keys = np.arange(6_000) % 1000
-    arrived = []
-    fetched = numbers.payloads.fetch("numbers", keys, "skip")
-    for number, batch in enumerate(fetched):
-        arrived.append(batch)
-        if number % 50 == 0:
-            numbers.client.delete_samples("numbers", np.arange(number // 50 * 37 % 1000, number // 50 * 37 % 1000 + 20))
-    got = iter(keys_of(iter(arrived)))
-    present = next(got, None)
-    for key in keys.tolist():
-        if key == present:
-            present = next(got, None)
-    assert present is None, "what arrived is not a part of what was asked for, in its order"
-
-
-def test_many_clients_at_once(numbers: RunningStorage, serve: Serve) -> None:
+@pytest.mark.parametrize("num_clients", [1, 16])
+def test_many_fetches_at_once(numbers: RunningStorage, stack: ExitStack, serve: StartServer, num_clients: int) -> None:
     endpoints = [serve(), serve()]
+    clients = [stack.enter_context(PayloadClient(endpoints, 1 + seed % 3, SMALL_FETCHING)) for seed in range(num_clients)]
 
     def read(seed: int) -> bool:
         keys: Int64Array = np.random.default_rng(seed).integers(0, 1000, 1000)
-        with PayloadClient(endpoints, 1 + seed % 3, SMALL_FETCHING) as client:
-            return keys_of(client.fetch("numbers", keys)) == list(keys)
+        return keys_of(clients[seed % num_clients].fetch("numbers", keys)) == list(keys)
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(read, range(16))) == [True] * 16
-
-
-def test_many_fetches_of_one_client(numbers: RunningStorage, serve: Serve) -> None:
-    with PayloadClient([serve(), serve()], 2, SMALL_FETCHING) as client, ThreadPoolExecutor(8) as pool:
-        keys = [np.random.default_rng(seed).integers(0, 1000, 700) for seed in range(16)]
-        got = list(pool.map(lambda asked: keys_of(client.fetch("numbers", asked)), keys))
-    assert got == [asked.tolist() for asked in keys]
-
-
-def test_no_endpoint_answers(numbers: RunningStorage) -> None:
-    endpoints = [endpoint_of(numbers, 70), endpoint_of(numbers, 71)]
-    with (
-        PayloadClient(endpoints, 3, replace(SMALL_FETCHING, retry_s=0.3)) as client,
-        pytest.raises(UnavailableError, match="cannot be reached"),
-    ):
-        list(client.fetch("numbers", np.arange(3000)))

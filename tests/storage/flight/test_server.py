@@ -1,53 +1,28 @@
-"""How an answer ends: a server that stops sends its clients elsewhere, errors name their cause, and a client that is gone is no error."""
+"""How an answer is cut into chunks and how it ends: a stopped server refers its clients elsewhere; a client that has gone is not an error."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyarrow import flight
 
-from modyn.config.endpoint import Endpoint
+from modyn.config.system_sections.endpoint import Endpoint
 from modyn.errors import DataError, ModynError, UnavailableError
 from modyn.storage.flight.client import PayloadClient
 from modyn.storage.flight.protocol import AnswerHead, PayloadRequest, error_from_text, location
-from modyn.storage.flight.server import PayloadServer, Snapshots
-from modyn.storage.model.samples import RecordReader
-from modyn.storage.read.snapshot import DatasetSnapshot
-from modyn.testing.waiting import PATIENCE_S, eventually
+from modyn.storage.flight.server import PayloadServer, cut
+from modyn.testing.waiting import eventually
 from tests.support.running_storage import ONCE, SMALL_SERVING, RunningStorage
+from tests.support.watched_reads import WatchedSnapshots
 
 KEYS = np.arange(100)
 """Ten chunks."""
-
-
-class Slow:
-    """Snapshots of which the fourth chunk and those behind it are read once `released`."""
-
-    def __init__(self, snapshots: Snapshots) -> None:
-        self._snapshots = snapshots
-        self.num_read = 0
-        self.released = threading.Event()
-
-    def snapshot(self, name: str) -> DatasetSnapshot:
-        snapshot = self._snapshots.snapshot(name)
-        return replace(snapshot, reader=_SlowReader(self, snapshot.reader))
-
-
-class _SlowReader:
-    def __init__(self, slow: Slow, source: RecordReader) -> None:
-        self._slow, self._source = slow, source
-
-    def gather(self, *asked: Any) -> Any:
-        self._slow.num_read += 1
-        if self._slow.num_read > 3:
-            self._slow.released.wait(PATIENCE_S)
-        return self._source.gather(*asked)
 
 
 @pytest.fixture
@@ -56,8 +31,9 @@ def endpoint(numbers: RunningStorage) -> Endpoint:
 
 
 @pytest.fixture
-def slow(numbers: RunningStorage) -> Iterator[Slow]:
-    slow = Slow(numbers.store)
+def slow(numbers: RunningStorage) -> Iterator[WatchedSnapshots]:
+    """Snapshots of which the fourth chunk and those after it are read once released."""
+    slow = WatchedSnapshots(numbers.store, num_free=3)
     yield slow
     slow.released.set()
 
@@ -72,13 +48,13 @@ def next_head(answer: flight.FlightStreamReader) -> AnswerHead:
 
 
 def test_an_answer_under_way_when_the_server_stops_is_sent_elsewhere(
-    slow: Slow, endpoint: Endpoint, capsys: pytest.CaptureFixture[str]
+    slow: WatchedSnapshots, endpoint: Endpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Behind the chunks that were read before, which the client gets all the same."""
+    """The client first gets the chunks that were read before."""
     server = PayloadServer(endpoint, slow, SMALL_SERVING)
     with flight.FlightClient(location(endpoint)) as client, ThreadPoolExecutor(1) as pool:
         answer = ask(client)
-        eventually(lambda: slow.num_read == 4)
+        eventually(lambda: slow.num_reads == 4)
         stopped = pool.submit(server.stop)
         eventually(lambda: server._is_stopping)
         slow.released.set()
@@ -118,9 +94,9 @@ def test_a_sample_that_is_too_large_to_be_sent_is_named(numbers: RunningStorage,
 
 @pytest.mark.parametrize("num_read", [0, 2])
 def test_a_client_that_goes_is_no_error(
-    slow: Slow, endpoint: Endpoint, num_read: int, capsys: pytest.CaptureFixture[str]
+    slow: WatchedSnapshots, endpoint: Endpoint, num_read: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor does its request keep a place."""
+    """Its request gives its place back."""
     limits = replace(SMALL_SERVING, poll_s=0.05)
     server = PayloadServer(endpoint, slow, limits)
     with flight.FlightClient(location(endpoint)) as client:
@@ -132,3 +108,27 @@ def test_a_client_that_goes_is_no_error(
         eventually(lambda: server._admission.num_held == 0)
     server.stop()
     assert "error" not in capsys.readouterr().err
+
+
+def check_cut(ranges: list[tuple[int, int]], lengths: list[int], max_bytes: int, max_rows: int) -> None:
+    assert [i for start, stop in ranges for i in range(start, stop)] == list(range(len(lengths)))
+    for number, (start, stop) in enumerate(ranges):
+        assert stop - start <= max_rows
+        assert stop - start <= 1 or sum(lengths[start:stop]) <= max_bytes
+        if number and stop - start < max_rows and stop < len(lengths):  # none is smaller than it must be
+            assert sum(lengths[start : stop + 1]) > max_bytes
+
+
+@given(st.lists(st.integers(0, 50), max_size=60), st.integers(1, 100), st.integers(1, 20))
+def test_cut_covers_all_in_chunks_of_bounded_size(lengths: list[int], max_bytes: int, max_rows: int) -> None:
+    check_cut(cut(np.asarray(lengths, np.int64), len(lengths), max_bytes, max_rows), lengths, max_bytes, max_rows)
+
+
+@given(st.integers(0, 50), st.integers(0, 60), st.integers(1, 100), st.integers(1, 20))
+def test_samples_of_one_length_are_cut_alike(length: int, num_samples: int, max_bytes: int, max_rows: int) -> None:
+    check_cut(cut(length, num_samples, max_bytes, max_rows), [length] * num_samples, max_bytes, max_rows)
+
+
+@pytest.mark.parametrize("lengths", [7, np.empty(0, np.int64)])
+def test_no_samples_are_one_empty_chunk(lengths: int) -> None:
+    assert cut(lengths, 0, 10, 10) == [(0, 0)]

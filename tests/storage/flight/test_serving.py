@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,29 +11,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modyn.config.endpoint import Endpoint
-from modyn.errors import CancelledError, NotFoundError, UnavailableError
-from modyn.records import Int64Array
-from modyn.storage.datasets import DatasetStore
+from modyn.errors import CancelledError, NotFoundError
 from modyn.storage.flight.client import FetchLimits, PayloadClient, PayloadStream
-from modyn.storage.flight.server import PayloadServer, ServerLimits
-from modyn.storage.model.samples import UInt8Array, UInt32Array
+from modyn.storage.flight.server import ServerLimits
 from modyn.storage.read.payload_reader import locate
 from modyn.storage.read.snapshot import DatasetSnapshot
 from modyn.testing.waiting import PATIENCE_S, eventually
-from tests.support.running_storage import ONCE, SMALL_SERVING, RunningStorage, binary_dataset, write_records
-
-
-def endpoint_of(storage: RunningStorage) -> Endpoint:
-    return Endpoint(address=f"unix:{storage.config.run_dir}/serving.sock")
+from tests.support.running_storage import ONCE, RunningStorage, binary_dataset, write_records
+from tests.support.watched_reads import StartServer, WatchedSnapshots
 
 
 def replace_dataset(storage: RunningStorage, folder: Path) -> None:
-    """Under the same name, with the same keys, labels and lengths, and with other data."""
+    """Register a dataset of the same name, keys, labels and lengths with other data."""
     storage.client.delete_dataset("numbers")
     write_records(folder / "0.bin", range(5_000_000, 5_001_000), 1000)
-    storage.client.register_dataset(binary_dataset(folder))
-    storage.ingest()
+    storage.index(binary_dataset(folder))
 
 
 class Replacing:
@@ -52,24 +43,20 @@ class Replacing:
 
 @pytest.mark.parametrize("turn", [2, 3], ids=["between call and look-up", "between look-up and reading"])
 def test_keys_of_one_dataset_never_get_bytes_of_another(
-    numbers: RunningStorage, stack: ExitStack, tmp_path: Path, turn: int
+    numbers: RunningStorage, serve: StartServer, tmp_path: Path, turn: int
 ) -> None:
-    server = PayloadServer(endpoint_of(numbers), Replacing(numbers, tmp_path / "other", turn))
-    stack.callback(server.stop)
-    with PayloadClient(endpoint_of(numbers), limits=ONCE) as client:
+    with PayloadClient(serve(Replacing(numbers, tmp_path / "other", turn)), limits=ONCE) as client:
         with pytest.raises(NotFoundError, match="another was registered under its name"):
             next(client.fetch("numbers", np.arange(10)))
         assert bytes(next(client.fetch("numbers", np.arange(1))).payload(0)) == (5_000_000).to_bytes(8, "little")
 
 
-def test_a_fetch_never_mixes_two_datasets(numbers: RunningStorage, stack: ExitStack) -> None:
+def test_a_fetch_never_mixes_two_datasets(numbers: RunningStorage, serve: StartServer) -> None:
     class Replaced:
         def snapshot(self, name: str) -> DatasetSnapshot:
             return replace(numbers.store.snapshot(name), identity="numbers-2")
 
-    server = PayloadServer(endpoint_of(numbers), Replaced(), SMALL_SERVING)
-    stack.callback(server.stop)
-    endpoints = [numbers.config.endpoint("flight"), endpoint_of(numbers)]
+    endpoints = [numbers.config.endpoint("flight"), serve(Replaced())]
     with PayloadClient(endpoints, limits=ONCE) as client, pytest.raises(NotFoundError, match="another was registered"):
         list(client.fetch("numbers", np.arange(1000)))
 
@@ -82,41 +69,16 @@ def test_what_was_looked_up_is_not_read_from_another_dataset(numbers: RunningSto
         located.take(slice(3, 5))
 
 
-class Hanging:
-    """The datasets of a store, of which `numbers` lies on a dead mount: reading it hangs."""
-
-    def __init__(self, store: DatasetStore) -> None:
-        self._store = store
-        self.released = threading.Event()
-
-    def snapshot(self, name: str) -> DatasetSnapshot:
-        view = self._store.snapshot(name)
-        return replace(view, reader=self) if name == "numbers" else view
-
-    def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
-        self.released.wait()
-        raise UnavailableError("it was dead")
-
-
-@pytest.fixture
-def hanging(numbers: RunningStorage) -> Iterator[Hanging]:
-    hanging = Hanging(numbers.store)
-    yield hanging
-    hanging.released.set()
-
-
 def test_a_dataset_that_hangs_holds_up_no_other(
-    numbers: RunningStorage, hanging: Hanging, stack: ExitStack, tmp_path: Path
+    numbers: RunningStorage, hanging: WatchedSnapshots, serve: StartServer, stack: ExitStack, tmp_path: Path
 ) -> None:
-    """Nor does it keep the places of clients that have gone."""
+    """Clients that have gone give their places back."""
     write_records(tmp_path / "others" / "0.bin", range(100), 1000)
     numbers.client.register_dataset(binary_dataset(tmp_path / "others", "others"))
     numbers.ingest("others")
     # Nothing is sent after 0.1 s, so that only a look at the call reveals that its client has gone.
     limits = ServerLimits(max_streams=6, alive_s=0.05, hang_s=0.1, poll_s=0.05)
-    server = PayloadServer(endpoint_of(numbers), hanging, limits)
-    stack.callback(server.stop)
-    client = stack.enter_context(PayloadClient(endpoint_of(numbers), limits=FetchLimits(retry_s=PATIENCE_S)))
+    client = stack.enter_context(PayloadClient(serve(hanging, limits), limits=FetchLimits(retry_s=PATIENCE_S)))
 
     def hang(fetched: PayloadStream) -> None:
         with pytest.raises(CancelledError):
@@ -131,7 +93,6 @@ def test_a_dataset_that_hangs_holds_up_no_other(
                 fetched.cancel()
             for each in waiting:
                 each.result(PATIENCE_S)
-    hanging.released.set()
 
 
 def test_threads_of_datasets_that_are_not_read_end(numbers: RunningStorage, tmp_path: Path) -> None:

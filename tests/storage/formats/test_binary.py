@@ -16,7 +16,6 @@ from modyn.errors import ConfigError, DataError
 from modyn.storage.formats import build_format
 from modyn.storage.formats.base import FileFormat
 from modyn.storage.model.samples import IndexedSamples
-from modyn.testing.format_checks import read_file, resume_point
 
 
 def binary(timestamp_source: str = "", **config: object) -> FileFormat:
@@ -84,7 +83,7 @@ def test_the_time_is_the_files_modification_time(tmp_path: Path) -> None:
     assert index(binary(record_size=4, label_size=1), path).timestamps == -2
 
 
-def test_a_part_of_a_record_stands_before_and_behind_the_whole_ones(tmp_path: Path) -> None:
+def test_a_part_of_a_record_stands_before_and_after_the_whole_ones(tmp_path: Path) -> None:
     path = tmp_path / "cut off.bin"
     path.write_bytes(bytes(25))
     first, whole, last = binary(record_size=10, label_size=4).index(str(path))
@@ -111,35 +110,6 @@ def test_files_that_are_empty_missing_or_folders(tmp_path: Path) -> None:
     for path in (tmp_path / "missing.bin", tmp_path):
         with pytest.raises(DataError, match="cannot read"):
             list(format_.index(str(path)))
-
-
-def test_chunks_together_are_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "data.bin"
-    np.arange(100, dtype="<i8").tofile(path)
-    format_ = binary(record_size=8, label_size=8)
-    format_.chunk_rows = 7
-    chunks = list(format_.index(str(path)))
-    assert [len(chunk) for chunk in chunks] == [7] * 14 + [2]
-    assert np.array_equal(np.concatenate([chunk.labels for chunk in chunks]), np.arange(100))
-    assert [chunk.end for chunk in chunks] == [min(56 * (i + 1), 800) for i in range(15)]
-
-
-def test_a_file_that_grew_is_continued_and_one_that_was_rewritten_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "data.bin"
-    format_ = binary(record_size=8, label_size=8)
-    np.arange(10, dtype="<i8").tofile(path)
-    resume = resume_point(path, index(format_, path).end, 10)
-    assert list(format_.index(str(path), resume)) == []
-    np.arange(15, dtype="<i8").tofile(path)
-    (more,) = format_.index(str(path), resume)
-    assert more.labels.tolist() == [10, 11, 12, 13, 14]
-    assert more.offsets.tolist() == [88, 96, 104, 112, 120]
-    np.arange(1, 16, dtype="<i8").tofile(path)
-    with pytest.raises(DataError, match="was rewritten"):
-        read_file(format_, path, resume)
-    os.truncate(path, 40)
-    with pytest.raises(DataError, match="was cut: 80 bytes of it are indexed, it has 40 now"):
-        read_file(format_, path, resume)
 
 
 @pytest.mark.parametrize(

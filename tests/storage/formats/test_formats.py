@@ -20,7 +20,7 @@ from modyn.storage.ingest.fingerprints import fingerprint
 from modyn.storage.model.file_table import FileTable
 from modyn.storage.model.samples import IndexedSamples, UInt8Array
 from modyn.storage.read.record_readers import RecordReaders
-from modyn.testing.format_checks import check_file_format
+from modyn.testing.format_checks import check_file_format, read_file, resume_point
 from tests.support.format_examples import EXAMPLES, SAMPLES, as_lines, csv_rows
 
 
@@ -33,6 +33,21 @@ def test_every_format_keeps_the_rules(id_: str, tmp_path: Path) -> None:
     more = example.samples[:2]
     appended = (example.write(more), example.found(more)) if kind.can_grow else None
     check_file_format(kind, example.config, path, example.found(example.samples), appended=appended)
+
+
+@pytest.mark.parametrize("id_", sorted(set(FILE_FORMATS) - {"SingleSampleFileWrapper"}))
+def test_chunks_together_are_the_file(id_: str, tmp_path: Path) -> None:
+    """A file that may grow is resumed from the end of any chunk."""
+    example, samples = EXAMPLES[id_], [(b"%09d" % i, float(i)) for i in range(100)]
+    path, built = tmp_path / example.name, build_format(id_, example.config)
+    path.write_bytes(example.write(samples))
+    built.chunk_rows = 7
+    chunks = list(built.index(str(path)))
+    assert max(map(len, chunks)) <= 7
+    assert read_file(built, path).samples == example.found(samples)
+    ends = np.cumsum([len(chunk) for chunk in chunks]).tolist()
+    for chunk, count in zip(chunks, ends, strict=True) if built.can_grow else ():
+        assert read_file(built, path, resume_point(path, chunk.end, count)).samples == example.found(samples)[count:]
 
 
 def test_the_registry_holds_what_it_should() -> None:
@@ -50,7 +65,7 @@ class Forgetful(REGISTRY.get("CsvFileWrapper")):  # type: ignore[misc]  # the ba
         yield from super().index(path)
 
 
-def test_the_check_finds_a_format_that_does_not_go_on_where_it_was(tmp_path: Path) -> None:
+def test_the_check_finds_a_format_that_does_not_continue_where_it_was(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(csv_rows(SAMPLES))
     found = as_lines(csv_rows)
@@ -90,7 +105,7 @@ class Visible(REGISTRY.get("CsvFileWrapper")):  # type: ignore[misc]  # the base
         return super().holds_samples(path) and not os.path.basename(path).startswith(".")
 
 
-def test_a_rule_for_names_counts_beside_the_option_for_their_ending(tmp_path: Path) -> None:
+def test_a_rule_for_names_counts_in_addition_to_the_option_for_their_ending(tmp_path: Path) -> None:
     for name in ("a.csv", ".b.csv", "c.txt"):
         (tmp_path / name).write_text("1\n")
     built = Visible(build_format("CsvFileWrapper", {"label_index": 0}).config)

@@ -1,7 +1,8 @@
-"""Parquet, against pyarrow's own reading of the whole table."""
+"""Parquet, against pyarrow's own reading of the whole table; encrypted files are named as such before Arrow reads what would end the process."""
 
 from __future__ import annotations
 
+import base64
 import datetime
 import os
 from collections.abc import Callable
@@ -13,12 +14,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.parquet.encryption as pe
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn._core import FileChangedError, PathTable
-from modyn.config.dataset import DatasetConfig
 from modyn.config.system import SystemConfig
 from modyn.dataset.connections import DatasetSource
 from modyn.errors import ConfigError, DataError
@@ -29,7 +30,7 @@ from modyn.storage.formats.parquet import ParquetFormat, readable
 from modyn.storage.payloads import LocalPayloads, open_local_payloads
 from modyn.storage.read.row_groups import RowGroupReader
 from modyn.testing.format_checks import read_file
-from tests.support.running_storage import RunningStorage, start_storage
+from tests.support.running_storage import RunningStorage, files_dataset, start_storage
 
 
 def parquet(timestamp_source: str = "", **config: object) -> FileFormat:
@@ -162,9 +163,7 @@ def test_what_is_kept_of_row_groups_is_a_setting_of_the_service_and_of_the_short
     storage = start_storage(config, stack)
     write(tmp_path / "a.parquet", x=pa.array([b"a", b"bb"]), label=pa.array([1, 2]))
     options = {"payload_columns": ["x"], "label_column": "label"}
-    storage.client.register_dataset(
-        DatasetConfig(name="rows", base_path=str(tmp_path), file_wrapper="ParquetFileWrapper", file_wrapper_config=options)
-    )
+    storage.client.register_dataset(files_dataset(tmp_path, options, "ParquetFileWrapper", name="rows"))
     local = stack.enter_context(DatasetSource(storage.config, "rows").open_payloads())
     assert isinstance(local, LocalPayloads)
     for view in (storage.store.snapshot("rows"), local.snapshot()):
@@ -293,11 +292,8 @@ def test_rows_are_served_by_the_service_and_by_the_short_cut(tmp_path: Path, sto
             y=pa.array(np.arange(20) + 100 * i),
         )
     options = {"payload_columns": ["a"], "label_column": "y"}
-    config = DatasetConfig(
-        name="rows", base_path=str(tmp_path), file_wrapper="ParquetFileWrapper", file_wrapper_config=options, watch=False
-    )
-    storage.client.register_dataset(config)
-    assert storage.ingest("rows").samples_indexed == 60
+    config = files_dataset(tmp_path, options, "ParquetFileWrapper", name="rows")
+    assert storage.index(config).samples_indexed == 60
     keys = np.random.default_rng(0).permutation(60)
     expected = storage.store.dataset("rows").snapshot().samples_by_key(keys).labels.astype(np.float32)
     with open_local_payloads(storage.config.endpoint("storage"), "rows") as local:
@@ -333,7 +329,7 @@ def test_wrong_options_are_refused(config: dict[str, object], source: str) -> No
 
 
 def test_wide_rows_are_read_a_few_at_a_time(tmp_path: Path) -> None:
-    """Those of a row group in several chunks."""
+    """A row group comes in several chunks."""
     path = tmp_path / "a.parquet"
     rng = np.random.default_rng(0)
     images = pa.table(
@@ -401,3 +397,46 @@ def test_a_lack_of_memory_is_not_the_fault_of_the_file(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", x=pa.array([b"a"]), y=[1])
     with pytest.raises(MemoryError), readable(str(tmp_path / "a.parquet")):
         raise pa.ArrowMemoryError("malloc of size 26000000000 failed")
+
+
+class Keys(pe.KmsClient):  # type: ignore[misc]
+    """A service of keys that keeps nothing secret."""
+
+    def wrap_key(self, key: bytes, master: str) -> bytes:
+        return base64.b64encode(key)
+
+    def unwrap_key(self, key: bytes, master: str) -> bytes:
+        return base64.b64decode(key)
+
+
+def write_encrypted(path: Path, columns: list[str], *, plaintext_footer: bool) -> None:
+    table = pa.table({"x": [1.5, 2.5], "y": [1, 2], "z": [3, 4]})
+    how = pe.EncryptionConfiguration(footer_key="k", column_keys={"c": columns}, plaintext_footer=plaintext_footer)
+    keys = pe.CryptoFactory(lambda _: Keys()).file_encryption_properties(pe.KmsConnectionConfig(), how)
+    with pq.ParquetWriter(path, table.schema, encryption_properties=keys) as writer:
+        writer.write_table(table)
+
+
+@pytest.mark.parametrize("columns", [["x"], ["y"], ["z"], ["x", "y", "z"]])
+@pytest.mark.parametrize("plaintext_footer", [False, True])
+def test_an_encrypted_file_is_named_as_such(tmp_path: Path, columns: list[str], plaintext_footer: bool) -> None:
+    path = tmp_path / "a.parquet"
+    write_encrypted(path, columns, plaintext_footer=plaintext_footer)
+    with pytest.raises(DataError, match=r"a\.parquet is encrypted Parquet, wholly or in some columns, and Modyn has no keys"):
+        list(parquet().index(str(path)))
+
+
+@pytest.mark.parametrize("num_columns", [1, 2000])
+def test_a_footer_of_any_length_is_none_of_an_encrypted_file(tmp_path: Path, num_columns: int) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"y": [1], **{f"x{i}": [2.0] for i in range(num_columns)}}), path)
+    built = parquet(payload_columns=["x0"])
+    assert [label for _, label in read_file(built, path).samples] == [1]
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1\xff\xff\xff\x7fPAR1", b"PAR1" + b"\0" * 50 + b"\x10\0\0\0PAR1"])
+def test_what_has_no_footer_is_no_parquet(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.parquet"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="cannot be read as Parquet"):
+        list(parquet().index(str(path)))

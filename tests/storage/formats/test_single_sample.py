@@ -6,7 +6,6 @@ import os
 import tempfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from modyn.errors import ConfigError, DataError
@@ -109,37 +108,9 @@ def test_names_tell_samples_from_labels() -> None:
         images(label_file_extension=".label.png")
 
 
-@pytest.mark.parametrize(
-    ("source", "name", "expected"),
-    [
-        (r"name:day-(\d{4}-\d\d-\d\d)", "day-1970-01-02_7", 86400),
-        (r"name:(?P<date>\d{8})", "x19700103", 172800),
-        (r"name:t(-?\d+)", "t-17_3", -17),
-        (r"name:(\d{8}T\d{6}Z)", "19700101T000130Z", 90),
-    ],
-)
-def test_times_in_file_names(tmp_path: Path, source: str, name: str, expected: int) -> None:
-    path = write(tmp_path, name, b"x", "1")
-    assert images(source).index_files([path]).timestamps.tolist() == [expected]
-
-
 def test_a_name_without_a_time_is_a_problem_of_that_file(tmp_path: Path) -> None:
     paths = [write(tmp_path, stem, b"x", "1") for stem in ("a2000-01-01", "b", "a2000-13-01")]
     found = images(r"name:a(.*)\.png").index_files(paths)
     assert found.good().tolist() == [0]
     assert "does not match 'b.png'" in found.problems[1].message
     assert "'2000-13-01' is neither a time in seconds since 1970 nor ISO 8601" in found.problems[2].message
-
-
-@pytest.mark.parametrize("source", ["column:0", "field:0"])
-def test_sources_that_need_rows_are_refused(source: str) -> None:
-    with pytest.raises(ConfigError, match="has no rows: .* allows '' and 'name:REGEX'"):
-        images(source)
-
-
-def test_labels_have_the_type_that_the_format_says(tmp_path: Path) -> None:
-    path = write(tmp_path, "a", b"x", "3")
-    for label_type, dtype in (("int", np.int64), ("float", np.float64)):
-        format_ = images(label_type=label_type)
-        assert format_.float_labels == (dtype == np.float64)
-        assert format_.index_files([path]).labels.dtype == dtype

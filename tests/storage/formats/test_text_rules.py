@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
-import tarfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,8 +11,9 @@ import pytest
 
 from modyn.errors import DataError
 from modyn.storage.formats import build_format
-from modyn.storage.formats.base import RowColumn
-from modyn.testing.format_checks import read_file
+from modyn.storage.formats.base import FormatResume, RowColumn
+from modyn.testing.format_checks import read_file, resume_point
+from tests.support.format_examples import tar_of
 
 MARK = b"\xef\xbb\xbf"
 TEXTS: dict[str, tuple[str, dict[str, object], str]] = {
@@ -23,25 +22,15 @@ TEXTS: dict[str, tuple[str, dict[str, object], str]] = {
 }
 
 
-def tar_of(label: bytes, payload: bytes = b"payload") -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for name, content in (("a.bin", payload), ("a.cls", label)):
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return file.getvalue()
-
-
 def labels(path: Path, label: str, *, mark: bytes = b"", label_type: str = "float") -> list[float]:
-    """Of a file of the kind that the name of `path` says, written with one label; `mark` stands before its text."""
+    """Write a file of the kind that the name of `path` says, with one label; `mark` stands before its text."""
     options: dict[str, object] = {"label_type": label_type}
     if path.name in TEXTS:
         wrapper, own, row = TEXTS[path.name]
         path.write_bytes(mark + row.format(label).encode())
     elif path.suffix == ".tar":
         wrapper, own = "TarFileWrapper", {"payload_extension": "bin"}
-        path.write_bytes(tar_of(mark + label.encode()))
+        path.write_bytes(tar_of([("a.bin", b"payload"), ("a.cls", mark + label.encode())]))
     elif path.suffix == ".parquet":
         wrapper, own = "ParquetFileWrapper", {"payload_columns": ["x"], "label_column": "y"}
         pq.write_table(pa.table({"x": [b"x"], "y": pa.array([int(label)], pa.int64())}), path)
@@ -75,7 +64,7 @@ def test_a_mark_before_a_header_in_quotes_moves_no_column(tmp_path: Path, mark: 
 
 
 def test_a_header_that_has_other_fields_than_names_is_refused(tmp_path: Path) -> None:
-    """A second mark is text, behind which a quote is an ordinary character for the rows of a file, and was none for its names."""
+    """A second mark is text, after which a quote is an ordinary character for the rows of a file, and was none for its names."""
     path = tmp_path / "a.csv"
     path.write_bytes(MARK * 2 + b'"price, EUR",y,z\n5,0,7\n')
     built = build_format("CsvFileWrapper", {"label_column": "y", "encoding": "utf-8-sig"})
@@ -113,6 +102,30 @@ def test_a_compressed_file_whose_name_does_not_say_so_is_refused_by_name(tmp_pat
         read_file(build_format(wrapper, options), path)
 
 
+@pytest.mark.parametrize("line_break", ["\n", "\r\n"])
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_file_that_grows_is_indexed_once(tmp_path: Path, name: str, line_break: str) -> None:
+    wrapper, options, row = TEXTS[name]
+    path, header = tmp_path / name, ["label,text"] if name == "a.csv" else []
+    built = build_format(wrapper, {**options, "ignore_first_line": True} if header else options)
+    first, second, third = (row.format(i).rstrip() for i in (1, 2, 3))
+    content = line_break.join([*header, first, second])  # no line break at the end yet
+
+    def found(grown: str = "", resume: FormatResume | None = None) -> list[tuple[bytes, float]]:
+        path.write_bytes((content + grown).encode())
+        return read_file(built, path, resume).samples
+
+    assert found() == [(first.encode(), 1), (second.encode(), 2)]
+    resume = resume_point(path, len(content), 2)
+    assert found(resume=resume) == []
+    grown = line_break + third + line_break
+    assert found(grown, resume) == [(third.encode(), 3)]
+    with pytest.raises(DataError, match=rf"{'row' if header else 'line'} 4 at byte"):
+        found(grown + "x,d", resume)
+    with pytest.raises(DataError, match="was continued since.* `modyn data reindex NAME FILE`"):
+        found(" " + line_break, resume)
+
+
 @pytest.mark.parametrize("size", [0, 100, 10_000])
 def test_zeros_that_a_crash_left_are_bad_rows(tmp_path: Path, size: int) -> None:
     path = tmp_path / "a.csv"
@@ -127,6 +140,6 @@ def test_zeros_that_a_crash_left_are_bad_rows(tmp_path: Path, size: int) -> None
 
 def test_an_empty_member_is_refused_as_an_empty_file_is(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
-    path.write_bytes(tar_of(b"1", b""))
+    path.write_bytes(tar_of([("a.bin", b""), ("a.cls", b"1")]))
     with pytest.raises(DataError, match=r"the member '\.bin' of the sample 'a' is empty"):
         read_file(build_format("TarFileWrapper", {"payload_extension": "bin"}), path)

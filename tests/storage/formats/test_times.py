@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
-import io
 import json
 import re
 import struct
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from modyn.cli.data import _option
 from modyn.errors import DataError
 from modyn.storage.formats import build_format
 from modyn.storage.ingest.file_indexer import refused_samples
+from tests.support.format_examples import tar_of
 
 NOON = 1359636300  # 2013-01-31 12:45:00
 DAY = NOON - 45_900
@@ -42,11 +41,7 @@ def _parquet(path: Path, value: Any) -> tuple[str, dict[str, object], str]:
 
 
 def _tar(path: Path, value: Any) -> tuple[str, dict[str, object], str]:
-    with tarfile.open(path, "w") as archive:
-        for name, content in (("a.jpg", b"x"), ("a.json", json.dumps({"y": 1, "t": value}).encode())):
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
+    path.write_bytes(tar_of([("a.jpg", b"x"), ("a.json", json.dumps({"y": 1, "t": value}).encode())]))
     return "TarFileWrapper", {"payload_extension": "jpg", "label_extension": "json", "label_field": "y"}, "field:t"
 
 
@@ -172,7 +167,7 @@ def test_digits_of_a_day_that_does_not_exist_are_no_time(tmp_path: Path, where: 
 
 @pytest.mark.parametrize("where", ["csv", "json", "tar", "parquet"])
 def test_no_digits_are_taken_for_a_date_and_an_hour(tmp_path: Path, where: str) -> None:
-    """As `datetime.fromisoformat` takes milliseconds of 2024 for the year 1712."""
+    """`datetime.fromisoformat` takes milliseconds of 2024 for the year 1712."""
     with pytest.raises(DataError, match="'1712010102345'.*timestamp_format='ms' if it is 2024-04-01"):
         read(tmp_path, where, "1712010102345")
 
@@ -204,7 +199,7 @@ def test_times_of_int96_do_not_wrap_around(tmp_path: Path, year: int) -> None:
     ids=lambda column: str(column.type),
 )
 def test_typed_times_beyond_the_calendar_are_refused(tmp_path: Path, column: pa.Array) -> None:
-    with pytest.raises(DataError, match="row 0: the time in column 't' lies beyond the years 1 to 9999"):
+    with pytest.raises(DataError, match="row 0: the time in column 't' is beyond the years 1 to 9999"):
         parquet_time(tmp_path, column)
 
 

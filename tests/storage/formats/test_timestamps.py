@@ -13,6 +13,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "CsvFileWrapper": {"label_index": 0},
     "JsonLinesFileWrapper": {"label_field": "y"},
     "ParquetFileWrapper": {"payload_columns": ["x"], "label_column": "y"},
+    "SingleSampleFileWrapper": {"file_extension": ".png", "label_file_extension": ".label"},
     "TarFileWrapper": {"payload_extension": "jpg", "label_extension": "json", "label_field": "y"},
 }
 PLACES = {"field:4": ["Binary"], "column:1": ["Csv"], "column:time": ["Csv", "Parquet"], "field:time": ["JsonLines", "Tar"]}
@@ -22,9 +23,10 @@ PLACES = {"field:4": ["Binary"], "column:1": ["Csv"], "column:time": ["Csv", "Pa
 @pytest.mark.parametrize("source", ["", "name:([0-9]+)", *PLACES])
 def test_a_place_is_for_the_formats_that_have_it(wrapper: str, source: str) -> None:
     if source in PLACES and wrapper.removesuffix("FileWrapper") not in PLACES[source]:
-        with pytest.raises(
-            ConfigError, match=rf"timestamp_source '{source}' is for other formats; a {wrapper} allows '', 'name:REGEX'"
-        ):
+        refused = rf"timestamp_source '{source}' is for other formats; a {wrapper} allows '', 'name:REGEX'"
+        if wrapper == "SingleSampleFileWrapper":
+            refused = "has no rows: .* allows '' and 'name:REGEX'"
+        with pytest.raises(ConfigError, match=refused):
             build_format(wrapper, OPTIONS[wrapper], source)
     else:
         build_format(wrapper, OPTIONS[wrapper], source)
@@ -40,6 +42,8 @@ def test_a_place_is_for_the_formats_that_have_it(wrapper: str, source: str) -> N
         ("([0-9]+)s|(?P<date>[0-9-]+)d", "77s.png", 77),
         ("(?i)T([0-9]+)", "t5.png", 5),
         ("(-?[0-9]+)", "x\n-5.png", -5),
+        (r"day-(\d{4}-\d\d-\d\d)", "day-1970-01-02_7.png", 86_400),
+        (r"(\d{8}T\d{6}Z)", "19700101T000130Z.png", 90),
         ("([0-9]+)", "\udcff7.png", 7),
         ("ä([0-9]+)", "ä7.png", 7),
     ],

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from modyn.storage.index.segment_file import Segment, SegmentColumns, merge_segments, write_segment
 from modyn.storage.index.tombstones import Tombstones
-from modyn.testing.disk_recorder import recorded_disk
+from tests.support.disk_recorder import recorded_disk
 
 
 def columns(first: int, count: int) -> SegmentColumns:
-    """Of these keys; no column can be shortened."""
+    """Columns of these keys; none can be shortened."""
     rng = np.random.default_rng(first)
     offsets, lengths, labels = rng.integers(0, 2**62, (3, count))
     return SegmentColumns(rng.integers(0, 2**32, count, np.uint32), offsets, lengths, labels, rng.integers(0, 99, count))
@@ -104,7 +104,7 @@ def test_a_deletion_that_is_repeated_after_a_kill_is_durable(tmp_path: Path) -> 
 def test_deletions_stand_one_power_loss_after_the_other(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], random: Random
 ) -> None:
-    """Also where the log is made anew because it has doubled."""
+    """This includes an addition that writes the log again because it has doubled."""
     folder = tmp_path_factory.mktemp("deletions")
     path, deleted = folder / "deletions", set[int]()
     for size in sizes:

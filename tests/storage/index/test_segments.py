@@ -1,4 +1,4 @@
-"""Segments and the index over them, against sorting and indexing everything in memory."""
+"""Segments and the index over them, against sorting and indexing everything in memory, and which segments are merged."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from modyn.errors import CorruptStateError, UnavailableError
 from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, Interval, SampleBatch
 from modyn.storage.index.segment_file import (
+    SEGMENT_ROWS,
     Segment,
     SegmentBuilder,
     SegmentColumns,
@@ -26,6 +27,7 @@ from modyn.storage.index.segment_file import (
 )
 from modyn.storage.index.segment_index import SegmentIndex
 from modyn.storage.index.tombstones import Tombstones
+from modyn.storage.ingest.segment_writer import merge_run
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
 
@@ -176,14 +178,6 @@ def test_samples_in_order_of_key(
         assert all(len(batch) == batch_size for batch in batches[:-1])
 
 
-def test_a_sample_on_a_boundary_belongs_to_one_interval(tmp_path: Path) -> None:
-    index, everything = build_index(tmp_path, np.random.default_rng(3), [50, 60], ["narrow", "sorted"], False)
-    intervals = [Interval(start, start + 1) for start in range(-5, 60)]
-    assert sum(index.count_in_interval(interval) for interval in intervals) == len(everything)
-    keys = [batch.keys for interval in intervals for batch in index.samples_in_interval(interval, 1000)]
-    assert np.array_equal(np.sort(np.concatenate(keys)), np.arange(110))
-
-
 def test_an_interval_query_holds_few_rows_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index, _ = build_index(tmp_path, np.random.default_rng(3), [2000] * 10, ["narrow"] * 10, False)
     loaded: list[int] = []
@@ -202,7 +196,7 @@ def test_an_interval_query_holds_few_rows_at_once(tmp_path: Path, monkeypatch: p
 
 
 def test_many_overlapping_segments_are_brought_in_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not one by one, each with another look at all of them."""
+    """They are not added one by one, each time with a look at all of them."""
     index, _ = build_index(tmp_path, np.random.default_rng(3), [40] * 64, ["narrow"] * 64, False)
     looks: list[int] = []
     order_at = Segment.order_at
@@ -292,7 +286,7 @@ def test_an_index_keeps_the_memory_that_it_reads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("gap", [0, 1, 10**6, 2**61])
 def test_segments_of_any_sizes_and_gaps_between_them(tmp_path: Path, gap: int) -> None:
-    """Keys of deleted segments may be missing; a few large segments stand beside many small ones."""
+    """Keys of deleted segments may be missing; a few large segments stand next to many small ones."""
     rng = np.random.default_rng(0)
     segments, keys, next_key = [], [], 0
     for number, size in enumerate([1, 1, 1, 5000, 1, 2, 3, 300] + [1] * 40 + [7000]):
@@ -373,16 +367,6 @@ def test_damaged_runs_give_wrong_answers_but_no_crash(tmp_path: Path) -> None:
     assert len(found.labels) == len(segment.columns()) == 5000
 
 
-def test_damage_in_a_column_is_found_by_verify(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    write_segment(path, 0, random_columns(np.random.default_rng(1), 1000, "wide", False))
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(CorruptStateError, match="damaged: its column .* does not match"):
-        Segment.open(path).verify()
-
-
 def test_a_folder_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     columns = random_columns(np.random.default_rng(1), 10, "wide", False)
     with pytest.raises(UnavailableError, match=r"cannot write the segment .*missing/a: No such file or directory; "):
@@ -409,3 +393,27 @@ def test_the_builder_cuts_what_formats_give_into_segments() -> None:
     assert whole.lengths.tolist() == [4] * 12 + [7, 8, 9, 5, 7]
     assert whole.labels.tolist() == [*range(12), 0, 1, 2, 1, 3]
     assert whole.timestamps.tolist() == [100] * 12 + [3, 2, 1, 10, 30]
+
+
+@given(st.lists(st.integers(1, 3 * SEGMENT_ROWS // 2), max_size=100))
+def test_merging_keeps_segments_few_and_bounded(added: list[int]) -> None:
+    sizes: list[int] = []
+    for size in added:
+        sizes.append(min(size, SEGMENT_ROWS))
+        before = sum(sizes)
+        while run := merge_run(sizes):
+            sizes[-run:] = [sum(sizes[-run:])]
+        assert sum(sizes) == before
+        assert max(sizes) <= SEGMENT_ROWS
+
+
+def test_many_single_samples_make_few_segments() -> None:
+    sizes: list[int] = []
+    rewritten = 0
+    for _ in range(20_000):
+        sizes.append(1)
+        while run := merge_run(sizes):
+            rewritten += sum(sizes[-run:])
+            sizes[-run:] = [sum(sizes[-run:])]
+    assert len(sizes) <= 80
+    assert rewritten <= 5 * 20_000

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from modyn.config.dataset import DatasetConfig
 from modyn.config.system import SystemConfig
 from modyn.errors import ConfigError, InvalidArgumentError
 from modyn.testing.waiting import eventually
-from tests.support.running_storage import RunningStorage, start_storage
+from tests.support.running_storage import FileDataset, RunningStorage, files_dataset, running_storage
 
 FORMATS: dict[str, tuple[dict[str, object], str, str]] = {
     "CsvFileWrapper": ({"label_index": 0}, ".csv", "{},{}"),
@@ -22,23 +21,14 @@ FORMATS: dict[str, tuple[dict[str, object], str, str]] = {
 }
 
 
-class Rows:
+class Rows(FileDataset):
     """A dataset of one file of rows; a bad one has no number as its label."""
 
     def __init__(self, storage: RunningStorage, folder: Path, wrapper: str, max_bad_rows: int, **more: object) -> None:
-        self.storage = storage
         options, ending, self._row = FORMATS[wrapper]
         self.path = folder / f"a{ending}"
-        folder.mkdir()
-        storage.client.register_dataset(
-            DatasetConfig(
-                name="numbers",
-                base_path=folder,
-                file_wrapper=wrapper,
-                file_wrapper_config={**options, "max_bad_rows": max_bad_rows, **more},
-                watch=False,
-            )
-        )
+        options = {**options, "max_bad_rows": max_bad_rows, **more}
+        super().__init__(storage, files_dataset(folder, options, wrapper, name="numbers"))
 
     def write(self, labels: Sequence[object], *, mode: str = "w", end: str = "\n") -> None:
         with self.path.open(mode) as file:
@@ -46,13 +36,9 @@ class Rows:
         os.utime(self.path, (1000 + self.path.stat().st_size, 1000 + self.path.stat().st_size))
 
     def labels(self) -> list[int]:
-        self.storage.ingest()
-        info = self.storage.client.dataset("numbers")
-        batches = self.storage.payloads.fetch("numbers", np.arange(info.next_key)) if info.next_key else []
-        return [int(label) for batch in batches for label in batch.labels]
-
-    def reasons(self) -> list[str]:
-        return [problem.reason for problem in self.storage.client.problems("numbers")]
+        """Ingest, and return the labels of all samples."""
+        self.ingest()
+        return super().labels()
 
 
 @pytest.fixture(params=FORMATS)
@@ -119,7 +105,7 @@ def test_a_file_of_bad_rows_alone_is_not_read_to_its_end(storage: RunningStorage
     assert len(reason) < 20_000
 
 
-def test_options_are_changed_without_registering_anew(storage: RunningStorage, tmp_path: Path, wrapper: str) -> None:
+def test_options_are_changed_without_registering_again(storage: RunningStorage, tmp_path: Path, wrapper: str) -> None:
     rows = Rows(storage, tmp_path / "d", wrapper, 0)
     rows.write([0, BAD, 2])
     assert rows.labels() == []
@@ -140,13 +126,57 @@ def test_options_are_changed_without_registering_anew(storage: RunningStorage, t
 
 
 def test_other_options_outlive_a_restart(quick_config: SystemConfig, tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        rows = Rows(start_storage(quick_config, stack), tmp_path / "d", "CsvFileWrapper", 0)
+    with running_storage(quick_config) as storage:
+        rows = Rows(storage, tmp_path / "d", "CsvFileWrapper", 0)
         config = rows.storage.client.dataset("numbers").config
         rows.storage.client.change_dataset(
             config.model_copy(update={"file_wrapper_config": {"label_index": 0, "max_bad_rows": 2}})
         )
     rows.write([BAD, 1, 2])
-    with ExitStack() as stack:
-        rows.storage = start_storage(quick_config, stack)
+    with running_storage(quick_config) as rows.storage:
         assert rows.labels() == [1, 2]
+
+
+PLACES: list[tuple[str, dict[str, Any], bytes, dict[str, Any], bool]] = [
+    ("CsvFileWrapper", {"label_column": "l1"}, b"l1,l2\n0,1\n", {"label_column": "l2"}, True),
+    ("CsvFileWrapper", {"label_index": 0}, b"0,1\n", {"label_index": 1}, True),
+    ("CsvFileWrapper", {"label_index": 0}, b"0,1\n", {"separator": ";"}, True),
+    ("CsvFileWrapper", {"label_index": 0}, b"0,1\n", {"quote": ""}, True),
+    ("CsvFileWrapper", {"label_index": 0}, b"0,1\n", {"separator": ",", "quote": '"', "encoding": "latin-1"}, False),
+    ("JsonLinesFileWrapper", {"label_field": "a"}, b'{"a":0,"b":1}\n', {"label_field": "b"}, True),
+    ("BinaryFileWrapper", {"record_size": 4, "label_size": 1}, b"\0" * 4, {"label_size": 2}, True),
+    ("BinaryFileWrapper", {"record_size": 4, "label_size": 1}, b"\0" * 4, {"record_size": 2}, True),
+    ("BinaryFileWrapper", {"record_size": 4, "label_size": 1}, b"\0" * 4, {"byteorder": "big"}, True),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "content", "change", "is_fixed"), PLACES)
+def test_the_place_of_labels_and_times_does_not_change_with_samples(
+    module_storage: RunningStorage,
+    tmp_path: Path,
+    kind: str,
+    options: dict[str, Any],
+    content: bytes,
+    change: dict[str, Any],
+    is_fixed: bool,
+) -> None:
+    name = f"places-{PLACES.index((kind, options, content, change, is_fixed))}"
+    data = FileDataset(module_storage, files_dataset(tmp_path / "d", options, kind, name=name))
+    client, config = module_storage.client, module_storage.client.dataset(name).config
+    changed = config.model_copy(update={"file_wrapper_config": options | change})
+    client.change_dataset(changed)  # There is no sample yet.
+    client.change_dataset(config)
+    ending = {"CsvFileWrapper": "csv", "JsonLinesFileWrapper": "jsonl", "BinaryFileWrapper": "bin"}[kind]
+    (tmp_path / "d" / f"a.{ending}").write_bytes(content)
+    data.ingest()
+    assert data.labels() == [0]
+    if not is_fixed:
+        client.change_dataset(changed)
+        return
+    (option,) = change
+    with pytest.raises(InvalidArgumentError, match=f"{option} of dataset '{name}' is .*indexed: it cannot be changed. Register"):
+        client.change_dataset(changed)
+    with pytest.raises(InvalidArgumentError, match=f"timestamp_source of dataset '{name}' is , not name:"):
+        client.change_dataset(config.model_copy(update={"timestamp_source": r"name:(\d+)"}))
+    client.delete_samples(name, np.array([0]))
+    client.change_dataset(changed)

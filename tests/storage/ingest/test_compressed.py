@@ -14,13 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from modyn.config.dataset import DatasetConfig
 from modyn.errors import DataError
 from modyn.records import Interval
 from modyn.storage.files.unpacked import UnpackedCopies
 from modyn.storage.read.payload_reader import LocalPayloads
 from modyn.testing.waiting import eventually
-from tests.support.running_storage import RunningStorage
+from tests.support.running_storage import FileDataset, RunningStorage, files_dataset
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
@@ -38,40 +37,31 @@ def storage(module_storage: RunningStorage) -> RunningStorage:
     return module_storage
 
 
-class Folder:
+class Folder(FileDataset):
     """A dataset of rows, by their numbers."""
 
     def __init__(self, storage: RunningStorage, path: Path, name: str, kind: Kind = CSV) -> None:
-        self.storage, self.path, self.name = storage, path, name
         wrapper, options, self.ending, self.row = kind
-        path.mkdir()
-        config = {"file_wrapper": wrapper, "file_wrapper_config": options, "watch": False}
-        storage.client.register_dataset(DatasetConfig(name=name, base_path=path, **config))
+        super().__init__(storage, files_dataset(path, options, wrapper, name=name))
 
     def rows(self, *numbers: int) -> bytes:
         return "".join(self.row.format(i, i) for i in numbers).encode()
 
     def write(self, name: str, content: bytes) -> Path:
-        path = self.path / (name.replace("*", self.ending))
+        path = self.folder / (name.replace("*", self.ending))
         path.write_bytes(content)
         os.utime(path, (1_000_000, 1_000_000))
         return path
 
-    def ingest(self) -> None:
-        for _ in self.storage.store.ingest(self.name):
-            pass
-
     def payloads(self) -> list[bytes]:
-        """Of all samples, by key, as the payload server sends them."""
-        next_key = self.storage.client.dataset(self.name).next_key
-        batches = self.storage.payloads.fetch(self.name, np.arange(next_key)[::-1]) if next_key else []
-        return sorted(bytes(batch.payload(i)) for batch in batches for i in range(len(batch.keys)))
+        """Return the payloads of all samples, by key, from the payload server."""
+        return sorted(self.storage.payloads_of(np.arange(self.next_key)[::-1], self.name))
 
     def expected(self, *numbers: int) -> list[bytes]:
         return sorted(self.rows(*numbers).split(b"\n")[:-1])
 
-    def reasons(self) -> str:
-        return "\n".join(problem.reason for problem in self.storage.client.problems(self.name))
+    def why(self) -> str:
+        return "\n".join(self.reasons())
 
     @property
     def copies(self) -> Path:
@@ -84,10 +74,10 @@ def test_rows_of_compressed_files_are_samples(storage: RunningStorage, tmp_path:
     folder = Folder(storage, tmp_path / "d", name, kind)
     folder.write("plain*", folder.rows(0, 1))
     for number, (ending, pack) in enumerate(PACK.items(), 1):
-        # Two streams, one behind the other, are one file.
+        # Two streams, one after the other, are one file.
         folder.write(f"a{number}*{ending}", pack(folder.rows(10 * number)) + pack(folder.rows(10 * number + 1)))
     folder.ingest()
-    assert folder.reasons() == ""
+    assert folder.why() == ""
     assert folder.payloads() == folder.expected(0, 1, 10, 11, 20, 21, 30, 31)
     dataset = storage.store.dataset(name)
     with LocalPayloads(name, lambda _: storage.store.offer_short_cut(name)) as local:
@@ -102,23 +92,23 @@ def test_a_compressed_file_is_read_once_it_is_whole_and_may_be_added_to(storage:
     first, more = gzip.compress(folder.rows(*range(50))), gzip.compress(folder.rows(50, 51))
     path = folder.write("a*.gz", first[:-7])
     folder.ingest()
-    assert f"{path} ends within its compressed data: it is cut, or still being written" in folder.reasons()
+    assert f"{path} ends within its compressed data: it is cut, or still being written" in folder.why()
     path.write_bytes(first)
     folder.ingest()
-    assert (folder.reasons(), folder.payloads()) == ("", folder.expected(*range(50)))
+    assert (folder.why(), folder.payloads()) == ("", folder.expected(*range(50)))
     path.write_bytes(first + more[:-7])
     folder.ingest()
-    assert "ends within its compressed data" in folder.reasons()
+    assert "ends within its compressed data" in folder.why()
     assert folder.payloads() == folder.expected(*range(50))  # What is indexed can be read all the while.
     path.write_bytes(first + more)
     folder.ingest()
-    assert (folder.reasons(), folder.payloads()) == ("", folder.expected(*range(52)))
+    assert (folder.why(), folder.payloads()) == ("", folder.expected(*range(52)))
     os.utime(path, (2_000_000, 2_000_000))
     folder.ingest()
-    assert (folder.reasons(), folder.payloads()) == ("", folder.expected(*range(52)))
+    assert (folder.why(), folder.payloads()) == ("", folder.expected(*range(52)))
     path.write_bytes(gzip.compress(folder.rows(*range(60, 112))))
     folder.ingest()
-    assert "was rewritten: its first" in folder.reasons()
+    assert "was rewritten: its first" in folder.why()
     with pytest.raises(DataError, match=r"a\.csv\.gz was changed after it was indexed"):
         folder.payloads()
 
@@ -128,9 +118,9 @@ def test_reasons_name_the_compressed_file(storage: RunningStorage, tmp_path: Pat
     damaged = folder.write("a*.bz2", b"BZh9 no such thing")
     bad = folder.write("b*.zst", PACK[".zst"](b"0,a\nx,b\n"))
     folder.ingest()
-    assert f"{damaged} is damaged, or not compressed with bz2" in folder.reasons()
-    assert f"{bad}, line 2, row 2 at byte 4: the field 'x' is not an int64 label" in folder.reasons()
-    assert str(folder.copies) not in folder.reasons()
+    assert f"{damaged} is damaged, or not compressed with bz2" in folder.why()
+    assert f"{bad}, line 2, row 2 at byte 4: the field 'x' is not an int64 label" in folder.why()
+    assert str(folder.copies) not in folder.why()
 
 
 def test_unpacked_copies_are_bounded(storage: RunningStorage, tmp_path: Path) -> None:
@@ -144,13 +134,13 @@ def test_unpacked_copies_are_bounded(storage: RunningStorage, tmp_path: Path) ->
 
     def is_known() -> bool:
         storage.store._scan(dataset)  # Files that are too many together, at the same time, are tried again.
-        return all(f"{bomb} {why}" in folder.reasons() for bomb in bombs) and folder.payloads() == folder.expected(1)
+        return all(f"{bomb} {why}" in folder.why() for bomb in bombs) and folder.payloads() == folder.expected(1)
 
     eventually(is_known)
     assert sum(file.stat().st_size for file in folder.copies.rglob("*") if file.is_file()) < 1 << 20
 
 
-def test_a_copy_that_is_missing_is_made_anew_and_damage_is_found(storage: RunningStorage, tmp_path: Path) -> None:
+def test_a_copy_that_is_missing_is_made_again_and_damage_is_found(storage: RunningStorage, tmp_path: Path) -> None:
     folder = Folder(storage, tmp_path / "d", "missing")
     folder.write("a*.gz", gzip.compress(folder.rows(1, 2)))
     folder.ingest()
@@ -165,7 +155,25 @@ def test_a_copy_that_is_missing_is_made_anew_and_damage_is_found(storage: Runnin
     assert (folder.payloads(), storage.client.scrub_dataset("missing")) == (folder.expected(1, 2), [])
 
 
-def test_a_copy_that_is_known_to_be_damaged_is_read_by_nobody_and_made_anew(storage: RunningStorage, tmp_path: Path) -> None:
+def test_a_missing_copy_is_a_problem_until_it_is_made(storage: RunningStorage, tmp_path: Path) -> None:
+    folder = Folder(storage, tmp_path / "d", "no-room")
+    folder.write("a*.gz", gzip.compress(folder.rows(1, 2)))
+    folder.ingest()
+    dataset = storage.store.dataset("no-room")
+    limits = dataset.limits
+    shutil.rmtree(folder.copies)
+    dataset.limits = replace(limits, unpacked_bytes=1)
+    folder.ingest()
+    for _ in range(2):
+        assert "is missing, and cannot be made" in folder.why()
+        assert storage.client.dataset("no-room").num_problems == 1
+        storage.store._scan(dataset)
+    dataset.limits = limits
+    folder.ingest()
+    assert (folder.why(), folder.payloads()) == ("", folder.expected(1, 2))
+
+
+def test_a_copy_that_is_known_to_be_damaged_is_read_by_no_one_and_made_again(storage: RunningStorage, tmp_path: Path) -> None:
     """Nothing but its checksum shows the damage, also to a reader that has it mapped."""
     folder = Folder(storage, tmp_path / "d", "flipped")
     folder.write("a*.gz", gzip.compress(folder.rows(1, 2)))
@@ -216,7 +224,7 @@ def test_the_same_rows_in_two_files_are_indexed_once(storage: RunningStorage, tm
     packed = folder.write("a*.gz", gzip.compress(folder.rows(1, 2)))
     folder.ingest()
     assert folder.payloads() == folder.expected(1, 2)
-    assert f"{packed} is not indexed: {plain} is, which seems to hold the same rows" in folder.reasons()
+    assert f"{packed} is not indexed: {plain} is, which seems to hold the same rows" in folder.why()
     folder.write("b*.zst", PACK[".zst"](folder.rows(3)))
     folder.ingest()
     folder.write("b*", folder.rows(3))
@@ -225,16 +233,9 @@ def test_the_same_rows_in_two_files_are_indexed_once(storage: RunningStorage, tm
 
 
 def test_the_name_of_a_compressed_file_may_give_the_time(storage: RunningStorage, tmp_path: Path) -> None:
-    path = tmp_path / "d"
-    path.mkdir()
-    (path / "2024-03-01.csv.gz").write_bytes(gzip.compress(b"1,a\n"))
-    config = {
-        "file_wrapper": "CsvFileWrapper",
-        "file_wrapper_config": {"label_index": 0},
-        "timestamp_source": r"name:^([0-9-]+)\.csv",
-    }
-    storage.client.register_dataset(DatasetConfig(name="dated", base_path=path, watch=False, **config))
-    list(storage.store.ingest("dated"))
+    folder = FileDataset(storage, files_dataset(tmp_path / "dated", source=r"name:^([0-9-]+)\.csv"))
+    (folder.folder / "2024-03-01.csv.gz").write_bytes(gzip.compress(b"1,a\n"))
+    folder.ingest()
     (batch,) = storage.client.samples_in_interval("dated", Interval(), 10)
     assert batch.timestamps.tolist() == [1709251200]
 
@@ -243,14 +244,14 @@ def test_the_name_of_a_compressed_file_may_give_the_time(storage: RunningStorage
 def test_a_folder_without_a_file_of_the_dataset_says_what_it_holds(storage: RunningStorage, tmp_path: Path, name: str) -> None:
     folder = Folder(storage, tmp_path / "d", f"others-{len(name)}")
     folder.ingest()
-    assert folder.reasons() == ""  # An empty folder waits for its files.
-    (folder.path / name).write_bytes(b"x")
+    assert folder.why() == ""  # An empty folder waits for its files.
+    (folder.folder / name).write_bytes(b"x")
     folder.ingest()
     shown = "1 × .jsonl.gz" if "." in name else "1 × without an ending"
     assert (
-        f"no file below {folder.path} has a name that ends in '.csv', or so and then in .gz, .zst, .bz2; there are {shown}."
-        in folder.reasons()
+        f"no file below {folder.folder} has a name that ends in '.csv', or so and then in .gz, .zst, .bz2; there are {shown}."
+        in folder.why()
     )
     folder.write("a*", folder.rows(1))
     folder.ingest()
-    assert (folder.reasons(), folder.payloads()) == ("", folder.expected(1))
+    assert (folder.why(), folder.payloads()) == ("", folder.expected(1))

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from modyn.config.dataset import DatasetConfig
-from modyn.config.system import SystemConfig
 from modyn.errors import DataError
-from modyn.storage.catalogue.catalogue import Catalogue
 from modyn.storage.client import ScrubProgress
 from modyn.storage.files.local import LocalFiles
 from modyn.storage.ingest.file_checks import scrub_files
@@ -27,7 +24,6 @@ from tests.support.running_storage import (
     binary_dataset,
     image_dataset,
     rewrite,
-    start_storage,
     write_image,
     write_records,
 )
@@ -71,7 +67,7 @@ def changed(content: bytes, at: int) -> bytes:
 
 
 def check_refused(storage: RunningStorage, name: str, local: LocalPayloads, key: int) -> None:
-    """By the payload server, and by a reader that has the file open."""
+    """The payload server and a reader that has the file open refuse it."""
     reads: list[Callable[[], object]] = [
         lambda: list(storage.payloads.fetch(name, np.array([key]))),
         lambda: local.locate(name, np.array([key])).take(slice(None)),
@@ -88,8 +84,7 @@ def test_a_byte_that_no_fingerprint_covers_is_found_by_the_second_scrub(
     options, content = KINDS[kind]
     path = tmp_path / f"rows.{kind}"
     path.write_bytes(content)
-    storage.client.register_dataset(DatasetConfig(name=kind, base_path=tmp_path, watch=False, **options))
-    storage.ingest(kind)
+    storage.index(DatasetConfig(name=kind, base_path=tmp_path, watch=False, **options))
     storage.client.scrub_dataset(kind)
     whole = fingerprint(LocalFiles(""), str(path), len(content))
     with storage.short_cut(kind) as local:
@@ -102,12 +97,53 @@ def test_a_byte_that_no_fingerprint_covers_is_found_by_the_second_scrub(
         check_refused(storage, kind, local, 0)
         (problem,) = storage.client.problems(kind)
         assert (
-            "are not the same any more. Restore the file, or take what it holds now with `modyn data reindex`" in problem.reason
+            "are not the same any more. Restore the file, or index what it contains now with `modyn data reindex`"
+            in problem.reason
         )
         rewrite(path, content)
         storage.ingest(kind)
         assert len(local.locate(kind, np.array([0])).take(slice(None))) == 1
     assert (scrubbed(storage, kind)[0], storage.client.problems(kind)) == ([], [])
+
+
+@pytest.mark.parametrize("watch", [True, False])
+def test_damage_stays_a_problem_until_the_file_is_mended(storage: RunningStorage, tmp_path: Path, watch: bool) -> None:
+    """Also if no event names the file, and at each scrub."""
+    name = f"mended-{watch}"
+    paths = [tmp_path / "a.bin", tmp_path / "b.bin"]
+    for number, path in enumerate(paths):
+        write_records(path, range(NUM_ROWS), 1000 + number)
+    storage.index(binary_dataset(tmp_path, name, watch=watch))
+    storage.client.scrub_dataset(name)
+    content = paths[0].read_bytes()
+
+    def problems() -> list[str]:
+        for _ in range(3):
+            storage.store._scan(storage.store.dataset(name))
+        found = [Path(problem.path).name for problem in storage.client.problems(name)]
+        assert storage.client.dataset(name).num_problems == len(found)
+        return found
+
+    for mend in ("restore", "touch", "reindex", "remove"):
+        assert (problems(), scrubbed(storage, name)[0]) == ([], [])
+        rewrite(paths[0], changed(paths[0].read_bytes(), BETWEEN))
+        for _ in range(2):
+            assert (scrubbed(storage, name)[0], problems()) == (["a.bin"], ["a.bin"]), mend
+        if mend in ("restore", "touch"):
+            with storage.short_cut(name) as local:
+                check_refused(storage, name, local, 0)
+            rewrite(paths[0], content)
+            if mend == "touch":
+                os.utime(paths[0], (2000, 2000))
+            assert (scrubbed(storage, name)[0], problems()) == ([], [])
+            assert len(storage.payloads_of([0], name)) == 1
+        elif mend == "reindex":
+            storage.client.forget_file(name, "a.bin")
+            storage.ingest(name)
+    paths[0].unlink()
+    storage.ingest(name)
+    assert scrubbed(storage, name)[0] == []
+    assert "indexed but gone" in storage.reasons(name)["a.bin"]
 
 
 @pytest.mark.parametrize("by_hand", [True, False], ids=["by hand", "periodic"])
@@ -117,8 +153,7 @@ def test_a_rewritten_file_of_one_sample_is_found_by_the_second_scrub(
     name = f"images-{by_hand}"
     for number in range(3):
         write_image(tmp_path, f"{number}", bytes([number]) * 20, number, 5000 + number)
-    storage.client.register_dataset(image_dataset(tmp_path, name))
-    storage.ingest(name)
+    storage.index(image_dataset(tmp_path, name))
 
     def scrub() -> None:
         if by_hand:
@@ -141,16 +176,15 @@ def test_a_rewritten_file_of_one_sample_is_found_by_the_second_scrub(
         assert len(local.locate(name, np.arange(3)).take(slice(None))) == 3
     found, last = scrubbed(storage, name)
     assert (found, last.files_seen, last.files_compared, last.files_first) == ([], 3, 3, 0)
-    assert [step.files_compared for step in storage.store.scrub(name, lambda: False)] == [0], "nobody listens any more"
+    assert [step.files_compared for step in storage.store.scrub(name, lambda: False)] == [0], "the listener has left"
     os.utime(tmp_path / "0.png", (1, 1))
     assert scrubbed(storage, name)[1].files_compared == 2, "of another time: the next look at the folder is to judge it"
 
 
-def test_the_checksum_of_a_file_that_grows_goes_on(storage: RunningStorage, tmp_path: Path) -> None:
+def test_the_checksum_of_a_file_that_grows_continues(storage: RunningStorage, tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     write_records(path, range(NUM_ROWS), 1000)
-    storage.client.register_dataset(binary_dataset(tmp_path, "growing"))
-    storage.ingest("growing")
+    storage.index(binary_dataset(tmp_path, "growing"))
     assert scrubbed(storage, "growing")[1].files_first == 1
     write_records(path, range(NUM_ROWS), 1001, mode="ab")
     found, last = scrubbed(storage, "growing")
@@ -174,8 +208,7 @@ def test_the_checksum_of_a_file_that_grows_goes_on(storage: RunningStorage, tmp_
 def test_a_rewrite_that_was_taken_for_a_touch_is_found_by_a_scrub(storage: RunningStorage, tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     write_records(path, range(NUM_ROWS), 1000)
-    storage.client.register_dataset(binary_dataset(tmp_path, "touched"))
-    storage.ingest("touched")
+    storage.index(binary_dataset(tmp_path, "touched"))
     storage.client.scrub_dataset("touched")
     path.write_bytes(changed(path.read_bytes(), BETWEEN))
     assert storage.ingest("touched").problems == 0
@@ -185,10 +218,9 @@ def test_a_rewrite_that_was_taken_for_a_touch_is_found_by_a_scrub(storage: Runni
 def test_a_file_that_is_taken_again_has_no_checksum_of_before(storage: RunningStorage, tmp_path: Path) -> None:
     for number in range(2):
         write_image(tmp_path, f"{number}", b"before", number, 5000)
-    storage.client.register_dataset(image_dataset(tmp_path, "again"))
-    storage.ingest("again")
+    storage.index(image_dataset(tmp_path, "again"))
     storage.client.scrub_dataset("again")
-    rewrite(tmp_path / "1.png", b"behind")
+    rewrite(tmp_path / "1.png", b"later!")
     storage.client.forget_file("again", "1.png")
     assert checksum(storage, "again", "1.png") == Checksum()
     storage.ingest("again")
@@ -206,14 +238,13 @@ def test_a_file_that_is_taken_again_while_a_scrub_is_under_way_is_as_it_is_now(
     name = f"meanwhile-{is_first}"
     for number in range(3):
         write_image(tmp_path, f"{number}", b"before", number, 5000)
-    storage.client.register_dataset(image_dataset(tmp_path, name))
-    storage.ingest(name)
+    storage.index(image_dataset(tmp_path, name))
     if not is_first:
         storage.client.scrub_dataset(name)
     under_way = scrub_files(storage.store.dataset(name))
     next(under_way)
     for number in (0, 2):  # which was read, and is to be read
-        rewrite(tmp_path / f"{number}.png", b"behind")
+        rewrite(tmp_path / f"{number}.png", b"later!")
         assert storage.client.forget_file(name, f"{number}.png").num_samples == 1
     storage.ingest(name)
     assert [file.problem for file in under_way if file.problem] == []
@@ -224,28 +255,9 @@ def test_a_file_that_is_taken_again_while_a_scrub_is_under_way_is_as_it_is_now(
 def test_a_file_that_cannot_be_read_is_named(storage: RunningStorage, tmp_path: Path) -> None:
     write_records(tmp_path / "a.bin", range(10), 1000)
     write_records(tmp_path / "b.bin", range(10), 1001)
-    storage.client.register_dataset(binary_dataset(tmp_path, "unreadable"))
-    storage.ingest("unreadable")
+    storage.index(binary_dataset(tmp_path, "unreadable"))
     (tmp_path / "a.bin").unlink()
     (tmp_path / "b.bin").unlink()
     (tmp_path / "b.bin").mkdir()  # No user may read it, root neither.
     (problem,) = storage.client.scrub_dataset("unreadable")
     assert problem.reason.startswith(f"cannot read {tmp_path}/b.bin at byte 0")
-
-
-def test_files_of_an_older_catalogue_get_checksums(quick_config: SystemConfig, stack: ExitStack, tmp_path: Path) -> None:
-    path = tmp_path / "data" / "a.bin"
-    write_records(path, range(NUM_ROWS), 1000)
-    with ExitStack() as first:
-        storage = start_storage(quick_config, first)
-        storage.client.register_dataset(binary_dataset(path.parent))
-        storage.ingest()
-    catalogue = Catalogue.open(quick_config)
-    with catalogue.database.raw() as connection, connection.cursor() as cursor:  # as it was before migration 3007
-        cursor.execute("ALTER TABLE storage.files DROP COLUMN checked_bytes, DROP COLUMN crc32, DROP COLUMN times_forgotten")
-        cursor.execute("UPDATE storage.alembic_version SET version_num = '3006'")
-    catalogue.close()
-    storage = start_storage(quick_config, stack)
-    assert scrubbed(storage, "numbers")[1].files_first == 1
-    rewrite(path, changed(path.read_bytes(), BETWEEN))
-    assert scrubbed(storage, "numbers")[0] == ["a.bin"]

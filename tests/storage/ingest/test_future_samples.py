@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import time
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,60 +13,72 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from modyn.config.dataset import DatasetConfig
 from modyn.config.system import SystemConfig
 from modyn.testing.waiting import eventually
-from tests.support.running_storage import RunningStorage, image_dataset, start_storage, write_image
-
-DAY_S = 86_400
+from tests.support.running_storage import (
+    RunningStorage,
+    files_dataset,
+    image_dataset,
+    running_storage,
+    start_storage,
+    write_image,
+)
 
 
 def tolerant(config: SystemConfig, tolerance_s: float | None) -> SystemConfig:
     return config.model_copy(update={"storage": config.storage.model_copy(update={"future_tolerance_s": tolerance_s})})
 
 
-def problems_of(storage: RunningStorage, name: str) -> dict[str, str]:
-    return {Path(problem.path).name: problem.reason for problem in storage.client.problems(name)}
-
-
-def test_files_of_one_sample(quick_config: SystemConfig, stack: ExitStack, tmp_path: Path) -> None:
-    storage = start_storage(quick_config, stack)
-    now = int(time.time())
-    for name, mtime in (("old", 1000), ("early", now + DAY_S // 2), ("far", now + 2 * DAY_S)):
-        write_image(tmp_path / "d", name, b"image", 1, mtime)
-    storage.client.register_dataset(image_dataset(tmp_path / "d"))
-    assert storage.ingest("images").samples_indexed == 2
-    (reason,) = problems_of(storage, "images").values()
-    assert "far.png yet: its time lies more than 86400 s in the future" in reason
-    assert "storage.future_tolerance_s" in reason
-
-
 @pytest.mark.parametrize("tolerance_s", [60.0, None])
 def test_rows(quick_config: SystemConfig, stack: ExitStack, tmp_path: Path, tolerance_s: float | None) -> None:
-    (tmp_path / "d").mkdir()
+    config = files_dataset(tmp_path / "d", source="column:1", name="rows")
     (tmp_path / "d" / "good.csv").write_text("1,1970-01-02\n")
     (tmp_path / "d" / "far.csv").write_text("1,1970-01-02\n2,2100-01-01\n")
-    fields = {"file_wrapper_config": {"label_index": 0}, "timestamp_source": "column:1", "watch": False}
-    config = DatasetConfig(name="rows", base_path=tmp_path / "d", file_wrapper="CsvFileWrapper", **fields)
     storage = start_storage(tolerant(quick_config, tolerance_s), stack)
-    storage.client.register_dataset(config)
-    assert storage.ingest("rows").samples_indexed == (1 if tolerance_s else 3)
-    problems = problems_of(storage, "rows")
+    assert storage.index(config).samples_indexed == (1 if tolerance_s else 3)
+    problems = storage.reasons("rows")
     if tolerance_s:
         assert list(problems) == ["far.csv"]
-        assert "far.csv, the sample at 13: its time lies more than 60 s in the future" in problems["far.csv"]
+        assert "far.csv, line 2 at byte 13: its time is more than 60 s in the future" in problems["far.csv"]
     else:
         assert not problems
 
 
+@pytest.mark.parametrize("kind", ["csv", "csv.gz", "jsonl", "bin"])
+def test_refused_samples_name_their_lines(module_storage: RunningStorage, tmp_path: Path, kind: str) -> None:
+    """In appended rows too. Where a file has no lines, the unit of the number is said."""
+    folder = tmp_path / f"lines-{kind}"
+    folder.mkdir()
+    path = folder / f"a.{kind}"
+    if kind == "bin":
+        path.write_bytes(np.array([[1, 1000], [1, 1 << 32]], "<i8").tobytes())
+        options = {"record_size": 16, "label_size": 8, "byteorder": "little"}
+        reason = in_the_future(module_storage, folder, "BinaryFileWrapper", "field:8", **options)
+        assert f"{path}, the sample at byte 24: its time is more than" in reason
+        return
+    if kind == "jsonl":
+        row, rows, ends = '{"y": 1, "t": "DAY"}', ["1970-01-02", "2100-01-01"] * 2, ["\n"] * 4
+        wrapper, source, options = "JsonLinesFileWrapper", "field:t", {"label_field": "y", "max_bad_rows": 2}
+    else:
+        row, rows, ends = '1,DAY,"a\nb"', ["1970-01-02", "2100-01-01"] * 2, ["\r\n", "\r\n", "\r", "\n"]
+        wrapper, source, options = "CsvFileWrapper", "column:1", {"label_index": 0, "max_bad_rows": 2}
+    parts = [f"{row.replace('DAY', day)}{end}".encode() for day, end in zip(rows, ends, strict=True)]
+    config = files_dataset(folder, options, wrapper, source)
+    module_storage.client.register_dataset(config)
+    for end in (2, 4):
+        content = b"".join(parts[:end])
+        path.write_bytes(gzip.compress(content) if kind.endswith("gz") else content)
+        module_storage.ingest(folder.name)
+    places = sorted(problem.reason.partition(": ")[0] for problem in module_storage.client.problems(folder.name))
+    lines = (2, 4) if kind == "jsonl" else (3, 7)
+    assert places == [f"{path}, line {line} at byte {len(b''.join(parts[:at]))}" for at, line in zip((1, 3), lines, strict=True)]
+
+
 def test_rows_of_the_future_are_bad_rows_as_others(quick_config: SystemConfig, stack: ExitStack, tmp_path: Path) -> None:
-    (tmp_path / "d").mkdir()
+    config = files_dataset(tmp_path / "d", {"label_index": 0, "max_bad_rows": 2}, source="column:1", name="rows")
     (tmp_path / "d" / "a.csv").write_text("1,1970-01-02\n2,2100-01-01\nbroken\n3,1970-01-03\n")
-    config = {"label_index": 0, "max_bad_rows": 2}
-    fields = {"file_wrapper_config": config, "timestamp_source": "column:1", "watch": False}
     storage = start_storage(tolerant(quick_config, 60.0), stack)
-    storage.client.register_dataset(DatasetConfig(name="rows", base_path=tmp_path / "d", file_wrapper="CsvFileWrapper", **fields))
-    assert storage.ingest("rows").samples_indexed == 2
+    assert storage.index(config).samples_indexed == 2
     info = storage.client.dataset("rows")
     assert (info.num_samples, info.num_skipped) == (2, 2)
 
@@ -82,15 +95,12 @@ def test_rows_of_the_future_are_bad_rows_as_others(quick_config: SystemConfig, s
 def test_a_file_that_time_alone_would_mend_is_tried_again(
     quick_config: SystemConfig, stack: ExitStack, tmp_path: Path, rows: list[str], max_bad_rows: int, samples_later: int
 ) -> None:
-    """However many of its rows lie in the future."""
-    (tmp_path / "d").mkdir()
+    """The number of its rows in the future does not matter."""
+    config = files_dataset(tmp_path / "d", {"label_index": 0, "max_bad_rows": max_bad_rows}, source="column:1", name="rows")
     (tmp_path / "d" / "a.csv").write_text("\n".join(["1,1970-01-02", *rows, ""]))
-    options = {"label_index": 0, "max_bad_rows": max_bad_rows}
-    fields = {"file_wrapper_config": options, "timestamp_source": "column:1", "watch": False}
     storage = start_storage(tolerant(quick_config, 60.0), stack)
-    storage.client.register_dataset(DatasetConfig(name="rows", base_path=tmp_path / "d", file_wrapper="CsvFileWrapper", **fields))
-    assert storage.ingest("rows").samples_indexed == 0
-    assert "rows cannot be used" in problems_of(storage, "rows")["a.csv"]
+    assert storage.index(config).samples_indexed == 0
+    assert "rows cannot be used" in storage.reasons("rows")["a.csv"]
     dataset = storage.store.dataset("rows")
     dataset.limits = replace(dataset.limits, future_tolerance_s=None)  # as if the time had come
 
@@ -107,23 +117,23 @@ def test_a_file_that_time_alone_would_mend_is_tried_again(
 
 
 def test_a_file_is_taken_once_its_time_has_come(quick_config: SystemConfig, tmp_path: Path) -> None:
-    """Its size and time are the same then; only the tolerance stands for the time that passes."""
+    """Its size and time are the same then; only the tolerance accounts for the time that passes."""
+    write_image(tmp_path / "d", "old", b"image", 1, 1000)
     write_image(tmp_path / "d", "far", b"image", 1, int(time.time()) + 1000)
-    for tolerance_s, num_samples in ((10.0, 0), (5000.0, 1)):
-        with ExitStack() as stack:
-            storage = start_storage(tolerant(quick_config, tolerance_s), stack)
-            storage.client.register_dataset(image_dataset(tmp_path / "d"))
-            storage.ingest("images")
+    for tolerance_s, num_samples in ((10.0, 1), (5000.0, 2)):
+        with running_storage(tolerant(quick_config, tolerance_s)) as storage:
+            storage.index(image_dataset(tmp_path / "d"))
             assert storage.client.dataset("images").num_samples == num_samples
-            assert len(problems_of(storage, "images")) == 1 - num_samples
+            for reason in (problems := storage.reasons("images")).values():
+                assert "far.png yet: its time is more than 10 s in the future" in reason
+                assert "storage.future_tolerance_s" in reason
+            assert len(problems) == 2 - num_samples
 
 
 def in_the_future(storage: RunningStorage, folder: Path, wrapper: str, source: str, **options: object) -> str:
     """The problem of the one file in `folder`, whose times lie in the future; the dataset has the name of the folder."""
-    fields = {"file_wrapper_config": options, "timestamp_source": source, "watch": False}
-    storage.client.register_dataset(DatasetConfig(name=folder.name, base_path=folder, file_wrapper=wrapper, **fields))
-    storage.ingest(folder.name)
-    (reason,) = problems_of(storage, folder.name).values()
+    storage.index(files_dataset(folder, options, wrapper, source))
+    (reason,) = storage.reasons(folder.name).values()
     return reason
 
 
@@ -140,9 +150,7 @@ def test_a_typed_time_of_the_future_gets_no_advice_of_other_formats(
     pq.write_table(table, folder / "a.parquet", use_deprecated_int96_timestamps=stored_as == "int96")
     columns = {"payload_columns": ["x"], "label_column": "y"}
     reason = in_the_future(module_storage, folder, "ParquetFileWrapper", "column:t", **columns)
-    assert (
-        "a.parquet: 2 rows cannot be used; correct them: the sample at 0: its time lies more than 86400 s in the future" in reason
-    )
+    assert "a.parquet: 2 rows cannot be used; correct them: row 0: its time is more than 86400 s in the future" in reason
     assert "at 9999-12-31 00:00:00; correct it; a time that is meant needs a larger storage.future_tolerance_s" in reason
     assert "max_bad_rows" not in reason
     assert "timestamp_format" not in reason

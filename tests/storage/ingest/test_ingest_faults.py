@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from modyn.config.dataset import DatasetConfig
 from modyn.errors import UnavailableError
 from modyn.storage.files.local import LocalFiles
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
@@ -25,7 +24,7 @@ from modyn.storage.ingest.file_indexer import beginning
 from modyn.storage.ingest.ingestion import ingest
 from modyn.storage.ingest.limits import IngestLimits
 from modyn.storage.model.samples import IndexedSamples
-from tests.support.running_storage import RunningStorage, binary_dataset, image_dataset, write_image, write_records
+from tests.support.running_storage import RunningStorage, binary_dataset, files_dataset, image_dataset, write_image, write_records
 
 
 @pytest.fixture
@@ -35,18 +34,9 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-def reasons(storage: RunningStorage, name: str = "numbers") -> dict[str, str]:
-    return {os.path.basename(problem.path): problem.reason for problem in storage.client.problems(name)}
-
-
 def look(storage: RunningStorage, name: str = "numbers") -> None:
-    """As a watcher does."""
+    """Scan the folder once, like a watcher."""
     storage.store._scan(storage.store.dataset(name))
-
-
-def rows_dataset(folder: Path, wrapper: str = "CsvFileWrapper", **options: object) -> DatasetConfig:
-    fields = {"label_index": 0, **options} if wrapper == "CsvFileWrapper" else options
-    return DatasetConfig(name="rows", base_path=folder, file_wrapper=wrapper, file_wrapper_config=fields, watch=False)
 
 
 def while_indexed(monkeypatch: pytest.MonkeyPatch, kind: type[FileFormat], act: Callable[[Path], None], times: int = 1) -> None:
@@ -63,39 +53,25 @@ def while_indexed(monkeypatch: pytest.MonkeyPatch, kind: type[FileFormat], act: 
     monkeypatch.setattr(kind, "index", indexed)
 
 
+@pytest.mark.parametrize("limits", [IngestLimits(), IngestLimits(held_samples=1, growing_bytes=1)], ids=["small", "large"])
 def test_a_file_that_is_rewritten_while_it_is_indexed_is_left_to_the_next_look(
-    storage: RunningStorage, data: Path, monkeypatch: pytest.MonkeyPatch
+    storage: RunningStorage, data: Path, monkeypatch: pytest.MonkeyPatch, limits: IngestLimits
 ) -> None:
+    """An ingestion on request looks again by itself."""
     write_records(data / "a.bin", range(5), 1000)
     storage.client.register_dataset(binary_dataset(data))
+    storage.store.dataset("numbers").limits = limits
     while_indexed(monkeypatch, BinaryFormat, lambda path: write_records(path, range(65, 70), 2000))
     look(storage)
     assert storage.client.dataset("numbers").next_key == 0
-    assert reasons(storage) == {}
+    assert storage.reasons() == {}
     look(storage)
     assert storage.client.samples_by_key("numbers", np.arange(5)).labels.tolist() == [5, 6, 7, 8, 9]
     assert storage.data_of(range(5)) == list(range(65, 70))
-
-
-def test_an_ingestion_on_request_looks_again_at_a_file_that_changed(
-    storage: RunningStorage, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_records(data / "a.bin", range(5), 1000)
-    storage.client.register_dataset(binary_dataset(data))
-    while_indexed(monkeypatch, BinaryFormat, lambda path: write_records(path, range(65, 70), 2000))
+    write_records(data / "b.bin", range(5), 1000)
+    while_indexed(monkeypatch, BinaryFormat, lambda path: write_records(path, range(75, 80), 2000))
     assert storage.ingest().samples_indexed == 5
-    assert storage.data_of(range(5)) == list(range(65, 70))
-
-
-def test_a_large_file_that_is_rewritten_while_it_is_indexed_leaves_nothing(
-    storage: RunningStorage, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_records(data / "a.bin", range(5), 1000)
-    storage.client.register_dataset(binary_dataset(data))
-    storage.store.dataset("numbers").limits = IngestLimits(held_samples=1, growing_bytes=1)
-    while_indexed(monkeypatch, BinaryFormat, lambda path: write_records(path, range(65, 75), 2000))
-    look(storage)
-    assert storage.client.dataset("numbers").next_key == 0
+    assert storage.data_of(range(5, 10)) == list(range(75, 80))
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -116,11 +92,11 @@ def test_what_is_appended_while_a_large_file_is_indexed_does_not_put_it_off(
 def test_a_large_file_is_indexed_up_to_the_size_it_was_seen_with(
     storage: RunningStorage, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half a row that stands behind it by then would have the wrong label for good."""
+    """Half a row that stands after it by then would have the wrong label for good."""
     path = data / "a.csv"
     path.write_bytes(b"1,a\n2,b\n3,c")
     os.utime(path, (1000, 1000))
-    storage.client.register_dataset(rows_dataset(data))
+    storage.client.register_dataset(files_dataset(data, name="rows"))
     storage.store.dataset("rows").limits = IngestLimits(growing_bytes=1)
     index = CsvFormat.index
 
@@ -143,7 +119,7 @@ def test_a_large_file_is_indexed_up_to_the_size_it_was_seen_with(
 
 
 @pytest.mark.parametrize("num_bytes", range(15))
-def test_the_beginning_of_a_chunk_is_the_rows_that_lie_in_it(tmp_path: Path, num_bytes: int) -> None:
+def test_the_beginning_of_a_chunk_is_the_rows_that_are_in_it(tmp_path: Path, num_bytes: int) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b"1,a\n\n22,b\n3,c\n")
     rows = CsvFormat(CsvFormat.Config(label_index=0))
@@ -227,22 +203,21 @@ def test_what_says_nothing_of_the_content_is_tried_again_though_the_file_stays_t
     storage.store.dataset("numbers").format = Fails(FormatConfig())
     monkeypatch.setattr(Fails, "error", error)
     look(storage)
-    assert list(reasons(storage)) == ["a"]
+    assert list(storage.reasons()) == ["a"]
     monkeypatch.setattr(Fails, "error", None)
     retries = storage.store.dataset("numbers").retries
     monkeypatch.setattr(retries, "is_due", lambda path, tick: False)
     look(storage)
-    assert list(reasons(storage)) == ["a"], "not with each look"
+    assert list(storage.reasons()) == ["a"], "not with each look"
     monkeypatch.setattr(retries, "is_due", lambda path, tick: True)
     look(storage)
-    assert (reasons(storage), storage.client.dataset("numbers").num_samples) == ({}, 1)
+    assert (storage.reasons(), storage.client.dataset("numbers").num_samples) == ({}, 1)
 
 
 def test_an_ingestion_on_request_tries_all_that_was_set_aside(storage: RunningStorage, data: Path) -> None:
     (data / "a.csv").write_bytes(b"1,a\n")
     os.utime(data / "a.csv", (1000, 1000))
-    storage.client.register_dataset(rows_dataset(data, label_index=1))
-    assert storage.ingest("rows").problems == 1
+    assert storage.index(files_dataset(data, {"label_index": 1}, name="rows")).problems == 1
     assert storage.ingest("rows").problems == 0, "told once"
     storage.store.dataset("rows").format = CsvFormat(CsvFormat.Config(label_index=0))
     look(storage, "rows")
@@ -255,8 +230,7 @@ def test_an_ingestion_on_request_tries_all_that_was_set_aside(storage: RunningSt
 def test_a_file_that_may_not_be_read_for_now(storage: RunningStorage, data: Path) -> None:
     write_records(data / "a.bin", range(3), 1000)
     (data / "a.bin").chmod(0)
-    storage.client.register_dataset(binary_dataset(data))
-    assert storage.ingest().problems == 1
+    assert storage.index(binary_dataset(data)).problems == 1
     (data / "a.bin").chmod(0o600)
     assert storage.ingest().samples_indexed == 3
 
@@ -265,12 +239,12 @@ def test_pauses_between_tries_grow(storage: RunningStorage, data: Path) -> None:
     storage.client.register_dataset(binary_dataset(data))
     retries = storage.store.dataset("numbers").retries
     assert retries.is_due("a", 0.0)
-    retries.failed("a", 0.0)
+    retries.note_failure("a", 0.0)
     assert (retries.is_due("a", 0.9), retries.is_due("a", 1.0)) == (False, True)
-    retries.failed("a", 1.0)
+    retries.note_failure("a", 1.0)
     assert (retries.is_due("a", 2.9), retries.is_due("a", 3.0)) == (False, True)
     for _ in range(20):
-        retries.failed("a", 3.0)
+        retries.note_failure("a", 3.0)
     assert retries.is_due("a", 303.0)
     assert not retries.is_due("a", 302.0)
     retries.keep_only({"b": ""})
@@ -289,8 +263,7 @@ class RemovedOnceOpened(LocalFiles):
 
 def test_an_indexed_file_that_vanishes_during_a_look_holds_up_no_other(storage: RunningStorage, data: Path) -> None:
     write_records(data / "a.bin", range(3), 1000)
-    storage.client.register_dataset(binary_dataset(data))
-    assert storage.ingest().samples_indexed == 3
+    assert storage.index(binary_dataset(data)).samples_indexed == 3
     os.utime(data / "a.bin", (2000, 2000))
     write_records(data / "b.bin", range(3, 5), 1000)
     dataset = storage.store.dataset("numbers")
@@ -300,15 +273,14 @@ def test_an_indexed_file_that_vanishes_during_a_look_holds_up_no_other(storage: 
     row = dataset.catalogue.file(dataset.row.id, 0)
     assert (row.mtime_ns, row.altered) == (1000 * 10**9, False), "nothing is stored of a file that is not as it was listed"
     look(storage)
-    assert list(reasons(storage)) == ["a.bin"]
+    assert list(storage.reasons()) == ["a.bin"]
 
 
 def test_a_file_that_held_nothing_is_indexed_when_it_holds_something(storage: RunningStorage, data: Path) -> None:
     schema = pa.schema([("data", pa.binary()), ("label", pa.int64())])
     pq.write_table(schema.empty_table(), data / "a.parquet")
     options = {"payload_columns": ["data"], "label_column": "label"}
-    storage.client.register_dataset(rows_dataset(data, "ParquetFileWrapper", **options))
-    assert storage.ingest("rows").problems == 0
+    assert storage.index(files_dataset(data, options, "ParquetFileWrapper", name="rows")).problems == 0
     assert storage.client.dataset("rows").num_files == 1
     pq.write_table(pa.table({"data": [b"x", b"y"], "label": [1, 2]}, schema), data / "a.parquet")
     assert storage.ingest("rows").samples_indexed == 2
@@ -319,19 +291,18 @@ def test_a_file_that_held_nothing_is_indexed_when_it_holds_something(storage: Ru
 @pytest.mark.parametrize(
     ("content", "source", "reason"),
     [
-        (b"1,5\nnan,5\n", "", "the sample at 4: the label nan is no finite number"),
-        (b"-inf,5\n", "", "the label -inf is no finite number"),
+        (b"1,5\nnan,5\n", "", "a.csv, line 2 at byte 4: the label nan is not a finite number"),
+        (b"-inf,5\n", "", "the label -inf is not a finite number"),
         (b"1,9223372036854775807\n", "column:1", "is most likely no time in seconds since 1970"),
     ],
 )
-def test_labels_are_finite_and_times_lie_in_intervals(
+def test_labels_are_finite_and_times_are_in_intervals(
     storage: RunningStorage, data: Path, content: bytes, source: str, reason: str
 ) -> None:
     (data / "a.csv").write_bytes(content)
-    config = rows_dataset(data, label_type="float").model_copy(update={"timestamp_source": source})
-    storage.client.register_dataset(config)
-    assert storage.ingest("rows").samples_indexed == 0
-    assert reason in reasons(storage, "rows")["a.csv"]
+    config = files_dataset(data, {"label_index": 0, "label_type": "float"}, source=source, name="rows")
+    assert storage.index(config).samples_indexed == 0
+    assert reason in storage.reasons("rows")["a.csv"]
 
 
 @pytest.mark.parametrize("kind", ["rows", "images"])
@@ -341,13 +312,13 @@ def test_a_time_beyond_the_calendar_of_the_index_is_a_problem(storage: RunningSt
     if kind == "rows":
         (data / "a.csv").write_bytes(b"1,5\n")
         os.utime(data / "a.csv", (late, late))
-        storage.client.register_dataset(rows_dataset(data))
+        storage.client.register_dataset(files_dataset(data, name="rows"))
     else:
         write_image(data, "a", b"image", 1, late)
         storage.client.register_dataset(image_dataset(data))
     assert storage.ingest(kind).samples_indexed == 0
-    (reason,) = reasons(storage, kind).values()
-    assert "lies beyond the years 1677 to 2262; correct it with `touch`" in reason
+    (reason,) = storage.reasons(kind).values()
+    assert "is beyond the years 1677 to 2262; correct it with `touch`" in reason
 
 
 def test_a_label_file_without_a_finite_number(storage: RunningStorage, data: Path) -> None:
@@ -356,28 +327,26 @@ def test_a_label_file_without_a_finite_number(storage: RunningStorage, data: Pat
     (data / "1.label").write_text("nan")
     config = image_dataset(data)
     config = config.model_copy(update={"file_wrapper_config": {**config.file_wrapper_config, "label_type": "float"}})
-    storage.client.register_dataset(config)
-    assert storage.ingest("images").samples_indexed == 2
-    assert "the label nan is no finite number" in reasons(storage, "images")["1.png"]
+    assert storage.index(config).samples_indexed == 2
+    assert "the label nan is not a finite number" in storage.reasons("images")["1.png"]
 
 
 def test_a_folder_that_is_not_mounted_is_one_problem(storage: RunningStorage, data: Path, tmp_path: Path) -> None:
     for i in range(5):
         write_records(data / f"{i}.bin", [i], 1000 + i)
-    storage.client.register_dataset(binary_dataset(data))
-    storage.ingest()
+    storage.index(binary_dataset(data))
     data.rename(tmp_path / "elsewhere")
     data.mkdir()
     assert storage.ingest().problems == 1
     assert storage.ingest().problems == 0, "told once"
-    assert "none of the 5 files that are indexed is there; mount the folder" in reasons(storage)["data"]
+    assert "none of the 5 files that are indexed is there; mount the folder" in storage.reasons()["data"]
     data.rmdir()
     (tmp_path / "elsewhere").rename(data)
     storage.ingest()
     assert storage.client.problems("numbers") == []
     (data / "3.bin").unlink()
     storage.ingest()
-    assert list(reasons(storage)) == ["3.bin"]
+    assert list(storage.reasons()) == ["3.bin"]
 
 
 def test_files_below_a_folder_that_may_not_be_read_are_not_gone(
@@ -386,8 +355,7 @@ def test_files_below_a_folder_that_may_not_be_read_are_not_gone(
     for i in range(5):
         write_records(data / "sub" / "deep" / f"{i}.bin", [i], 1000 + i)
     write_records(data / "own.bin", [5], 2000)
-    storage.client.register_dataset(binary_dataset(data))
-    storage.ingest()
+    storage.index(binary_dataset(data))
     dataset = storage.store.dataset("numbers")
     files = dataset.filesystem
     listed = files.list_files
@@ -401,7 +369,7 @@ def test_files_below_a_folder_that_may_not_be_read_are_not_gone(
         patch.setattr(files, "list_files", refused)
         for _ in range(2):
             storage.ingest()
-            assert reasons(storage) == {"sub": "it cannot be looked at"}
+            assert storage.reasons() == {"sub": "it cannot be looked at"}
     storage.ingest()
     assert storage.client.problems("numbers") == []
 
@@ -421,8 +389,7 @@ def test_a_file_keeps_its_path_when_another_link_to_its_folder_is_added(
 ) -> None:
     write_records(tmp_path / "shared" / "x.bin", [1], 1000)
     (data / "m").symlink_to(tmp_path / "shared")
-    storage.client.register_dataset(binary_dataset(data))
-    storage.ingest()
+    storage.index(binary_dataset(data))
     for name in ("a", "z"):
         (data / name).symlink_to(tmp_path / "shared")
     assert storage.ingest().samples_indexed == 0

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,12 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modyn.config.dataset import DatasetConfig
 from modyn.config.system import StorageConfig, SystemConfig
 from modyn.errors import DataError, InvalidArgumentError, NotFoundError, SecurityError, UnavailableError
 from modyn.records import Interval
 from modyn.storage.catalogue.catalogue import Catalogue, Change
-from modyn.storage.datasets import DatasetStore
 from modyn.storage.files.file_system import Roots
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
 from modyn.storage.ingest.ingestion import ingest
@@ -27,7 +23,9 @@ from modyn.storage.model.samples import IndexedSamples
 from tests.support.running_storage import (
     RunningStorage,
     binary_dataset,
+    files_dataset,
     image_dataset,
+    running_storage,
     start_storage,
     write_image,
     write_records,
@@ -37,10 +35,6 @@ from tests.support.running_storage import (
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
-
-
-def reasons(storage: RunningStorage, name: str = "numbers") -> dict[str, str]:
-    return {os.path.basename(problem.path): problem.reason for problem in storage.client.problems(name)}
 
 
 def all_data(storage: RunningStorage, name: str = "numbers") -> list[int]:
@@ -55,8 +49,7 @@ def test_keys_follow_file_time_then_path(storage: RunningStorage, data: Path) ->
     write_records(data / "z.bin", [0, 1], 1000)
     write_records(data / "b" / "x.bin", [4, 5], 2000)
     write_records(data / "a.bin", [2, 3], 2000)
-    storage.client.register_dataset(binary_dataset(data))
-    progress = storage.ingest()
+    progress = storage.index(binary_dataset(data))
     assert (progress.files_seen, progress.files_indexed, progress.samples_indexed, progress.problems) == (3, 3, 6, 0)
     assert all_data(storage) == [0, 1, 2, 3, 4, 5]
     samples = storage.client.samples_by_key("numbers", np.arange(6))
@@ -66,41 +59,10 @@ def test_keys_follow_file_time_then_path(storage: RunningStorage, data: Path) ->
     assert (info.num_samples, info.num_files, info.next_key, info.min_timestamp, info.max_timestamp) == (6, 3, 6, 1000, 2000)
 
 
-def test_ingesting_twice_indexes_once(storage: RunningStorage, data: Path) -> None:
-    write_records(data / "a.bin", range(10), 1000)
-    storage.client.register_dataset(binary_dataset(data))
-    storage.ingest()
-    assert storage.ingest().samples_indexed == 0
-    assert all_data(storage) == list(range(10))
-
-
-def test_two_services_at_once_index_once(quick_config: SystemConfig, data: Path) -> None:
-    for i in range(40):
-        write_records(data / f"{i:02}.bin", [i], 1000 + i)
-    stores = [DatasetStore(quick_config, Catalogue.open(quick_config)) for _ in range(2)]
-    stores[0].register(binary_dataset(data))
-    threads = [threading.Thread(target=lambda s=store: list(s.ingest("numbers"))) for store in stores]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    try:
-        for store in stores:
-            list(store.ingest("numbers"))
-            assert store.dataset("numbers").info().num_samples == 40
-            assert store.dataset("numbers").snapshot().samples_by_key(np.arange(40)).timestamps.tolist() == list(
-                range(1000, 1040)
-            )
-    finally:
-        for store in stores:
-            store.close()
-
-
 def test_appended_rows_are_ingested_once(storage: RunningStorage, data: Path) -> None:
     write_records(data / "a.bin", range(5), 1000)
     write_records(data / "b.bin", range(100, 103), 1000)
-    storage.client.register_dataset(binary_dataset(data))
-    storage.ingest()
+    storage.index(binary_dataset(data))
     write_records(data / "a.bin", range(5, 8), 2000, mode="ab")
     assert storage.ingest().samples_indexed == 3
     assert storage.ingest().samples_indexed == 0
@@ -111,12 +73,11 @@ def test_appended_rows_are_ingested_once(storage: RunningStorage, data: Path) ->
 
 def test_half_a_record_at_the_end_is_reported_and_later_completed(storage: RunningStorage, data: Path) -> None:
     write_records(data / "a.bin", range(5), 1000)
-    storage.client.register_dataset(binary_dataset(data))
-    storage.ingest()
+    storage.index(binary_dataset(data))
     whole = (data / "a.bin").read_bytes()
     (data / "a.bin").write_bytes(whole + whole[:7])
     assert storage.ingest().samples_indexed == 0
-    assert "a.bin" in reasons(storage)
+    assert "a.bin" in storage.reasons()
     assert all_data(storage) == list(range(5)), "what was indexed before stays readable"
     (data / "a.bin").write_bytes(whole + whole[:16])
     assert storage.ingest().samples_indexed == 1
@@ -126,11 +87,10 @@ def test_half_a_record_at_the_end_is_reported_and_later_completed(storage: Runni
 def test_a_rewritten_file_is_reported_and_not_read(storage: RunningStorage, data: Path) -> None:
     write_records(data / "a.bin", range(5), 1000)
     write_records(data / "b.bin", range(5, 8), 1001)
-    storage.client.register_dataset(binary_dataset(data))
-    storage.ingest()
+    storage.index(binary_dataset(data))
     write_records(data / "a.bin", range(50, 55), 2000)
     assert storage.ingest().samples_indexed == 0
-    assert "rewritten" in reasons(storage)["a.bin"]
+    assert "rewritten" in storage.reasons()["a.bin"]
     assert storage.ingest().problems == 0, "told once"
     with pytest.raises(DataError, match=r"a\.bin.*key 2"):
         storage.data_of([6, 2])
@@ -143,14 +103,11 @@ def test_a_rewritten_file_is_reported_and_not_read(storage: RunningStorage, data
 
 def test_a_rewritten_file_stays_refused_after_a_restart(quick_config: SystemConfig, data: Path) -> None:
     write_records(data / "a.bin", range(5), 1000)
-    with ExitStack() as stack:
-        storage = start_storage(quick_config, stack)
-        storage.client.register_dataset(binary_dataset(data))
-        storage.ingest()
+    with running_storage(quick_config) as storage:
+        storage.index(binary_dataset(data))
         write_records(data / "a.bin", range(50, 55), 2000)
         storage.ingest()
-    with ExitStack() as stack:
-        storage = start_storage(quick_config, stack)
+    with running_storage(quick_config) as storage:
         with pytest.raises(DataError, match=r"a\.bin"):
             storage.data_of([0])
         assert len(storage.client.problems("numbers")) == 1
@@ -158,8 +115,7 @@ def test_a_rewritten_file_stays_refused_after_a_restart(quick_config: SystemConf
 
 def test_touching_a_file_changes_nothing(storage: RunningStorage, data: Path) -> None:
     write_records(data / "a.bin", range(5), 1000)
-    storage.client.register_dataset(binary_dataset(data))
-    storage.ingest()
+    storage.index(binary_dataset(data))
     os.utime(data / "a.bin", (5000, 5000))
     assert storage.ingest().samples_indexed == 0
     assert storage.client.problems("numbers") == []
@@ -168,48 +124,41 @@ def test_touching_a_file_changes_nothing(storage: RunningStorage, data: Path) ->
 
 def test_a_cut_file_is_reported_and_named_with_its_offset(storage: RunningStorage, data: Path) -> None:
     write_records(data / "a.bin", range(5), 1000)
-    storage.client.register_dataset(binary_dataset(data))
-    storage.ingest()
+    storage.index(binary_dataset(data))
     os.truncate(data / "a.bin", 20)
     with pytest.raises(DataError, match=r"a\.bin.* 72"):
         storage.data_of([4])
     storage.ingest()
-    assert "cut" in reasons(storage)["a.bin"]
+    assert "was cut: 80 bytes of it are indexed, it has 20 now" in storage.reasons()["a.bin"]
 
 
 def test_a_bad_file_is_set_aside_and_tried_again_when_it_changes(storage: RunningStorage, data: Path) -> None:
     write_records(data / "good.bin", [1], 1000)
     (data / "bad.bin").write_bytes(b"x" * 17)
     os.utime(data / "bad.bin", (900, 900))
-    storage.client.register_dataset(binary_dataset(data))
-    progress = storage.ingest()
+    progress = storage.index(binary_dataset(data))
     assert (progress.samples_indexed, progress.problems) == (1, 1)
-    assert list(reasons(storage)) == ["bad.bin"]
+    assert list(storage.reasons()) == ["bad.bin"]
     assert storage.client.dataset("numbers").num_problems == 1
     assert storage.ingest().problems == 0
     write_records(data / "bad.bin", [2], 1000)
     assert storage.ingest().samples_indexed == 1
     assert storage.client.problems("numbers") == []
     assert all_data(storage) == [1, 2]
-
-
-def test_the_problem_of_a_bad_file_goes_with_it(storage: RunningStorage, data: Path) -> None:
-    storage.client.register_dataset(binary_dataset(data))
-    (data / "bad.bin").write_bytes(b"x")
+    (data / "gone.bin").write_bytes(b"x")
     storage.ingest()
-    assert len(reasons(storage)) == 1
-    (data / "bad.bin").unlink()
+    assert list(storage.reasons()) == ["gone.bin"]
+    (data / "gone.bin").unlink()
     storage.ingest()
-    assert storage.client.dataset("numbers").num_problems == 0
+    assert storage.client.dataset("numbers").num_problems == 0, "the problem of a file goes with it"
 
 
 def test_an_indexed_file_that_vanishes_is_reported_until_it_is_back(storage: RunningStorage, data: Path) -> None:
     write_records(data / "a.bin", range(3), 1000)
-    storage.client.register_dataset(binary_dataset(data))
-    storage.ingest()
+    storage.index(binary_dataset(data))
     (data / "a.bin").rename(data / "a.hidden")
     storage.ingest()
-    assert "gone" in reasons(storage)["a.bin"]
+    assert "gone" in storage.reasons()["a.bin"]
     with pytest.raises(DataError, match=r"a\.bin"):
         storage.data_of([0])
     (data / "a.hidden").rename(data / "a.bin")
@@ -220,8 +169,7 @@ def test_an_indexed_file_that_vanishes_is_reported_until_it_is_back(storage: Run
 
 def test_an_empty_file_holds_nothing_until_it_grows(storage: RunningStorage, data: Path) -> None:
     write_records(data / "a.bin", [], 1000)
-    storage.client.register_dataset(binary_dataset(data))
-    assert storage.ingest().problems == 0
+    assert storage.index(binary_dataset(data)).problems == 0
     info = storage.client.dataset("numbers")
     assert (info.num_samples, info.min_timestamp, info.next_key) == (0, None, 0)
     write_records(data / "a.bin", [7], 2000, mode="ab")
@@ -248,8 +196,7 @@ def test_strange_names(storage: RunningStorage, data: Path) -> None:
     write_records(deep / "deep.bin", [len(names)], 5000)
     assert len(str(deep)) > 2400
     (data / os.fsdecode(b"bad\xff.bin")).write_bytes(b"1")
-    storage.client.register_dataset(binary_dataset(data))
-    storage.ingest()
+    storage.index(binary_dataset(data))
     assert all_data(storage) == list(range(len(names) + 1))
     assert storage.ingest().samples_indexed == 0
     assert [os.path.basename(p.path) for p in storage.client.problems("numbers")] == ["bad\\udcff.bin"]
@@ -268,11 +215,10 @@ def test_links_are_followed_under_the_roots_only(quick_config: SystemConfig, sta
     os.mkfifo(data / "pipe.bin")
     storage_config = StorageConfig.model_validate({"settle_s": 0, "dataset_roots": [tmp_path / "root"]})
     storage = start_storage(quick_config.model_copy(update={"storage": storage_config}), stack)
-    storage.client.register_dataset(binary_dataset(data))
-    storage.ingest()
+    storage.index(binary_dataset(data))
     assert all_data(storage) == [0, 1]
-    assert sorted(reasons(storage)) == ["out", "out.bin"]
-    for reason in reasons(storage).values():
+    assert sorted(storage.reasons()) == ["out", "out.bin"]
+    for reason in storage.reasons().values():
         assert "dataset_roots" in reason
     with pytest.raises(SecurityError, match="outside"):
         storage.client.register_dataset(binary_dataset(outside, "other"))
@@ -281,7 +227,7 @@ def test_links_are_followed_under_the_roots_only(quick_config: SystemConfig, sta
     (data / "own.bin").unlink()
     (data / "own.bin").symlink_to(outside / "more.bin")
     storage.ingest()
-    assert "dataset_roots" in reasons(storage)["own.bin"]
+    assert "dataset_roots" in storage.reasons()["own.bin"]
     with pytest.raises(DataError, match=r"own\.bin was changed"):
         storage.data_of([0])
     (data / "own.bin").unlink()
@@ -314,8 +260,7 @@ def test_a_folder_that_is_not_there(storage: RunningStorage, data: Path, tmp_pat
 def test_files_of_one_sample_share_segments(storage: RunningStorage, data: Path) -> None:
     for i in range(300):
         write_image(data, f"{i:03}", f"payload {i}".encode(), i % 7, 1000 + i)
-    storage.client.register_dataset(image_dataset(data))
-    assert storage.ingest("images").samples_indexed == 300
+    assert storage.index(image_dataset(data)).samples_indexed == 300
     assert len(segment_files(storage)) == 1
     keys = np.asarray([299, 0, 150, 0])
     batch = next(storage.payloads.fetch("images", keys))
@@ -326,19 +271,18 @@ def test_files_of_one_sample_share_segments(storage: RunningStorage, data: Path)
 def test_a_changed_image_is_reported(storage: RunningStorage, data: Path) -> None:
     write_image(data, "a", b"first", 1, 1000)
     write_image(data, "b", b"second", 2, 1001)
-    storage.client.register_dataset(image_dataset(data))
-    storage.ingest("images")
+    storage.index(image_dataset(data))
     write_image(data, "a", b"longer than before", 1, 2000)
     write_image(data, "b", b"SECOND", 2, 2001)
     storage.ingest("images")
-    assert "rewritten" in reasons(storage, "images")["a.png"]
-    assert "written again" in reasons(storage, "images")["b.png"]
+    assert "rewritten" in storage.reasons("images")["a.png"]
+    assert "written again" in storage.reasons("images")["b.png"]
     for key in (0, 1):
         with pytest.raises(DataError, match=rf"changed after it was indexed.* key {key} "):
             list(storage.payloads.fetch("images", np.asarray([key])))
     write_image(data, "b", b"second", 2, 1001)
     storage.ingest("images")
-    assert "b.png" not in reasons(storage, "images")
+    assert "b.png" not in storage.reasons("images")
     assert bytes(next(storage.payloads.fetch("images", np.asarray([1]))).payload(0)) == b"second"
     with pytest.raises(DataError, match=r"a\.png"):
         list(storage.payloads.fetch("images", np.asarray([0])))
@@ -349,9 +293,8 @@ def test_an_image_waits_for_its_label(storage: RunningStorage, data: Path) -> No
     data.mkdir()
     (data / "a.png").write_bytes(b"image")
     os.utime(data / "a.png", (1000, 1000))
-    storage.client.register_dataset(image_dataset(data))
-    assert storage.ingest("images").samples_indexed == 0
-    assert "a.label is missing" in reasons(storage, "images")["a.png"]
+    assert storage.index(image_dataset(data)).samples_indexed == 0
+    assert "a.label is missing" in storage.reasons("images")["a.png"]
     (data / "a.label").write_text("3")
     assert storage.ingest("images").samples_indexed == 1
     assert storage.client.problems("images") == []
@@ -361,9 +304,8 @@ def test_an_image_waits_for_its_label(storage: RunningStorage, data: Path) -> No
 def test_a_bad_label_is_tried_again_when_the_label_file_changes(storage: RunningStorage, data: Path) -> None:
     write_image(data, "a", b"image", 1, 1000)
     (data / "a.label").write_text("cat")
-    storage.client.register_dataset(image_dataset(data))
-    storage.ingest("images")
-    assert "a.png" in reasons(storage, "images")
+    storage.index(image_dataset(data))
+    assert "a.png" in storage.reasons("images")
     (data / "a.label").write_text("4")
     assert storage.ingest("images").samples_indexed == 1
 
@@ -389,12 +331,6 @@ def test_a_file_that_is_being_written_is_waited_for(quick_config: SystemConfig, 
     assert (progress.samples_indexed, progress.problems) == (12, 0)
 
 
-def test_files_from_the_future_are_taken_too(storage: RunningStorage, data: Path) -> None:
-    write_records(data / "a.bin", [1], int(time.time()) + 10_000)
-    storage.client.register_dataset(binary_dataset(data))
-    assert storage.ingest().samples_indexed == 1
-
-
 def test_many_small_ingestions_do_not_leave_many_segments(storage: RunningStorage, data: Path) -> None:
     storage.client.register_dataset(binary_dataset(data))
     for i in range(35):
@@ -410,17 +346,15 @@ def test_many_small_ingestions_do_not_leave_many_segments(storage: RunningStorag
 
 
 def test_a_large_file_that_is_bad_at_its_end_leaves_nothing(storage: RunningStorage, data: Path) -> None:
-    data.mkdir()
+    config = files_dataset(data, name="rows")
     (data / "good.csv").write_text("".join(f"{i},text\n" for i in range(10)))
     (data / "torn.csv").write_text("".join(f"{i},text\n" for i in range(300_000)) + "cat,text\n")
     os.utime(data / "torn.csv", (1000, 1000))
-    options = {"separator": ",", "label_index": 0, "ignore_first_line": False}
-    config = DatasetConfig(name="rows", base_path=data, file_wrapper="CsvFileWrapper", file_wrapper_config=options, watch=False)
     storage.client.register_dataset(config)
     storage.store.dataset("rows").limits = IngestLimits(held_samples=1, segment_rows=100_000)
     progress = storage.ingest("rows")
     assert (progress.samples_indexed, progress.problems) == (10, 1)
-    assert "torn.csv" in reasons(storage, "rows")
+    assert "torn.csv" in storage.reasons("rows")
     assert len(segment_files(storage)) == 1
     assert storage.client.samples_by_key("rows", np.arange(10)).labels.tolist() == list(range(10))
 
@@ -488,7 +422,7 @@ def test_mixed_labels_and_failing_formats_are_problems_of_their_files(storage: R
     for name in ("a.mixed", "b.raises", "c.whole"):
         (data / name).write_bytes(b"xyz")
     assert storage.ingest().samples_indexed == 2
-    found = reasons(storage)
+    found = storage.reasons()
     assert "float64" in found["a.mixed"]
     assert "KeyError" in found["b.raises"]
     assert "c.whole" not in found
@@ -496,16 +430,13 @@ def test_mixed_labels_and_failing_formats_are_problems_of_their_files(storage: R
 
 def test_deleted_samples_stay_deleted_and_their_keys_are_not_used_again(quick_config: SystemConfig, data: Path) -> None:
     write_records(data / "a.bin", range(10), 1000)
-    with ExitStack() as stack:
-        storage = start_storage(quick_config, stack)
-        storage.client.register_dataset(binary_dataset(data))
-        storage.ingest()
+    with running_storage(quick_config) as storage:
+        storage.index(binary_dataset(data))
         assert storage.client.delete_samples("numbers", np.asarray([9, 3, 3, 77, -1])) == 2
         assert storage.client.delete_samples("numbers", np.asarray([3])) == 1
         write_records(data / "b.bin", [10], 2000)
         storage.ingest()
-    with ExitStack() as stack:
-        storage = start_storage(quick_config, stack)
+    with running_storage(quick_config) as storage:
         storage.ingest()
         kept = [0, 1, 2, 4, 5, 6, 7, 8, 10]
         batches = list(storage.client.samples_in_interval("numbers", Interval(), 4))
@@ -521,8 +452,7 @@ def test_deleted_samples_stay_deleted_and_their_keys_are_not_used_again(quick_co
 
 def test_deleting_a_dataset_keeps_the_users_files(storage: RunningStorage, data: Path) -> None:
     write_records(data / "a.bin", range(10), 1000)
-    storage.client.register_dataset(binary_dataset(data))
-    storage.ingest()
+    storage.index(binary_dataset(data))
     before = (data / "a.bin").read_bytes()
     storage.client.delete_dataset("numbers")
     assert (data / "a.bin").read_bytes() == before
@@ -530,19 +460,15 @@ def test_deleting_a_dataset_keeps_the_users_files(storage: RunningStorage, data:
     assert storage.client.list_datasets() == []
     with pytest.raises(NotFoundError, match="numbers"):
         storage.data_of([0])
-    storage.client.register_dataset(binary_dataset(data))
-    assert storage.ingest().samples_indexed == 10
+    assert storage.index(binary_dataset(data)).samples_indexed == 10
 
 
 def test_a_deletion_that_was_cut_off_is_ended_at_the_next_start(quick_config: SystemConfig, data: Path) -> None:
     write_records(data / "a.bin", range(10), 1000)
-    with ExitStack() as stack:
-        storage = start_storage(quick_config, stack)
-        storage.client.register_dataset(binary_dataset(data))
-        storage.ingest()
+    with running_storage(quick_config) as storage:
+        storage.index(binary_dataset(data))
         storage.store._catalogue.begin_delete(storage.store.dataset("numbers").row.id)
-    with ExitStack() as stack:
-        storage = start_storage(quick_config, stack)
+    with running_storage(quick_config) as storage:
         assert storage.client.list_datasets() == []
         assert segment_files(storage) == []
         storage.client.register_dataset(binary_dataset(data))
@@ -550,22 +476,24 @@ def test_a_deletion_that_was_cut_off_is_ended_at_the_next_start(quick_config: Sy
 
 def test_a_deletion_that_failed_halfway_may_be_repeated(storage: RunningStorage, data: Path) -> None:
     write_records(data / "a.bin", range(10), 1000)
-    storage.client.register_dataset(binary_dataset(data))
-    storage.ingest()
+    storage.index(binary_dataset(data))
+    storage.client.change_dataset(binary_dataset(data, watch=True))
+    dataset, watcher = storage.store.dataset("numbers"), storage.store._watchers["numbers"]
     link = storage.config.service_dir("storage") / "names" / "numbers"
     link.unlink()
-    link.mkdir()
+    link.mkdir()  # which `unlink` does not remove
     for _ in range(2):
-        with pytest.raises(UnavailableError, match="cannot remove"):
+        with pytest.raises(UnavailableError, match=f"cannot remove {link}: "):
             storage.store.delete("numbers")
+    assert isinstance(dataset.closed, NotFoundError)
+    assert not watcher._thread.is_alive()
     assert storage.client.list_datasets() == []
     link.rmdir()
     storage.store.delete("numbers")
     assert segment_files(storage) == []
     with pytest.raises(NotFoundError):
         storage.store.delete("numbers")
-    storage.client.register_dataset(binary_dataset(data))
-    assert storage.ingest().samples_indexed == 10
+    assert storage.index(binary_dataset(data)).samples_indexed == 10
 
 
 def test_a_commit_of_unknown_outcome_is_neither_lost_nor_doubled(
@@ -589,8 +517,7 @@ def test_a_commit_of_unknown_outcome_is_neither_lost_nor_doubled(
 
 
 def test_an_empty_dataset_and_an_unknown_one(storage: RunningStorage, data: Path) -> None:
-    storage.client.register_dataset(binary_dataset(data))
-    assert storage.ingest().finished
+    assert storage.index(binary_dataset(data)).finished
     assert list(storage.client.samples_in_interval("numbers", Interval(), 10)) == []
     for call in (storage.client.dataset, storage.client.delete_dataset, storage.client.problems, storage.ingest):
         with pytest.raises(NotFoundError, match="nothing-like-it"):

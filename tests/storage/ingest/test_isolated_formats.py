@@ -57,14 +57,10 @@ def register(storage: RunningStorage, folder: Path, kind: type[FileFormat], **fi
     storage.store.dataset("unruly").format = kind(FormatConfig())
 
 
-def reasons(storage: RunningStorage) -> dict[str, str]:
-    return {os.path.basename(problem.path): problem.reason for problem in storage.client.problems("unruly")}
-
-
 def looked(storage: RunningStorage) -> dict[str, str]:
     """The reasons after a look as of a watcher."""
     storage.store._scan(storage.store.dataset("unruly"))
-    return reasons(storage)
+    return storage.reasons("unruly")
 
 
 def labels(storage: RunningStorage) -> list[int]:
@@ -83,7 +79,7 @@ def test_a_file_at_which_its_parser_crashes_is_set_aside_and_the_others_are_inde
     storage.client.register_dataset(binary_dataset(tmp_path / "other"))
     assert storage.ingest("unruly").problems == len(bad)
     assert labels(storage) == [1, 3, 5, 7, 9]
-    found = reasons(storage)
+    found = storage.reasons("unruly")
     read = f"the process in which {kind.__name__} read it"
     advice = (
         "the library that reads it failed, which a damaged file, or one of a newer kind, brings about: write it again, in another way; the other "
@@ -120,7 +116,7 @@ def test_a_page_that_unpacks_to_more_than_a_process_may_hold_is_the_problem_of_i
 def test_a_file_whose_process_something_else_ends_is_tried_again(storage: RunningStorage, tmp_path: Path) -> None:
     register(storage, tmp_path / "data", Unruly, a="killed", b="2")
     assert storage.ingest("unruly").problems == 1
-    (reason,) = reasons(storage).values()
+    (reason,) = storage.reasons("unruly").values()
     assert reason.endswith("was ended by SIGKILL, which is what the kernel sends when memory runs out; it is tried again")
     content = (tmp_path / "data" / "a.u").stat()
     (tmp_path / "data" / "a.u").write_text("000001")  # as long, and of the same time
@@ -133,7 +129,7 @@ def test_an_error_of_the_parser_is_tried_again(storage: RunningStorage, tmp_path
     register(storage, tmp_path / "data", Unruly, a="bug", b="2")
     assert storage.ingest("unruly").problems == 1
     path = tmp_path / "data" / "a.u"
-    assert reasons(storage) == {"a.u": f"Unruly failed on {path}: KeyError; the log of storage has the details"}
+    assert storage.reasons("unruly") == {"a.u": f"Unruly failed on {path}: KeyError; the log of storage has the details"}
     assert labels(storage) == [2]
 
 
@@ -149,17 +145,17 @@ def test_nothing_is_lost_when_the_process_is_killed_between_two_files(storage: R
 
 
 @pytest.mark.parametrize("held_samples", [1, 3, 100])
-def test_a_group_of_small_files_is_indexed_in_order_whatever_is_held_of_it(
+def test_a_group_of_small_files_is_indexed_in_order_for_any_amount_held(
     storage: RunningStorage, tmp_path: Path, held_samples: int
 ) -> None:
-    """Of one file that fails, the others of its request are none the worse."""
+    """A file that fails does not affect the others of its request."""
     files = {f"{i:02}": str(i) for i in range(20)} | {"05": "segv", "11": "bug", "12": "killed"}
     register(storage, tmp_path / "data", Unruly, **files)
     storage.store.dataset("unruly").limits = IngestLimits(held_samples=held_samples)
     assert storage.ingest("unruly").problems == 3
     found = storage.client.samples_by_key("unruly", np.arange(17)).labels.tolist()
     assert found == [i for i in range(20) if i not in (5, 11, 12)]
-    assert sorted(reasons(storage)) == ["05.u", "11.u", "12.u"]
+    assert sorted(storage.reasons("unruly")) == ["05.u", "11.u", "12.u"]
 
 
 def test_files_that_hang_one_after_the_other_are_left_to_the_next_look(tmp_path: Path) -> None:
@@ -187,8 +183,8 @@ def test_a_file_that_waits_hinders_the_others_once(
 
     eventually(are_indexed)
     assert labels(storage) == [1, 2, 3]
-    assert all("in which it waited" in reason or "other files took" in reason for reason in reasons(storage).values())
-    assert sorted(reasons(storage)) == ["a.u", "c.u"]
+    assert all("in which it waited" in reason or "other files took" in reason for reason in storage.reasons("unruly").values())
+    assert sorted(storage.reasons("unruly")) == ["a.u", "c.u"]
 
 
 def test_the_start_of_a_process_is_no_time_that_a_file_took(tmp_path: Path) -> None:
@@ -230,7 +226,7 @@ def test_files_that_are_indexed_together_take_one_process_and_one_more_for_each_
     assert len(processes) == 1
     found, problems = together(runner, tmp_path, [str(i) if i != 20 else "segv" for i in range(60)])
     assert list(problems) == [20]
-    assert len(set(found.timestamps[found.good()].tolist())) == 2, "before the file that ends it, and behind"
+    assert len(set(found.timestamps[found.good()].tolist())) == 2, "before the file that ends it, and after"
 
 
 class Lacking(FormatRunner):
@@ -323,7 +319,7 @@ def test_a_format_of_our_own_indexes_here(runner: FormatRunner, tmp_path: Path) 
 
 
 def test_which_formats_are_isolated() -> None:
-    """Those whose files libraries read that are not ours, and all of other packages, also where they extend one of ours."""
+    """Formats are isolated if foreign libraries read their files, or if they belong to another package, even if they extend one of ours."""
 
     class Extended(CsvFormat):
         """Rows."""

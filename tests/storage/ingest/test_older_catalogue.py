@@ -19,10 +19,10 @@ from modyn.storage.index.segment_file import SegmentColumns, write_segment
 from modyn.storage.ingest.fingerprints import fingerprint
 from modyn.storage.ingest.format_runner import FormatRunner
 from modyn.storage.ingest.open_dataset import QUARANTINE, OpenDataset
-from modyn.storage.ingest.rebuild import _UNKNOWN, _completed
+from modyn.storage.ingest.rebuild import _UNKNOWN, _complete_row
 from modyn.storage.model.file_table import UNKNOWN_TAG, FileRow
 from modyn.storage.read.record_readers import RecordReaders
-from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
+from tests.support.running_storage import RunningStorage, binary_dataset, running_storage, start_storage, write_records
 
 
 @pytest.fixture
@@ -60,10 +60,8 @@ def segments(storage: RunningStorage) -> dict[str, bytes]:
 def restored(quick_config: SystemConfig, stack: ExitStack, data: Path) -> RunningStorage:
     """A storage whose database knows the first of three files only."""
     write_records(data / "0.bin", range(10), 1000)
-    with ExitStack() as first:
-        storage = start_storage(quick_config, first)
-        storage.client.register_dataset(binary_dataset(data))
-        storage.ingest()
+    with running_storage(quick_config) as storage:
+        storage.index(binary_dataset(data))
         backup = contents_of(storage)
         for number in (1, 2):
             write_records(data / f"{number}.bin", range(10 * number, 10 * number + 10), 1000 + number)
@@ -104,8 +102,8 @@ def test_a_file_that_was_rewritten_meanwhile_is_found_after_a_rebuild(restored: 
     assert "rewritten" in problem.reason
 
 
-def test_an_object_of_another_version_gets_no_fingerprint_of_a_row_that_is_made_anew() -> None:
-    """By its tag, also where size and time are the same."""
+def test_an_object_of_another_version_gets_no_fingerprint_of_a_row_that_is_made_again() -> None:
+    """The tag tells versions apart even if size and time are the same."""
     store = MemoryStore()
     files = BucketFiles("s3://b", make_store=lambda url, limits: store)
     obstore.put(store, "a.csv", b"1,one\n")
@@ -114,10 +112,10 @@ def test_an_object_of_another_version_gets_no_fingerprint_of_a_row_that_is_made_
     row = FileRow(0, "a.csv", status.size, status.mtime_ns, status.size, 1, "", tail=tag_of(status.tag))
     rows = build_format("CsvFileWrapper", {"label_index": 0})
     whole = fingerprint(files, "s3://b/a.csv", 6)
-    assert _completed(files, rows, row).fingerprint == whole
-    assert _completed(files, rows, row._replace(tail=UNKNOWN_TAG)).fingerprint == whole
-    assert _completed(files, rows, row._replace(tail=tag_of('"another"'))).fingerprint == _UNKNOWN
-    assert _completed(files, rows, row._replace(size=3, tail=UNKNOWN_TAG)).fingerprint == _UNKNOWN, "an object does not grow"
+    assert _complete_row(files, rows, row).fingerprint == whole
+    assert _complete_row(files, rows, row._replace(tail=UNKNOWN_TAG)).fingerprint == whole
+    assert _complete_row(files, rows, row._replace(tail=tag_of('"another"'))).fingerprint == _UNKNOWN
+    assert _complete_row(files, rows, row._replace(size=3, tail=UNKNOWN_TAG)).fingerprint == _UNKNOWN, "an object does not grow"
 
 
 def test_an_older_catalogue_is_noticed_while_storage_runs(storage: RunningStorage, data: Path) -> None:
@@ -133,8 +131,7 @@ def test_an_older_catalogue_is_noticed_while_storage_runs(storage: RunningStorag
 
 
 def test_segments_that_no_row_names_are_set_aside(quick_config: SystemConfig, stack: ExitStack, data: Path) -> None:
-    with ExitStack() as first:
-        storage = start_storage(quick_config, first)
+    with running_storage(quick_config) as storage:
         storage.client.register_dataset(binary_dataset(data))
         folder = storage.store.dataset("numbers").folder
     (folder / "stray.segment").write_bytes(b"all there is")

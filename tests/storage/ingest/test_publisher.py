@@ -10,7 +10,7 @@ import pytest
 from modyn.storage.ingest.publisher import Publisher, withdraw
 from modyn.storage.model.file_table import FileRow, FileTable
 from modyn.storage.read.publication import INDEX, Publication
-from modyn.testing.disk_recorder import recorded_disk
+from tests.support.disk_recorder import recorded_disk
 from tests.support.running_storage import binary_dataset, row_of
 
 FILES = FileTable([FileRow(0, "0.bin", 16, 0, 16, 1, "")])
@@ -27,7 +27,7 @@ def publish(folder: Path, publisher: Publisher, version: int) -> None:
 
 
 def test_a_deletion_keeps_the_index_of_a_publication_that_broke_off(folder: Path) -> None:
-    """Also of one that only failed to sync the new index: readers have seen it."""
+    """This includes one that only failed to sync the new index: readers have seen it."""
     broke_off, step, versions = True, 0, set()
     while broke_off:
         publisher = Publisher(folder)

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from modyn.client import Client
-from modyn.config.dataset import DatasetConfig
 from modyn.errors import DataError, NotFoundError, UnavailableError
 from modyn.records import DeletedSamples, Interval
 from modyn.storage.periodic_scrub import PeriodicScrub, ScrubPace
-from tests.support.running_storage import RunningStorage, image_dataset, rewrite, write_image
+from tests.support.running_storage import RunningStorage, files_dataset, image_dataset, rewrite, write_image
 
 
 def labels(storage: RunningStorage, name: str) -> dict[int, int]:
@@ -44,16 +43,12 @@ def test_a_file_of_the_same_size_and_time_is_found_by_a_scrub(numbers: RunningSt
 
 
 def test_a_corrected_file_is_taken_again(storage: RunningStorage, tmp_path: Path) -> None:
-    """As the problem of its row and the refusal of the file say."""
+    """The problem of its row and the refusal of the file say so."""
     path = tmp_path / "data" / "rows.csv"
-    path.parent.mkdir()
+    config = files_dataset(path.parent, {"label_index": 0, "max_bad_rows": 1}, name="rows")
     path.write_text("1,a\n2,b\nwrong,c\n4,d\n")
     (path.parent / "others.csv").write_text("9,z\n")
-    config = {"label_index": 0, "max_bad_rows": 1}
-    storage.client.register_dataset(
-        DatasetConfig(name="rows", base_path=path.parent, file_wrapper="CsvFileWrapper", file_wrapper_config=config, watch=False)
-    )
-    storage.ingest("rows")
+    storage.index(config)
     before = labels(storage, "rows")
     assert sorted(before.values()) == [1, 2, 4, 9]
     (bad,) = storage.client.problems("rows")
@@ -80,7 +75,9 @@ def test_a_corrected_file_is_taken_again(storage: RunningStorage, tmp_path: Path
     assert sorted(labels(storage, "rows").values()) == [1, 2, 3, 4, 9]
     with (
         Client(storage.config, wait_s=0.01) as client,
-        pytest.raises(UnavailableError, match="no sample of rows.csv was deleted, since runs that have read it cannot be told"),
+        pytest.raises(
+            UnavailableError, match="no sample of rows.csv was deleted, because runs that have read it cannot be informed"
+        ),
     ):
         client.reindex("rows", "rows.csv")  # No supervisor runs.
     assert sorted(labels(storage, "rows").values()) == [1, 2, 3, 4, 9]
@@ -92,24 +89,14 @@ def test_a_corrected_file_is_taken_again(storage: RunningStorage, tmp_path: Path
 
 def test_a_file_that_cannot_be_taken_again_loses_no_sample(storage: RunningStorage, tmp_path: Path) -> None:
     folder = tmp_path / "kept"
-    folder.mkdir()
+    config = files_dataset(folder, source="column:1")
     path, away = folder / "rows.csv", tmp_path / "away"
     path.write_text("1,2024-01-01\n2,2024-01-02\n")
-    storage.client.register_dataset(
-        DatasetConfig(
-            name="kept",
-            base_path=folder,
-            file_wrapper="CsvFileWrapper",
-            file_wrapper_config={"label_index": 0},
-            timestamp_source="column:1",
-            watch=False,
-        )
-    )
-    storage.ingest("kept")
+    storage.index(config)
     before = labels(storage, "kept")
     folder.rename(away)
     with pytest.raises(
-        NotFoundError, match=f"{path} is missing, and no sample of it was deleted: restore it, or mount what it lies on"
+        NotFoundError, match=f"{path} is missing, and no sample of it was deleted: restore it, or mount what it is on"
     ):
         storage.client.forget_file("kept", str(path))
     away.rename(folder)
@@ -131,8 +118,7 @@ def test_a_file_that_cannot_be_taken_again_loses_no_sample(storage: RunningStora
 def test_a_file_of_one_sample_and_its_label_are_taken_again(storage: RunningStorage, tmp_path: Path) -> None:
     for number in range(4):
         write_image(tmp_path / "data", f"{number}", bytes([number]), number, 5000 + number)
-    storage.client.register_dataset(image_dataset(tmp_path / "data"))
-    storage.ingest("images")
+    storage.index(image_dataset(tmp_path / "data"))
     (path,) = (tmp_path / "data").glob("2.*g")
     path.with_suffix(".label").write_text("none")
     with pytest.raises(DataError, match="no sample was deleted"):
@@ -150,14 +136,10 @@ def test_a_file_of_one_sample_and_its_label_are_taken_again(storage: RunningStor
 def test_a_file_that_was_set_aside_is_refused_with_its_problem(storage: RunningStorage, tmp_path: Path) -> None:
     """It has no samples to delete: the next ingestion takes it once it is corrected."""
     folder = tmp_path / "aside"
-    folder.mkdir()
+    config = files_dataset(folder)
     (folder / "a.csv").write_text("1,x\n")
     (folder / "b.csv").write_text("wrong,y\n")
-    config = {"label_index": 0}
-    storage.client.register_dataset(
-        DatasetConfig(name="aside", base_path=folder, file_wrapper="CsvFileWrapper", file_wrapper_config=config, watch=False)
-    )
-    storage.ingest("aside")
+    storage.index(config)
     for path in ("b.csv", str(folder / "b.csv")):
         with pytest.raises(NotFoundError) as refused:
             storage.client.forget_file("aside", path)

@@ -19,13 +19,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modyn.config.dataset import DatasetConfig
 from modyn.dataset.field_names import wrong_names
 from modyn.errors import DataError, InvalidArgumentError
-from modyn.storage.client import DatasetInfo, LackingFile, SchemaColumn
+from modyn.storage.client import DatasetInfo, DatasetSchema, LackingFile, SchemaColumn
 from modyn.storage.model.schema import MOST_LACKING
 from modyn.testing.waiting import eventually
-from tests.support.running_storage import RunningStorage
+from tests.support.running_storage import RunningStorage, files_dataset
 
 NUMBERS = {"payload_columns": ["age", "income"], "label_column": "label"}
 
@@ -39,16 +38,19 @@ def register(
     storage: RunningStorage, folder: Path, wrapper: str, options: Mapping[str, Any], source: str = "", **fields: Any
 ) -> str:
     """Register a folder under its name; return that."""
-    folder.mkdir(parents=True, exist_ok=True)
-    known = {"name": folder.name, "base_path": folder, "file_wrapper": wrapper, "file_wrapper_config": options}
-    storage.client.register_dataset(DatasetConfig.model_validate({**known, "timestamp_source": source, "watch": False, **fields}))
-    return folder.name
+    return storage.client.register_dataset(files_dataset(folder, options, wrapper, source, **fields)).name
 
 
 def write(path: Path, content: str | bytes, number: int = 0) -> None:
     """Write a file that is the older, the smaller its number is."""
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     os.utime(path, (1_000_000 + number,) * 2)
+
+
+def write_all(folder: Path, ending: str, *contents: str) -> None:
+    """Write files 0, 1, … each newer than the one before."""
+    for number, content in enumerate(contents):
+        write(folder / f"{number}.{ending}", content, number)
 
 
 def write_table(path: Path, columns: Mapping[str, Any], number: int = 0) -> None:
@@ -65,20 +67,10 @@ def ages(kind: pa.DataType, values: Any = (1, 2, 3, 4)) -> dict[str, pa.Array]:
 
 
 def payloads(storage: RunningStorage, name: str) -> list[bytes]:
-    """Those of all samples, by key, the same over Flight and by the short cut, in any order of keys."""
-    keys = np.arange(storage.client.dataset(name).next_key)
-    shuffled = np.random.default_rng(0).permutation(keys)
-    found = dict[int, bytes]()
-    for batch in storage.payloads.fetch(name, shuffled):
-        found |= {key: bytes(batch.payload(i)) for i, key in enumerate(batch.keys.tolist())}
-    with storage.short_cut(name) as local:
-        here = local.locate(name, keys).take(slice(None))
-        assert [bytes(here.payload(i)) for i in range(len(here))] == [found[key] for key in keys.tolist()]
-    return [found[key] for key in keys.tolist()]
-
-
-def problems(storage: RunningStorage, name: str) -> dict[str, str]:
-    return {os.path.basename(problem.path): problem.reason for problem in storage.client.problems(name)}
+    """Payloads of all samples, by key, read in any order."""
+    order = np.random.default_rng(0).permutation(storage.client.dataset(name).next_key)
+    found = dict(zip(order.tolist(), storage.payloads_both_ways(order, name), strict=True))
+    return [found[key] for key in range(len(order))]
 
 
 def ingested(storage: RunningStorage, name: str) -> DatasetInfo:
@@ -86,13 +78,17 @@ def ingested(storage: RunningStorage, name: str) -> DatasetInfo:
     return storage.client.dataset(name)
 
 
-def names(info: DatasetInfo) -> list[str]:
+def schema_of(info: DatasetInfo) -> DatasetSchema:
     assert info.schema is not None
-    return info.schema.names
+    return info.schema
+
+
+def names(info: DatasetInfo) -> list[str]:
+    return schema_of(info).names
 
 
 def set_schema(storage: RunningStorage, name: str, schema: str | None) -> None:
-    """Give the catalogue's row of a dataset another schema, None as an older version of Modyn has left it, and publish that."""
+    """Give the catalogue's row of a dataset another schema, or none as of a dataset whose files held no sample yet, and publish that."""
     dataset = storage.store.dataset(name)
     with dataset.catalogue.database.raw() as connection, connection.cursor() as cursor:
         cursor.execute("UPDATE storage.datasets SET columns = %s, version = version + 1 WHERE id = %s", (schema, dataset.row.id))
@@ -105,8 +101,7 @@ def test_rows_of_files_whose_columns_stand_in_another_order_are_read_in_one(stor
     folder = tmp_path / name
     write(folder / "0.csv", "y,t,a,b\n0,10,a0,b0\n1,11,a1,b1\n", 0)
     info = ingested(storage, name)
-    assert info.schema is not None
-    assert (info.schema.payloads, names(info), info.schema.decided_by, info.schema.mixed_order) == (
+    assert (schema_of(info).payloads, names(info), schema_of(info).decided_by, schema_of(info).mixed_order) == (
         "csv",
         ["y", "t", "a", "b"],
         "0.csv",
@@ -116,9 +111,8 @@ def test_rows_of_files_whose_columns_stand_in_another_order_are_read_in_one(stor
     write(folder / "1.csv", '\ufeffb,"a",y,t\n"b,2",a2,2,12\r\n"b""3",,3,13\r\n', 1)
     write(folder / "2.csv", " t , y,b,a\n14,4,b4,a4", 2)
     info = ingested(storage, name)
-    assert problems(storage, name) == {}
-    assert info.schema is not None
-    assert info.schema.mixed_order
+    assert storage.reasons(name) == {}
+    assert schema_of(info).mixed_order
     assert names(info) == ["y", "t", "a", "b"]
     assert payloads(storage, name) == [
         b"0,10,a0,b0",
@@ -143,13 +137,11 @@ def test_rows_of_files_whose_columns_stand_in_another_order_are_read_in_one(stor
 def test_columns_by_number_are_those_of_the_first_file(storage: RunningStorage, tmp_path: Path) -> None:
     options = {"label_index": 0, "ignore_first_line": True}
     name = register(storage, tmp_path / "by-number", "CsvFileWrapper", options, "column:1")
-    write(tmp_path / name / "0.csv", "y,t,a\n1,10,7\n", 0)
-    write(tmp_path / name / "1.csv", "a,t,y\n8,11,2\n", 1)
-    write(tmp_path / name / "2.csv", "", 2)
+    write_all(tmp_path / name, "csv", "y,t,a\n1,10,7\n", "a,t,y\n8,11,2\n", "")
     ingested(storage, name)
     assert storage.client.samples_by_key(name, np.arange(2)).labels.tolist() == [1, 2]
     assert payloads(storage, name) == [b"1,10,7", b"2,11,8"]
-    assert problems(storage, name) == {}
+    assert storage.reasons(name) == {}
 
 
 @pytest.mark.parametrize(
@@ -169,21 +161,19 @@ def test_a_csv_file_with_other_columns_is_refused_with_both_lists(
     storage: RunningStorage, tmp_path: Path, kind: str, header: str, reason: str
 ) -> None:
     name = register(storage, tmp_path / f"csv-{kind}", "CsvFileWrapper", {"label_column": "y"})
-    write(tmp_path / name / "0.csv", "y,a,b\n1,2,3\n", 0)
-    write(tmp_path / name / "1.csv", f"{header}\n1,2,3,4\n", 1)
+    write_all(tmp_path / name, "csv", "y,a,b\n1,2,3\n", f"{header}\n1,2,3,4\n")
     assert ingested(storage, name).num_samples == 1
-    (problem,) = problems(storage, name).values()
+    (problem,) = storage.reasons(name).values()
     assert re.search(f"1.csv has other columns than its dataset: {reason}", problem)
     assert "which its first file, 0.csv, decided" in problem
 
 
 def test_the_first_line_of_a_file_of_another_kind_is_not_shown(storage: RunningStorage, tmp_path: Path) -> None:
     name = register(storage, tmp_path / "secret", "CsvFileWrapper", {"label_index": 0, "ignore_first_line": True})
-    write(tmp_path / name / "0.csv", "y,a\n1,2\n", 0)
-    write(tmp_path / name / "1.csv", "hunter2,root\n1,2\n", 1)
+    write_all(tmp_path / name, "csv", "y,a\n1,2\n", "hunter2,root\n1,2\n")
     ingested(storage, name)
-    assert "it has none of them" in problems(storage, name)["1.csv"]
-    assert "hunter2" not in problems(storage, name)["1.csv"]
+    assert "it has none of them" in storage.reasons(name)["1.csv"]
+    assert "hunter2" not in storage.reasons(name)["1.csv"]
 
 
 def test_options_decide_before_a_file_does_and_stay(storage: RunningStorage, tmp_path: Path) -> None:
@@ -191,8 +181,7 @@ def test_options_decide_before_a_file_does_and_stay(storage: RunningStorage, tmp
     assert names(storage.client.dataset(name)) == ["a", "b", "y"]
     write(tmp_path / name / "0.csv", "y,a,b\n1,2,3\n", 0)
     info = ingested(storage, name)
-    assert info.schema is not None
-    assert (info.schema.decided_by, info.schema.mixed_order) == ("", True)
+    assert (schema_of(info).decided_by, schema_of(info).mixed_order) == ("", True)
     assert payloads(storage, name) == [b"2,3,1"]
     changed = info.config.model_copy(update={"file_wrapper_config": {"label_column": "y", "columns": ["y", "a", "b"]}})
     with pytest.raises(
@@ -204,7 +193,7 @@ def test_options_decide_before_a_file_does_and_stay(storage: RunningStorage, tmp
     storage.client.change_dataset(info.config.model_copy(update={"file_wrapper_config": {"label_column": "y"}}))
     write(tmp_path / name / "1.csv", "y,a\n1,2\n", 1)
     assert ingested(storage, name).schema == info.schema
-    assert "Those of the dataset, which its options decided, are 'a', 'b', 'y'" in problems(storage, name)["1.csv"]
+    assert "Those of the dataset, which its options decided, are 'a', 'b', 'y'" in storage.reasons(name)["1.csv"]
 
 
 def lines(*rows: Mapping[str, Any]) -> str:
@@ -220,7 +209,7 @@ def test_a_json_file_without_a_field_of_the_dataset_is_refused(storage: RunningS
     info = ingested(storage, name)
     assert names(info) == ["y", "a", "b"]
     assert info.num_samples == 4
-    found = problems(storage, name)
+    found = storage.reasons(name)
     assert list(found) == ["2.jsonl"]
     assert "'b' is missing; 'B' is not of the dataset" in found["2.jsonl"]
     assert "are 'y', 'a', 'b'; its columns are 'y', 'a', 'B'" in found["2.jsonl"]
@@ -246,14 +235,12 @@ def test_files_whose_paths_end_alike_are_not_mixed_up(storage: RunningStorage, t
     write(folder / "x" / "b.jsonl", lines({"y": 1, "price": 2}) * 1210, 4)
     write(folder / "x" / "a.jsonl", lines({"y": 1, "price": 2}, {"y": 1, "more": 1}), 5)
     info = ingested(storage, name)
-    assert (info.num_samples, problems(storage, name)) == (1215, {})
-    assert info.schema is not None
-    assert (info.schema.some_lines, info.schema.lacking) == (("price",), (LackingFile("b.jsonl", ("price",), ("y",)),))
+    assert (info.num_samples, storage.reasons(name)) == (1215, {})
+    assert (schema_of(info).some_lines, schema_of(info).lacking) == (("price",), (LackingFile("b.jsonl", ("price",), ("y",)),))
     write(folder / "b.jsonl", lines({"y": 1, "price": 3}), 6)
     storage.client.forget_file(name, "b.jsonl")
     info = ingested(storage, name)
-    assert info.schema is not None
-    assert info.schema.lacking == ()
+    assert schema_of(info).lacking == ()
     assert refused(info, "price").startswith("warning: ")
 
 
@@ -266,13 +253,12 @@ def test_lines_that_are_appended_to_the_first_file_decide_no_fields(storage: Run
     info = ingested(storage, name)
     assert (info.num_samples, info.schema) == (14, before.schema)
     assert "lines of a.jsonl, as it was when it decided the fields of dataset 'files', has this field." in refused(info, "price")
-    # They are decided anew by the first file, as it is now, once an option names them no more.
+    # They are decided again by the first file, as it is now, once an option names them no more.
     for fields in (["y"], None):
         change_fields(storage, name, fields)
     info = ingested(storage, name)
-    assert info.schema is not None
-    assert (info.schema.names, info.schema.some_lines, info.schema.decided_by) == (["y"], ("price",), "a.jsonl")
-    assert info.schema.lacking == (LackingFile("b.jsonl", ("price",), ("y",)),)
+    assert (schema_of(info).names, schema_of(info).some_lines, schema_of(info).decided_by) == (["y"], ("price",), "a.jsonl")
+    assert schema_of(info).lacking == (LackingFile("b.jsonl", ("price",), ("y",)),)
 
 
 def change_fields(storage: RunningStorage, name: str, fields: list[str] | None) -> None:
@@ -284,31 +270,28 @@ def change_fields(storage: RunningStorage, name: str, fields: list[str] | None) 
 def test_fields_that_an_option_names_no_more_are_decided_by_the_first_file(storage: RunningStorage, tmp_path: Path) -> None:
     options = {"label_field": "y", "required_fields": ["y", "a"]}
     name = register(storage, tmp_path / "no-more", "JsonLinesFileWrapper", options)
-    write(tmp_path / name / "0.jsonl", lines({"y": 1}, {"y": 2, "a": 3}), 0)
-    write(tmp_path / name / "1.jsonl", lines({"y": 1}), 1)
+    write_all(tmp_path / name, "jsonl", lines({"y": 1}, {"y": 2, "a": 3}), lines({"y": 1}))
     info = ingested(storage, name)
-    assert "Those of the dataset, which its options decided, are 'y', 'a'" in problems(storage, name)["1.jsonl"]
+    assert "Those of the dataset, which its options decided, are 'y', 'a'" in storage.reasons(name)["1.jsonl"]
     assert "the option required_fields of dataset 'files' does not name this field" in refused(info, "b")
     change_fields(storage, name, None)
     assert storage.client.dataset(name).schema is None
     info = ingested(storage, name)
-    assert info.schema is not None
-    assert (info.num_samples, problems(storage, name)) == (3, {})
-    assert (info.schema.names, info.schema.some_lines, info.schema.decided_by) == (["y"], ("a",), "0.jsonl")
+    assert (info.num_samples, storage.reasons(name)) == (3, {})
+    assert (schema_of(info).names, schema_of(info).some_lines, schema_of(info).decided_by) == (["y"], ("a",), "0.jsonl")
     assert "no object in the first lines of 1.jsonl of dataset 'files' has this field" in refused(info, "a")
     assert "no object in the first lines of 0.jsonl, as it was" in refused(info, "b")
 
 
-def test_fields_that_are_decided_anew_are_those_of_all_files_that_are_there(storage: RunningStorage, tmp_path: Path) -> None:
-    name = register(storage, tmp_path / "anew", "JsonLinesFileWrapper", {"label_field": "y", "required_fields": ["y"]})
+def test_fields_that_are_decided_again_are_those_of_all_files_that_are_there(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "again", "JsonLinesFileWrapper", {"label_field": "y", "required_fields": ["y"]})
     for number, fields in enumerate(({"y": 1, "a": 2, "b": 3}, {"y": 1, "b": 3}, {"y": 1, "b": 3, "a": 1, "c": 1})):
         write(tmp_path / name / f"{number}.jsonl", lines(fields), number)
     ingested(storage, name)
     change_fields(storage, name, None)
     info = ingested(storage, name)
-    assert info.schema is not None
-    assert (info.schema.names, info.schema.some_lines, info.schema.names_all) == (["y", "b"], ("a",), True)
-    assert info.schema.lacking == (LackingFile("1.jsonl", ("a",), ("y", "b")),)
+    assert (schema_of(info).names, schema_of(info).some_lines, schema_of(info).names_all) == (["y", "b"], ("a",), True)
+    assert schema_of(info).lacking == (LackingFile("1.jsonl", ("a",), ("y", "b")),)
     assert "no object in the first lines of 1.jsonl of dataset 'files' has this field" in refused(info, "a")
 
 
@@ -317,8 +300,7 @@ def test_files_without_a_field_beyond_those_that_are_named_are_noted_as_one(stor
     write(tmp_path / name / "000.jsonl", lines({"y": 1, "a": 2}, {"y": 1, "b": 1}), 0)
     for number in range(1, MOST_LACKING + 3):
         write(tmp_path / name / f"{number:03}.jsonl", lines({"y": 1, "b" if number > 1 else "a": 2}), number)
-    schema = ingested(storage, name).schema
-    assert schema is not None
+    schema = schema_of(ingested(storage, name))
     assert schema.lacking[0] == LackingFile("001.jsonl", ("b",), ("y", "a"))
     assert schema.lacking[MOST_LACKING:] == (LackingFile("", ("a",), ("y", "b")),)
     assert schema.described()["files without them"].endswith("100.jsonl without 'a'; others without 'a'")
@@ -331,8 +313,7 @@ def test_fields_of_some_lines_are_noted_and_files_without_them(storage: RunningS
     write(folder / "1.jsonl", lines({"y": 1}, {"y": 2, "c": 1}, {"y": 2, "d": 1}, {"y": 1, "b": 0, "a": None}), 1)
     write(folder / "2.jsonl", lines({"y": 1, "b": 2}, {"B": 2, "y": 1}), 2)
     write(folder / "3.jsonl", lines({"y": 1, "b": 2}), 3)
-    schema = ingested(storage, name).schema
-    assert schema is not None
+    schema = schema_of(ingested(storage, name))
     assert (schema.names, schema.some_lines, schema.names_all) == (["y"], ("a", "b", "c"), True)
     without = (LackingFile("2.jsonl", ("a", "c"), ("y", "b", "B")), LackingFile("3.jsonl", ("a", "c"), ("y", "b")))
     assert schema.lacking == without
@@ -345,24 +326,21 @@ def test_fields_of_some_lines_are_noted_and_files_without_them(storage: RunningS
     storage.client.forget_file(name, "2.jsonl")
     write(folder / "3.jsonl", lines({"y": 1, "b": 2}, {"y": 3, "a": 1}), 5)
     write(folder / "0.jsonl", lines({"y": 1, "a": 2}, {"y": 1, "b": 3, "c": 4}, {"y": 1}, {"y": 1, "e": 1}), 6)
-    schema = ingested(storage, name).schema
-    assert schema is not None
-    assert problems(storage, name) == {}
+    schema = schema_of(ingested(storage, name))
+    assert storage.reasons(name) == {}
     assert (schema.some_lines, schema.lacking) == (("a", "b", "c"), (LackingFile("3.jsonl", ("c",), ("y", "b", "a")),))
     fixed = storage.client.dataset(name).config.model_copy(
         update={"file_wrapper_config": {"label_field": "y", "required_fields": ["y"]}}
     )
     storage.client.change_dataset(fixed)
-    schema = storage.client.dataset(name).schema
-    assert schema is not None
+    schema = schema_of(storage.client.dataset(name))
     assert (schema.names, schema.some_lines, schema.names_all, schema.lacking) == (["y"], (), False, ())
 
 
 def test_very_many_fields_of_some_lines_are_not_noted(storage: RunningStorage, tmp_path: Path) -> None:
     name = register(storage, tmp_path / "any-field", "JsonLinesFileWrapper", {"label_field": "y"})
     write(tmp_path / name / "0.jsonl", lines(*({"y": 1, f"f{i}": i, f"g{i}": i} for i in range(501))), 0)
-    schema = ingested(storage, name).schema
-    assert schema is not None
+    schema = schema_of(ingested(storage, name))
     assert (schema.names, schema.some_lines, schema.names_all) == (["y"], (), False)
 
 
@@ -384,14 +362,13 @@ def test_numbers_of_a_narrower_type_are_cast(
     write_table(tmp_path / name / "0.parquet", ages(first), 0)
     write_table(tmp_path / name / "1.parquet", ages(second, (5, 6, 7, 8)), 1)
     info = ingested(storage, name)
-    assert problems(storage, name) == {}
+    assert storage.reasons(name) == {}
     dtype = np.dtype([("age", first.to_pandas_dtype()), ("income", "<i8")])
     rows = np.frombuffer(b"".join(payloads(storage, name)), dtype)
     assert rows["age"].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
     assert rows["income"].tolist() == [10, 20, 30, 40] * 2
-    assert info.schema is not None
-    assert [c.name for c in info.schema.casts] == ["age"]
-    assert info.schema.casts[0].type.startswith(cast)
+    assert [c.name for c in schema_of(info).casts] == ["age"]
+    assert schema_of(info).casts[0].type.startswith(cast)
 
 
 @pytest.mark.parametrize(
@@ -415,7 +392,7 @@ def test_numbers_of_a_wider_type_are_refused_with_both_types(
     assert ingested(storage, name).num_samples == 4
     assert (
         f"1.parquet: column 'age' is of type {told[0]}, and in its dataset of type {told[1]}"
-        in problems(storage, name)["1.parquet"]
+        in storage.reasons(name)["1.parquet"]
     )
     assert len(payloads(storage, name)) == 4
 
@@ -427,10 +404,9 @@ def test_whole_numbers_that_are_no_exact_fractions_are_refused(storage: RunningS
     write_table(tmp_path / name / "2.parquet", ages(pa.uint64(), (1, 2, 2**64 - 1, 4)), 2)
     info = ingested(storage, name)
     assert info.num_samples == 4
-    assert info.schema is not None
-    assert info.schema.columns == (SchemaColumn("age", "float64"), SchemaColumn("income", "int64"))
+    assert schema_of(info).columns == (SchemaColumn("age", "float64"), SchemaColumn("income", "int64"))
     assert np.frombuffer(payloads(storage, name)[1], "<f8")[0] == -(2.0**53)
-    found = problems(storage, name)
+    found = storage.reasons(name)
     assert (
         "1.parquet, row 3: 9007199254740993 in column 'age', of type int64, has no exact value as float64" in found["1.parquet"]
     )
@@ -448,10 +424,9 @@ def test_bytes_are_the_same_in_all_types_that_hold_them(storage: RunningStorage,
         values = pa.array([f"{number}{i}" for i in range(4)]).cast(kind) if values is None else values
         write_table(tmp_path / name / f"{number}.parquet", {"x": values, "label": pa.array([0, 1, 0, 1])}, number)
     info = ingested(storage, name)
-    assert problems(storage, name) == {}
+    assert storage.reasons(name) == {}
     assert payloads(storage, name) == [f"{number}{i}".encode() for number in range(len(kinds)) for i in range(4)]
-    assert info.schema is not None
-    assert info.schema.columns == (SchemaColumn("x", "string"),)
+    assert schema_of(info).columns == (SchemaColumn("x", "string"),)
 
 
 def test_bytes_of_a_fixed_length_stay_so(storage: RunningStorage, tmp_path: Path) -> None:
@@ -460,7 +435,7 @@ def test_bytes_of_a_fixed_length_stay_so(storage: RunningStorage, tmp_path: Path
         columns = {"x": pa.array([b"a" * width], kind), "label": pa.array([0])}
         write_table(tmp_path / name / f"{number}.parquet", columns, number)
     assert ingested(storage, name).num_samples == 1
-    assert {path: "of type fixed_size_binary[2]" in reason for path, reason in problems(storage, name).items()} == {
+    assert {path: "of type fixed_size_binary[2]" in reason for path, reason in storage.reasons(name).items()} == {
         "1.parquet": True,
         "2.parquet": True,
     }
@@ -475,20 +450,19 @@ def test_a_parquet_file_without_a_payload_column_is_refused(storage: RunningStor
     reordered = {key: columns[key] for key in ("income", "label", "age")}
     write_table(tmp_path / name / "2.parquet", reordered, 2)
     ingested(storage, name)
-    assert "1.parquet has no columns 'income'; its columns are 'label', 'more', 'age'" in problems(storage, name)["1.parquet"]
+    assert "1.parquet has no columns 'income'; its columns are 'label', 'more', 'age'" in storage.reasons(name)["1.parquet"]
     first = payloads(storage, name)
     assert first[:4] == first[4:]
 
 
 def test_a_first_csv_file_that_is_refused_decides_nothing(storage: RunningStorage, tmp_path: Path) -> None:
     name = register(storage, tmp_path / "refused-csv", "CsvFileWrapper", {"label_column": "y"})
-    write(tmp_path / name / "0.csv", "", 0)
-    write(tmp_path / name / "1.csv", "y,b,c\nno label,1,2\n", 1)
+    write_all(tmp_path / name, "csv", "", "y,b,c\nno label,1,2\n")
     for number in range(2, 8):
         write(tmp_path / name / f"{number}.csv", f"y,a,b\n{number},2,3\n", number)
     info = ingested(storage, name)
     assert (names(info), info.num_samples) == (["y", "a", "b"], 6)
-    assert list(problems(storage, name)) == ["0.csv", "1.csv"]
+    assert sorted(storage.reasons(name)) == ["0.csv", "1.csv"]
     assert payloads(storage, name) == [f"{number},2,3".encode() for number in range(2, 8)]
 
 
@@ -499,9 +473,8 @@ def test_a_first_parquet_file_that_is_refused_decides_nothing(storage: RunningSt
         write_table(tmp_path / name / f"{number}.parquet", ages(pa.float64()), number)
     info = ingested(storage, name)
     assert info.num_samples == 28
-    assert info.schema is not None
-    assert (info.schema.decided_by, info.schema.columns[0]) == ("1.parquet", SchemaColumn("age", "float64"))
-    assert list(problems(storage, name)) == ["0.parquet"]
+    assert (schema_of(info).decided_by, schema_of(info).columns[0]) == ("1.parquet", SchemaColumn("age", "float64"))
+    assert list(storage.reasons(name)) == ["0.parquet"]
 
 
 def test_a_first_file_of_many_samples_decides(storage: RunningStorage, tmp_path: Path) -> None:
@@ -514,13 +487,12 @@ def test_a_first_file_of_many_samples_decides(storage: RunningStorage, tmp_path:
         write(tmp_path / name / f"{number}.jsonl", line * 200_000 if number == 0 else line, number)
     info = ingested(storage, name)
     assert (names(info), info.num_samples) == (["y", "a"], 200_001)
-    assert list(problems(storage, name)) == ["1.jsonl", "3.jsonl"]
+    assert sorted(storage.reasons(name)) == ["1.jsonl", "3.jsonl"]
 
 
 def test_rows_without_a_header_have_no_schema(storage: RunningStorage, tmp_path: Path) -> None:
     name = register(storage, tmp_path / "headerless", "CsvFileWrapper", {"label_index": 0})
-    write(tmp_path / name / "0.csv", "1,a\n", 0)
-    write(tmp_path / name / "1.csv", "2,b,c\n", 1)
+    write_all(tmp_path / name, "csv", "1,a\n", "2,b,c\n")
     assert ingested(storage, name).schema is None
     named = register(storage, tmp_path / "named", "CsvFileWrapper", {"label_index": 0, "columns": ["y", "a"]})
     write(tmp_path / named / "0.csv", "1,a\n", 0)
@@ -556,30 +528,27 @@ def test_any_order_of_columns_gives_the_same_rows(storage: RunningStorage, data:
         storage.client.delete_dataset(name)
 
 
-def test_a_dataset_of_before_there_were_schemas_gets_that_of_its_first_file(storage: RunningStorage, tmp_path: Path) -> None:
+def test_a_dataset_without_a_schema_gets_that_of_its_first_file(storage: RunningStorage, tmp_path: Path) -> None:
     name = register(storage, tmp_path / "older", "CsvFileWrapper", {"label_column": "y"})
-    write(tmp_path / name / "0.csv", "y,a,b\n1,2,3\n", 0)
-    write(tmp_path / name / "1.csv", "b,y,a\n6,4,5\n", 1)
+    write_all(tmp_path / name, "csv", "y,a,b\n1,2,3\n", "b,y,a\n6,4,5\n")
     ingested(storage, name)
     set_schema(storage, name, None)
     assert storage.client.dataset(name).schema is None
     assert payloads(storage, name) == [b"1,2,3", b"6,4,5"]  # as the files have them
     write(tmp_path / name / "2.csv", "a,b,y\n8,9,7\n", 2)
     info = ingested(storage, name)
-    assert info.schema is not None
-    assert (names(info), info.schema.decided_by) == (["y", "a", "b"], "0.csv")
+    assert (names(info), schema_of(info).decided_by) == (["y", "a", "b"], "0.csv")
     assert payloads(storage, name) == [b"1,2,3", b"4,5,6", b"7,8,9"]
 
 
-def test_parquet_files_of_before_there_were_schemas_get_types(storage: RunningStorage, tmp_path: Path) -> None:
+def test_parquet_files_without_a_schema_get_types(storage: RunningStorage, tmp_path: Path) -> None:
     name = register(storage, tmp_path / "older-parquet", "ParquetFileWrapper", NUMBERS)
     write_table(tmp_path / name / "0.parquet", ages(pa.int64()), 0)
-    schema = ingested(storage, name).schema
-    assert schema is not None
+    schema = schema_of(ingested(storage, name))
     set_schema(storage, name, None)
     write_table(tmp_path / name / "1.parquet", ages(pa.float64()), 1)
     assert ingested(storage, name).schema == schema
-    assert list(problems(storage, name)) == ["1.parquet"]
+    assert list(storage.reasons(name)) == ["1.parquet"]
     assert len(payloads(storage, name)) == 4
 
 
@@ -589,8 +558,7 @@ def test_parquet_files_that_were_indexed_with_other_types_are_named_when_they_ar
     name = register(storage, tmp_path / "older-types", "ParquetFileWrapper", NUMBERS)
     write_table(tmp_path / name / "0.parquet", ages(pa.int64()), 0)
     info = ingested(storage, name)
-    assert info.schema is not None
-    narrow = replace(info.schema, columns=(SchemaColumn("age", "int32"), SchemaColumn("income", "int64")))
+    narrow = replace(schema_of(info), columns=(SchemaColumn("age", "int32"), SchemaColumn("income", "int64")))
     set_schema(storage, name, narrow.to_json())
     with pytest.raises(DataError, match=r"0\.parquet: column 'age' is of type int64, and in its dataset of type int32"):
         payloads(storage, name)
@@ -630,7 +598,7 @@ def test_files_of_a_watched_folder_are_compared_as_they_come(storage: RunningSto
         write(tmp_path / name / f"{number}.csv", text, number)
         eventually(partial(_has_seen, storage, name, number + 1))
     assert payloads(storage, name) == [b"1,2", b"3,4"]
-    assert list(problems(storage, name)) == ["2.csv"]
+    assert list(storage.reasons(name)) == ["2.csv"]
 
 
 def _has_seen(storage: RunningStorage, name: str, num_files: int) -> bool:

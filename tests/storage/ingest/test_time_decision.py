@@ -14,24 +14,15 @@ import pytest
 from modyn.config.dataset import DatasetConfig
 from modyn.errors import ConfigError, InvalidArgumentError
 from modyn.storage.client import NewRecord
-from tests.support.running_storage import RunningStorage
+from tests.support.running_storage import FileDataset, RunningStorage, files_dataset
 
 YEAR_2013, MONTH_2013_12 = 1356998400, 1385856000
 
 
-class Dated:
+class Dated(FileDataset):
     """A dataset of CSV files whose rows are a label and a time."""
 
-    def __init__(
-        self, storage: RunningStorage, folder: Path, source: str = "column:1", wrapper: str = "CsvFileWrapper", **options: Any
-    ) -> None:
-        self.storage, self.name, self.folder = storage, folder.name, folder
-        self.folder.mkdir()
-        options = {"label_index": 0, **options} if wrapper == "CsvFileWrapper" else options
-        config = {"base_path": folder, "file_wrapper": wrapper, "file_wrapper_config": options, "timestamp_source": source}
-        storage.client.register_dataset(DatasetConfig.model_validate({"name": self.name, "watch": False, **config}))
-
-    def times(self, **files: list[int]) -> list[int]:
+    def times_of(self, **files: list[int]) -> list[int]:
         """Write files in their order, and return the times of all samples."""
         for name, times in files.items():
             (self.folder / f"{name}.csv").write_text("".join(f"1,{time}\n" for time in times))
@@ -39,13 +30,12 @@ class Dated:
 
     def indexed(self) -> list[int]:
         """Ingest, and return the times of all samples."""
-        for _ in self.storage.store.ingest(self.name):
-            pass
-        next_key = self.storage.client.dataset(self.name).next_key
-        return self.storage.client.samples_by_key(self.name, np.arange(next_key)).timestamps.tolist() if next_key else []
+        self.ingest()
+        return self.times()
 
-    def reasons(self) -> list[str]:
-        return [problem.reason for problem in self.storage.client.problems(self.name)]
+
+def dated(storage: RunningStorage, folder: Path, source: str = "column:1", **options: Any) -> Dated:
+    return Dated(storage, files_dataset(folder, {"label_index": 0, **options}, source=source))
 
 
 class Records:
@@ -60,13 +50,13 @@ class Records:
         return DatasetConfig.model_validate(fields)
 
     def append(self, *times: int | None) -> None:
-        """With one call."""
+        """Append records with one call."""
         records = [NewRecord(f"{self.sent + i}", b"x", 1, time) for i, time in enumerate(times)]
         self.storage.client.append_records(self.name, records)
         self.sent += len(records)
 
     def times(self) -> list[int]:
-        """Of all samples that were made of what was appended."""
+        """Return the times of all samples that were made of the records."""
         for _ in self.storage.store.ingest(self.name):
             pass
         return self.storage.client.samples_by_key(self.name, np.arange(self.sent)).timestamps.tolist() if self.sent else []
@@ -87,37 +77,37 @@ CALENDAR = pytest.mark.parametrize(
 def test_digits_of_a_calendar_are_refused_with_the_format_that_reads_them(
     module_storage: RunningStorage, tmp_path: Path, digits: list[int], what: str, spelling: str, expected: int
 ) -> None:
-    dated = Dated(module_storage, tmp_path / f"refused-{digits[0]}")
-    assert dated.times(a=digits, b=digits[:1]) == []
-    assert len(reasons := dated.reasons()) == 2
+    rows = dated(module_storage, tmp_path / f"refused-{digits[0]}")
+    assert rows.times_of(a=digits, b=digits[:1]) == []
+    assert len(reasons := rows.reasons()) == 2
     assert all(re.search(rf"/[ab]\.csv: the times here, ({digits[0]}|{min(digits)} to)", reason) for reason in reasons)
     assert any(what in reason for reason in reasons)
     assert all(f"set the option timestamp_format='{spelling}'" in reason for reason in reasons)
-    assert Dated(module_storage, tmp_path / f"read-{digits[0]}", timestamp_format=spelling).times(a=digits)[1] == expected
-    assert Dated(module_storage, tmp_path / f"seconds-{digits[0]}", timestamp_format="s").times(a=digits) == digits
+    assert dated(module_storage, tmp_path / f"read-{digits[0]}", timestamp_format=spelling).times_of(a=digits)[1] == expected
+    assert dated(module_storage, tmp_path / f"seconds-{digits[0]}", timestamp_format="s").times_of(a=digits) == digits
 
 
 def test_seconds_that_are_counted_from_0_pass_through_years_and_months(module_storage: RunningStorage, tmp_path: Path) -> None:
-    dated = Dated(module_storage, tmp_path / "counted")
+    rows = dated(module_storage, tmp_path / "counted")
     files = {f"f{number:02}": list(range(100 * number, 100 * number + 100)) for number in range(23)}
-    assert dated.times(**files) == list(range(2300))
-    assert dated.times(later=[201301, 201302], one=[1950], day=[240301]) == [*range(2300), 201301, 201302, 1950, 240301]
-    assert dated.reasons() == []
+    assert rows.times_of(**files) == list(range(2300))
+    assert rows.times_of(later=[201301, 201302], one=[1950], day=[240301]) == [*range(2300), 201301, 201302, 1950, 240301]
+    assert rows.reasons() == []
 
 
 def test_years_among_seconds_of_this_century_are_refused(module_storage: RunningStorage, tmp_path: Path) -> None:
-    dated = Dated(module_storage, tmp_path / "mixed")
-    assert dated.times(a=[1700000000], b=[2013, 2014]) == [1700000000]
-    assert "2013 to 2014, are most likely years" in dated.reasons()[0]
+    rows = dated(module_storage, tmp_path / "mixed")
+    assert rows.times_of(a=[1700000000], b=[2013, 2014]) == [1700000000]
+    assert "2013 to 2014, are most likely years" in rows.reasons()[0]
     # A file that holds other times, too, is none of years.
-    assert dated.times(c=[2013, 5000]) == [1700000000, 2013, 5000]
+    assert rows.times_of(c=[2013, 5000]) == [1700000000, 2013, 5000]
 
 
 def test_a_dataset_with_times_of_this_century_does_not_count_from_0(module_storage: RunningStorage, tmp_path: Path) -> None:
-    """Although it has an earlier time, as of a sample of which no time is known."""
-    dated = Dated(module_storage, tmp_path / "unknown")
-    assert dated.times(a=[0, 1700000000], b=[2013], c=[201301]) == [0, 1700000000]
-    assert len(dated.reasons()) == 2
+    """It may have an earlier time, such as 0 for a sample whose time is not known."""
+    rows = dated(module_storage, tmp_path / "unknown")
+    assert rows.times_of(a=[0, 1700000000], b=[2013], c=[201301]) == [0, 1700000000]
+    assert len(rows.reasons()) == 2
     records = Records(module_storage, "records-unknown")
     records.append(0, 1_700_000_000)
     with pytest.raises(InvalidArgumentError, match="the times here, 2013, are most likely years"):
@@ -125,13 +115,13 @@ def test_a_dataset_with_times_of_this_century_does_not_count_from_0(module_stora
 
 
 def test_years_in_other_places_are_found_too(module_storage: RunningStorage, tmp_path: Path) -> None:
-    named = Dated(module_storage, tmp_path / "named", r"name:_(\d+)")
+    named = dated(module_storage, tmp_path / "named", r"name:_(\d+)")
     (named.folder / "report_2013.csv").write_text("1,x\n")
     assert named.indexed() == []
     assert "report_2013.csv: the times here, 2013, are most likely years" in named.reasons()[0]
 
     endings = {"file_extension": ".png", "label_file_extension": ".label"}
-    single = Dated(module_storage, tmp_path / "single", r"name:(\d+)_", "SingleSampleFileWrapper", **endings)
+    single = Dated(module_storage, files_dataset(tmp_path / "single", endings, "SingleSampleFileWrapper", r"name:(\d+)_"))
     for name in ("1999_a", "2013_b"):
         (single.folder / f"{name}.png").write_bytes(b"x")
         (single.folder / f"{name}.label").write_text("1")
@@ -164,7 +154,7 @@ def test_records_of_one_call_are_judged_as_a_file_is(
 
 
 def test_records_that_count_from_0_pass_through_years_and_months(module_storage: RunningStorage) -> None:
-    """Also right behind records that are no samples yet."""
+    """This holds right after records that are not samples yet."""
     records = Records(module_storage, "records-from-0")
     records.append(*range(100))
     for time in (1950, 201301, 240301):
@@ -190,7 +180,7 @@ def test_a_year_among_records_of_this_century_is_refused(module_storage: Running
 def test_times_that_have_a_type_are_no_digits(module_storage: RunningStorage, tmp_path: Path) -> None:
     """No format would read them otherwise."""
     columns = {"payload_columns": ["x"], "label_column": "y"}
-    dated = Dated(module_storage, tmp_path / "typed", "column:t", "ParquetFileWrapper", **columns)
+    rows = Dated(module_storage, files_dataset(tmp_path / "typed", columns, "ParquetFileWrapper", "column:t"))
     times = pa.array(np.array([2013, 2014], "datetime64[s]"))
-    pq.write_table(pa.table({"x": [1, 2], "y": [0, 1], "t": times}), dated.folder / "a.parquet")
-    assert dated.indexed() == [2013, 2014]
+    pq.write_table(pa.table({"x": [1, 2], "y": [0, 1], "t": times}), rows.folder / "a.parquet")
+    assert rows.indexed() == [2013, 2014]

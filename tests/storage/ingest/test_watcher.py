@@ -87,7 +87,7 @@ def test_a_folder_in_which_nothing_happens_costs_the_database_nothing(
 def test_what_is_written_below_a_folder_that_is_touched_then_is_indexed_once(
     make_config: Callable[..., SystemConfig], stack: ExitStack, tmp_path: Path
 ) -> None:
-    """As `cp -a`, `rsync -a` and `tar x` do it: the kernel reports both the file and its folder."""
+    """`cp -a`, `rsync -a` and `tar x` do this: the kernel reports both the file and its folder."""
     folder = tmp_path / "d" / "a"
     write_records(folder / "x.bin", [1], 1000)
     storage = start_storage(make_config(storage={"poll_interval_s": 3600, "settle_s": 0.0}), stack)

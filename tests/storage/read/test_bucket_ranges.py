@@ -49,7 +49,7 @@ class Objects:
         obstore.put(self.store, str(number), content)
 
     def publish(self, number: int, tag: bool = True) -> None:
-        """Give an object the stamp that it has now. tag: as state of today; otherwise as one of before, without."""
+        """Give an object the stamp that it has now. tag: with its tag; without one, as of a server that gives none."""
         status = self.files.status(f"s3://b/{number}")
         assert status is not None
         columns = number, status.size, status.mtime_ns, tag_of(status.tag) if tag else -1
@@ -145,7 +145,7 @@ def test_small_samples_far_apart_do_not_read_all_between_them() -> None:
 
 @pytest.mark.parametrize("content", [b"9876543210", b"0123456789abc"])
 def test_of_an_object_that_was_replaced_no_byte_is_read(content: bytes) -> None:
-    """Of the same size and in the same second, too."""
+    """This includes a version of the same size and second."""
     objects = Objects(b"0123456789")
     objects.publish(0)
     for knows_its_etag in (False, True):
@@ -160,7 +160,7 @@ def test_of_an_object_that_was_replaced_no_byte_is_read(content: bytes) -> None:
     assert gather(objects.reader, [(0, 5, 10)]) == [b"56789"]
 
 
-def test_what_was_indexed_before_tags_were_kept_is_known_by_size_and_second() -> None:
+def test_an_object_that_was_indexed_without_a_tag_is_known_by_size_and_second() -> None:
     objects = Objects(b"0123456789")
     objects.publish(0, tag=False)
     assert gather(objects.reader, [(0, 5, 10)]) == [b"56789"]
@@ -285,7 +285,7 @@ def test_the_file_system_follows_from_the_base_path() -> None:
         assert DatasetConfig(base_path=f"{scheme}://b/p", **fields).filesystem_wrapper == wrapper
     assert DatasetConfig(base_path=Path("/b/p"), **fields).filesystem_wrapper == "LocalFilesystemWrapper"
     for unknown in ("gcs://b/p", "S3://b/p", "s3:/b/p", "file:///b/p", "abfs+x://b"):
-        with pytest.raises(ValueError, match=r"of which nothing is known; write s3://"):
+        with pytest.raises(ValueError, match=r"which is not a known scheme; write s3://"):
             DatasetConfig(base_path=unknown, **fields)
     for folder in ("/b/gs://p", "/b:/p", "./gs:/p"):
         assert DatasetConfig(base_path=folder, **fields).base_path == folder

@@ -9,7 +9,7 @@ import json
 from contextlib import ExitStack
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.config.dataset import DatasetConfig
-from modyn.config.endpoint import Endpoint
 from modyn.config.system import SystemConfig
 from modyn.errors import ConfigError, DataError, NotFoundError, UnavailableError
 from modyn.storage.client import ColumnValues, StorageClient
@@ -27,9 +26,14 @@ from modyn.storage.formats import build_format
 from modyn.storage.formats.base import RowColumn
 from modyn.storage.read.column_values import MOST_VALUE_BYTES, ValueEncoder, value_text
 from modyn.storage.wire import column_from_proto, column_to_proto
+from modyn.supervisor.checks.validation import check_references
 from modyn.testing.fake_storage import FakeStorage
+from modyn.testing.fakes import FakeModelStorage
 from tests.support.column_files import FORMATS, column_dataset, write_sites
 from tests.support.running_storage import RunningStorage, start_storage
+
+if TYPE_CHECKING:
+    from modyn.model_storage.client import ModelStorageClient
 
 SITES = ["oslo", "rome, italy", None, "rome, italy", "bergen", "oslo", "paris", "ü", None, "oslo"]
 
@@ -85,20 +89,10 @@ def test_a_column_that_only_the_newest_samples_have_is_one(storage: RunningStora
     storage.ingest("sites")
     client.check_column("sites", "meta.site")
     assert texts(client, [0, 1600, 4000], "meta.site") == [None, None, "5"]
-    with pytest.raises(ConfigError, match="the column 'meta' holds objects, no single value; choose a column of categories"):
+    with pytest.raises(ConfigError, match="the column 'meta' holds objects, not a single value; choose a column of categories"):
         client.check_column("sites", "meta")
     with pytest.raises(ConfigError, match="a column is a field: 'meta..site' is not a name"):
         client.check_column("sites", "meta..site")
-
-
-def test_files_may_order_their_columns_each_in_its_own_way(storage: RunningStorage, tmp_path: Path) -> None:
-    folder, client = tmp_path / "csv", storage.client
-    client.register_dataset(column_dataset(folder, "csv"))
-    (folder / "0.csv").write_text("y,site,more\n1,a,\n2,b,\n")
-    (folder / "1.csv").write_text("site,more,y\nc,,3\n,d,4\n")
-    storage.ingest("sites")
-    assert texts(client, [0, 1, 2, 3], "site") == ["a", "b", "c", None]
-    assert texts(client, [3, 2, 0], "2") == ["d", None, None]
 
 
 def test_a_column_that_is_named_twice_is_read_by_its_number(storage: RunningStorage, tmp_path: Path) -> None:
@@ -161,7 +155,7 @@ def test_parquet_columns_of_any_single_values(storage: RunningStorage, tmp_path:
     assert texts(client, [3, 2, 5, 4], "text") == ["", None, None, "a"]
     assert texts(client, [3, 2], "int") == [None, "7"]
     with pytest.raises(
-        ConfigError, match=r"dataset 'sites': the column 'list' of .*a.parquet has the type list<.*no single value"
+        ConfigError, match=r"dataset 'sites': the column 'list' of .*a.parquet has the type list<.*not a single value"
     ):
         client.check_column("sites", "list")
     with pytest.raises(
@@ -198,14 +192,6 @@ def test_many_samples_come_in_messages_that_are_not_too_large(
     storage.ingest("sites")
     order = np.random.default_rng(3).permutation(len(sites))
     assert texts(client, order, "meta.site") == [sites[key] for key in order]
-
-
-def test_storage_that_is_away_is_unavailable() -> None:
-    with StorageClient(Endpoint(address="unix:/nowhere/storage"), retry_s=0, wait_s=0) as client:
-        with pytest.raises(UnavailableError, match="cannot be reached"):
-            client.check_column("d", "site")
-        with pytest.raises(UnavailableError, match="cannot be reached"):
-            list(client.column_values("d", np.arange(3), "site"))
 
 
 def test_the_fake_answers_the_same(storage: RunningStorage, tmp_path: Path) -> None:
@@ -247,7 +233,7 @@ VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, 
 
 
 @given(values=st.lists(VALUES, max_size=12), inner=st.booleans())
-def test_fields_of_json_lines_are_those_of_python_whatever_they_come_with(values: list[Any], inner: bool) -> None:
+def test_fields_of_json_lines_are_those_of_python_in_any_object(values: list[Any], inner: bool) -> None:
     """A text, or a whole number, has the same text whether all are of that kind or not."""
     column = build_format("JsonLinesFileWrapper", {"label_field": "y"}).column("m.v" if inner else "v")
     assert isinstance(column, RowColumn)
@@ -278,3 +264,18 @@ def test_deleted_samples_are_never_read(storage: RunningStorage, tmp_path: Path)
     path.unlink()
     assert texts(storage.client, [0, 1], "site") == [None, None]
     storage.client.check_column("sites", "anything")
+
+
+@pytest.mark.parametrize("num_names", [2, 3, 4])
+def test_the_number_of_names_is_compared_with_the_fields_of_rows_without_a_header(
+    storage: RunningStorage, tmp_path: Path, num_names: int
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.csv").write_text(f"0,{'long ' * 1000},1\n" * 3)  # A value that is no value of a column.
+    fields = {"name": "rows", "base_path": tmp_path / "data", "file_wrapper": "CsvFileWrapper"}
+    storage.index(DatasetConfig.model_validate({**fields, "file_wrapper_config": {"label_index": 0}}))
+    section = {"format": "csv", "columns": {"a": "number"}, "names": ["y", "a", "b", "c"][:num_names]}
+    models = cast("ModelStorageClient", FakeModelStorage())
+    found = check_references({"data": {"dataset_id": "rows"}, "preprocessing": section}, storage.client, models)
+    said = f"preprocessing.names: has {num_names} names, and rows of dataset 'rows' have 3 fields"
+    assert [said in str(problem) for problem in found] == [True] * (num_names != 3)

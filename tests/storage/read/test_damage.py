@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -17,10 +16,17 @@ import pytest
 from modyn.config.system import SystemConfig
 from modyn.errors import CorruptStateError, UnavailableError
 from modyn.records import Interval
-from modyn.storage.read.publication import Publication
-from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
-from modyn.storage.read.record_readers import RecordReaders
-from tests.support.running_storage import RunningStorage, binary_dataset, image_dataset, start_storage, write_image, write_records
+from tests.support.running_storage import (
+    RunningStorage,
+    binary_dataset,
+    flip,
+    image_dataset,
+    published_by,
+    running_storage,
+    start_storage,
+    write_image,
+    write_records,
+)
 
 COLUMNS = ("file_ids", "offsets", "lengths", "labels", "timestamps", "time_order")
 
@@ -32,8 +38,7 @@ def make_dataset(storage: RunningStorage, data: Path) -> Path:
         for i in range(12):
             payload, label = bytes(int(random.integers(1, 90))), int(random.integers(10**6))
             write_image(data, f"{number}-{i:02}-{random.integers(100)}", payload, label, 5000 + number)
-        storage.client.register_dataset(image_dataset(data, timestamp_source=r"name:-(\d+)\."))
-        storage.ingest("images")
+        storage.index(image_dataset(data, timestamp_source=r"name:-(\d+)\."))
     storage.client.delete_samples("images", np.asarray([3, 30]))
     return storage.store.dataset("images").folder
 
@@ -42,17 +47,10 @@ def make_touched(storage: RunningStorage, data: Path) -> Path:
     """Records in files of which one has another time than when it was indexed, with the same content."""
     for number in range(3):
         write_records(data / f"{number}.bin", range(10), 1000 + number)
-    storage.client.register_dataset(binary_dataset(data, "images"))
-    storage.ingest("images")
+    storage.index(binary_dataset(data, "images"))
     os.utime(data / "1.bin", (9000, 9000))
     storage.ingest("images")
     return storage.store.dataset("images").folder
-
-
-def flip(path: Path, position: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[position] ^= 0x10
-    path.write_bytes(content)
 
 
 def flip_column(path: Path, name: str) -> None:
@@ -74,6 +72,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], None]]] = {
     "flip in names": ("*.names", lambda path: flip_column(path, "text")),
     "flip in sizes": ("*.names", lambda path: flip_column(path, "sizes")),
     "cut names": ("*.names", lambda path: os.truncate(path, 100)),
+    "lost names": ("*.names", Path.unlink),
     "flip in stamps": ("*.stamps", lambda path: flip_column(path, "stamps")),
     "flip in deletions": ("deletions", lambda path: flip(path, path.stat().st_size - 9)),
     "cut deletions": ("deletions", lambda path: os.truncate(path, 50)),
@@ -87,8 +86,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], None]]] = {
 def test_damage_is_found_when_a_file_is_opened_and_named_by_a_scrub(
     quick_config: SystemConfig, stack: ExitStack, tmp_path: Path, damage: str
 ) -> None:
-    with ExitStack() as first:
-        storage = start_storage(quick_config, first)
+    with running_storage(quick_config) as storage:
         folder = (make_touched if "stamps" in damage else make_dataset)(storage, tmp_path / "data")
         assert storage.client.scrub_dataset("images") == []
         pattern, harm = DAMAGES[damage]
@@ -97,10 +95,9 @@ def test_damage_is_found_when_a_file_is_opened_and_named_by_a_scrub(
         (problem,) = storage.client.scrub_dataset("images")
         assert problem.path == str(damaged)
         assert str(damaged) in problem.reason
-        names = PublishedNames.of(quick_config)
         # A replica may see an older file of deletions: only storage and a scrub know that it is lost.
         with pytest.raises(UnavailableError if damage == "lost deletions" else CorruptStateError, match=damaged.name):
-            list(PublishedDatasets(names, RecordReaders(1), "replica-1").snapshot("images").samples_from(0, 99))
+            list(published_by(quick_config).snapshot("images").samples_from(0, 99))
 
 
 def first_of(read: Callable[..., Iterator[object]], *arguments: object) -> object:
@@ -110,14 +107,12 @@ def first_of(read: Callable[..., Iterator[object]], *arguments: object) -> objec
 @pytest.mark.parametrize("replaced", [False, True], ids=["mended in place", "restored from a backup"])
 def test_no_reader_serves_a_segment_that_is_known_to_be_damaged(storage: RunningStorage, tmp_path: Path, replaced: bool) -> None:
     make_dataset(storage, tmp_path / "data")
-    reader = PublishedDatasets(PublishedNames.of(storage.config), RecordReaders(1), "replica-1")
+    reader = published_by(storage.config)
     whole = reader.snapshot("images")  # the segments are mapped now
     segment = whole.index.segments[1]
     of_segment, others = np.arange(segment.info.first_key, segment.info.end_key), np.arange(3)
     before, content = whole.samples_by_key(of_segment), segment.path.read_bytes()
-    with segment.path.open("r+b") as file:
-        file.seek(64)
-        file.write(bytes([content[64] ^ 0x10]))
+    flip(segment.path, 64)
     (problem,) = storage.client.scrub_dataset("images")
     for snapshot in (reader.snapshot("images"), storage.store.dataset("images").snapshot()):
         assert len(snapshot.samples_by_key(others)) == 3
@@ -147,13 +142,12 @@ def test_no_reader_serves_a_segment_that_is_known_to_be_damaged(storage: Running
 @pytest.mark.parametrize(
     "damage", [name for name, (pattern, _) in DAMAGES.items() if pattern in ("*.names", "*.stamps", "index.json")]
 )
-def test_what_storage_can_write_anew_a_restart_does(
+def test_what_storage_can_write_again_a_restart_does(
     quick_config: SystemConfig, stack: ExitStack, tmp_path: Path, damage: str
 ) -> None:
-    """As the errors say that name these files."""
+    """The errors that name these files say so."""
     keys = np.arange(25, dtype=np.int64)
-    with ExitStack() as first:
-        storage = start_storage(quick_config, first)
+    with running_storage(quick_config) as storage:
         folder = (make_touched if "stamps" in damage else make_dataset)(storage, tmp_path / "data")
         before = storage.client.locate("images", keys[4:])
     pattern, harm = DAMAGES[damage]
@@ -173,7 +167,7 @@ def test_a_replica_that_sees_deletions_later_than_the_index_leaves_its_answer_to
     storage.ingest("images")
     newest = deletions.read_bytes()
     deletions.write_bytes(older)
-    replica = PublishedDatasets(PublishedNames.of(quick_config), RecordReaders(1), "replica-1")
+    replica = published_by(quick_config)
     with pytest.raises(UnavailableError, match="deletions is older here than storage's, .*but 3 or more were deleted"):
         replica.snapshot("images")
     deletions.write_bytes(newest)
@@ -181,8 +175,7 @@ def test_a_replica_that_sees_deletions_later_than_the_index_leaves_its_answer_to
 
 
 def test_storage_refuses_deletions_that_are_lost_or_older(quick_config: SystemConfig, stack: ExitStack, tmp_path: Path) -> None:
-    with ExitStack() as first:
-        storage = start_storage(quick_config, first)
+    with running_storage(quick_config) as storage:
         deletions = make_dataset(storage, tmp_path / "data") / "deletions"
         older = deletions.read_bytes()
         storage.client.delete_samples("images", np.asarray([4]))
@@ -197,20 +190,6 @@ def test_storage_refuses_deletions_that_are_lost_or_older(quick_config: SystemCo
     assert start_storage(quick_config, stack).client.dataset("images").num_deleted == 3
 
 
-def test_an_index_of_before_the_number_of_deletions_gets_it_at_the_next_start(
-    quick_config: SystemConfig, stack: ExitStack, tmp_path: Path
-) -> None:
-    with ExitStack() as first:
-        folder = make_dataset(start_storage(quick_config, first), tmp_path / "data")
-    content = json.loads((folder / "index.json").read_bytes())["content"]
-    assert content.pop("num_deleted") == 2
-    older = {"format": 6, "crc32": zlib.crc32(json.dumps(content).encode()), "content": content}
-    (folder / "index.json").write_bytes(json.dumps(older).encode())
-    assert Publication.read(folder).num_deleted == 0
-    assert start_storage(quick_config, stack).client.dataset("images").num_deleted == 2
-    assert Publication.read(folder).num_deleted == 2
-
-
 def test_a_segment_that_is_cut_while_it_is_mapped_is_an_error(storage: RunningStorage, tmp_path: Path) -> None:
     """Touching its map raises SIGBUS, which would end the process."""
     random = np.random.default_rng(4)
@@ -218,8 +197,7 @@ def test_a_segment_that_is_cut_while_it_is_mapped_is_an_error(storage: RunningSt
     records["label"] = random.integers(0, 2**62, len(records))
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "0.bin").write_bytes(records.tobytes())
-    storage.client.register_dataset(binary_dataset(tmp_path / "d"))
-    storage.ingest()
+    storage.index(binary_dataset(tmp_path / "d"))
     index = storage.store.snapshot("numbers").index
     os.truncate(index.segments[0].path, 4096)
     labels = index.segments[0].labels

@@ -27,6 +27,7 @@ from tests.support.running_storage import (
     RunningStorage,
     binary_dataset,
     image_dataset,
+    running_storage,
     start_storage,
     write_image,
     write_records,
@@ -56,16 +57,6 @@ def samples(
 
 def record(key: int) -> Sample:
     return key, key % 10, (1_000_000 + key).to_bytes(8, "little")
-
-
-@pytest.fixture
-def numbers(storage: RunningStorage, tmp_path: Path) -> RunningStorage:
-    """1,000 records in 10 files; the data of a record is 1,000,000 + its key."""
-    for i in range(10):
-        write_records(tmp_path / "data" / f"{i}.bin", range(1_000_000 + 100 * i, 1_000_000 + 100 * (i + 1)), 1000 + i)
-    storage.client.register_dataset(binary_dataset(tmp_path / "data"))
-    storage.ingest()
-    return storage
 
 
 @pytest.fixture
@@ -130,8 +121,7 @@ def images(storage: RunningStorage, tmp_path: Path) -> Iterator[LocalPayloads]:
     """60 files of one sample each and of many lengths."""
     for key in range(60):
         write_image(tmp_path / "i", f"{key:02}", image(key)[2], key, 1000)
-    storage.client.register_dataset(image_dataset(tmp_path / "i"))
-    storage.ingest("images")
+    storage.index(image_dataset(tmp_path / "i"))
     with storage.short_cut("images") as payloads:
         yield payloads
 
@@ -183,14 +173,12 @@ def test_segments_that_are_merged_meanwhile(numbers: RunningStorage, local: Loca
     assert samples_of(iter([located.take(slice(None))])) == [record(key) for key in range(1000)]
 
 
-def test_reading_goes_on_without_storage_and_after_its_restart(
+def test_reading_continues_without_storage_and_after_its_restart(
     quick_config: SystemConfig, stack: ExitStack, tmp_path: Path
 ) -> None:
     write_records(tmp_path / "data" / "0.bin", range(1_000_000, 1_000_100), 1000)
-    with ExitStack() as first:
-        storage = start_storage(quick_config, first)
-        storage.client.register_dataset(binary_dataset(tmp_path / "data"))
-        storage.ingest()
+    with running_storage(quick_config) as storage:
+        storage.index(binary_dataset(tmp_path / "data"))
         local = stack.enter_context(storage.short_cut())
         located = local.locate("numbers", np.arange(100))
     assert samples(local, np.arange(100)) == [record(key) for key in range(100)]
@@ -198,18 +186,16 @@ def test_reading_goes_on_without_storage_and_after_its_restart(
     again.client.delete_samples("numbers", np.asarray([4]))
     assert samples(local, np.arange(6), "skip") == [record(key) for key in (0, 1, 2, 3, 5)]
     assert samples_of(iter([located.take(slice(90, 100))])) == [record(key) for key in range(90, 100)]
-    with again.short_cut() as anew:
-        assert samples(anew, [3]) == [record(3)]
+    with again.short_cut() as fresh:
+        assert samples(fresh, [3]) == [record(3)]
 
 
 def test_storage_that_was_moved_is_found_again_by_a_new_proof(
     make_config: Callable[..., SystemConfig], quick_config: SystemConfig, stack: ExitStack, tmp_path: Path
 ) -> None:
     write_records(tmp_path / "data" / "0.bin", range(1_000_000, 1_000_100), 1000)
-    with ExitStack() as first:
-        storage = start_storage(quick_config, first)
-        storage.client.register_dataset(binary_dataset(tmp_path / "data"))
-        storage.ingest()
+    with running_storage(quick_config) as storage:
+        storage.index(binary_dataset(tmp_path / "data"))
         local = stack.enter_context(storage.short_cut())
     shutil.move(quick_config.service_dir("storage"), tmp_path / "moved" / "storage")
     moved = make_config(
@@ -235,10 +221,10 @@ def test_a_deleted_dataset_is_not_read_any_more(numbers: RunningStorage, local: 
     numbers.ingest()
     with pytest.raises(NotFoundError, match="another was registered under its name"):
         samples(local, np.arange(3))
-    with numbers.short_cut() as anew:
-        assert samples(anew, [3]) == [record(3)]
-        with pytest.raises(NotFoundError, match=f"identity {identity}, that of the present one is {anew.snapshot().identity}"):
-            anew.locate("numbers", np.arange(3), "skip", identity)
+    with numbers.short_cut() as fresh:
+        assert samples(fresh, [3]) == [record(3)]
+        with pytest.raises(NotFoundError, match=f"identity {identity}, that of the present one is {fresh.snapshot().identity}"):
+            fresh.locate("numbers", np.arange(3), "skip", identity)
 
 
 # Which way is taken
@@ -263,55 +249,39 @@ def test_off_does_not_even_ask(numbers: RunningStorage, monkeypatch: pytest.Monk
         assert samples(payloads, [3]) == [record(3)]
 
 
-def elsewhere(offer: ShortCutOffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShortCutOffer:
-    return replace(offer, kernel="another")
-
-
-def unreadable_nonce(offer: ShortCutOffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShortCutOffer:
-    (Path(os.fsdecode(offer.folder)) / "nonce").unlink()
+def tampered(offer: ShortCutOffer, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShortCutOffer:
+    """The offer when what it is about is not what storage sees."""
+    nonce, data = Path(os.fsdecode(offer.folder)) / "nonce", Path(os.fsdecode(offer.files[-1].path))
+    match how:
+        case "elsewhere":
+            return replace(offer, kernel="another")
+        case "unreadable nonce":
+            nonce.unlink()
+        case "other nonce":
+            nonce.write_bytes(b"x" * 64)
+        case "other folder":
+            return replace(offer, folder=os.fsencode(tmp_path))
+        case "copied data":  # the same bytes with the same times, as on another mount
+            shutil.copy2(data, tmp_path / "copy")
+            (tmp_path / "copy").replace(data)
+        case "absent data":
+            data.unlink()
+        case "unreadable data":
+            monkeypatch.setattr("os.access", lambda *_: False)  # root may read anything
+        case "silent server":
+            raise UnavailableError("storage cannot be reached")
     return offer
-
-
-def other_nonce(offer: ShortCutOffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShortCutOffer:
-    (Path(os.fsdecode(offer.folder)) / "nonce").write_bytes(b"x" * 64)
-    return offer
-
-
-def other_folder(offer: ShortCutOffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShortCutOffer:
-    return replace(offer, folder=os.fsencode(tmp_path))
-
-
-def copied_data(offer: ShortCutOffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShortCutOffer:
-    """The same bytes with the same times, as behind another mount."""
-    path = Path(os.fsdecode(offer.files[-1].path))
-    shutil.copy2(path, tmp_path / "copy")
-    (tmp_path / "copy").replace(path)
-    return offer
-
-
-def absent_data(offer: ShortCutOffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShortCutOffer:
-    Path(os.fsdecode(offer.files[-1].path)).unlink()
-    return offer
-
-
-def unreadable_data(offer: ShortCutOffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShortCutOffer:
-    monkeypatch.setattr("os.access", lambda *_: False)  # root may read anything
-    return offer
-
-
-def silent_server(offer: ShortCutOffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShortCutOffer:
-    raise UnavailableError("storage cannot be reached")
 
 
 BROKEN = {
-    elsewhere: "another machine",
-    unreadable_nonce: "cannot be read here",
-    other_nonce: "not the folder in which storage wrote its nonce",
-    other_folder: "cannot be read here",
-    copied_data: "another file here than where storage runs",
-    absent_data: "cannot be found here",
-    unreadable_data: "may not be read here",
-    silent_server: "cannot be reached",
+    "elsewhere": "another machine",
+    "unreadable nonce": "cannot be read here",
+    "other nonce": "not the folder in which storage wrote its nonce",
+    "other folder": "cannot be read here",
+    "copied data": "another file here than where storage runs",
+    "absent data": "cannot be found here",
+    "unreadable data": "may not be read here",
+    "silent server": "cannot be reached",
 }
 
 
@@ -324,12 +294,12 @@ def all_logs() -> Iterator[None]:
     structlog.configure(**before)
 
 
-@pytest.mark.parametrize(("tamper", "reason"), BROKEN.items(), ids=[tamper.__name__ for tamper in BROKEN])
+@pytest.mark.parametrize(("how", "reason"), BROKEN.items())
 def test_without_proof_it_is_flight_or_an_error_never_a_guess(
     numbers: RunningStorage,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    tamper: Callable[[ShortCutOffer, Path, pytest.MonkeyPatch], ShortCutOffer],
+    how: str,
     reason: str,
     capsys: pytest.CaptureFixture[str],
     all_logs: None,
@@ -337,7 +307,7 @@ def test_without_proof_it_is_flight_or_an_error_never_a_guess(
     real = StorageClient.offer_short_cut
 
     def offer(client: StorageClient, name: str) -> ShortCutOffer:
-        return tamper(real(client, name), tmp_path, monkeypatch)
+        return tampered(real(client, name), how, tmp_path, monkeypatch)
 
     monkeypatch.setattr(StorageClient, "offer_short_cut", offer)
     with open_numbers(numbers, "auto") as payloads:
@@ -354,7 +324,7 @@ def test_what_flight_would_not_mend_is_raised_as_it_is(numbers: RunningStorage, 
         open_payloads(numbers.config.endpoint("storage"), numbers.config.flight_endpoints, "letters", short_cut)
     assert "short_cut" not in caught.value.message
     (numbers.store.dataset("numbers").folder / "index.json").write_text("{")
-    with pytest.raises(CorruptStateError, match=r"index\.json is damaged .*restart storage, which writes it anew$"):
+    with pytest.raises(CorruptStateError, match=r"index\.json is damaged .*restart storage, which writes it again$"):
         open_numbers(numbers, short_cut)
 
 
@@ -369,7 +339,7 @@ def test_storage_whose_short_cut_is_off_offers_none(
 
 def test_files_that_are_no_files_here_are_not_offered(numbers: RunningStorage) -> None:
     numbers.store.dataset("numbers").filesystem = open_filesystem("s3://bucket/numbers")
-    with pytest.raises(ConfigError, match="no folder of this machine"):
+    with pytest.raises(ConfigError, match="not a folder of this machine"):
         numbers.short_cut()
     with open_numbers(numbers, "auto") as payloads:
         assert isinstance(payloads, PayloadClient)
@@ -380,8 +350,7 @@ def test_the_nonce_is_for_storage_alone_and_new_after_a_restart(
 ) -> None:
     nonces = []
     for _ in range(2):
-        with ExitStack() as running:
-            storage = start_storage(quick_config, running)
+        with running_storage(quick_config) as storage:
             storage.client.register_dataset(binary_dataset(tmp_path / "data"))
             offers = [storage.client.offer_short_cut("numbers") for _ in range(3)]
             assert len({offer.nonce for offer in offers}) == 1

@@ -33,8 +33,7 @@ def test_a_longer_file_is_the_same_one_or_refused(
         config = config.model_copy(update={"file_wrapper": wrapper, "file_wrapper_config": options})
     path = tmp_path / "d" / {"BinaryFileWrapper": "a.bin", "CsvFileWrapper": "a.csv", "JsonLinesFileWrapper": "a.jsonl"}[wrapper]
     path.write_bytes(rows(wrapper, range(N)))
-    storage.client.register_dataset(DatasetConfig.model_validate(config.model_dump()))
-    storage.ingest()
+    storage.index(DatasetConfig.model_validate(config.model_dump()))
     keys = np.array([5, N - 1])
     local = stack.enter_context(storage.short_cut())
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modyn.storage.read.lru_cache import LRUCache
+from modyn.storage.read.row_groups import LRUCache
 from modyn.testing.waiting import PATIENCE_S
 
 

@@ -13,12 +13,12 @@ from modyn.storage.ingest.publisher import Publisher
 from modyn.storage.model.file_table import FileRow, FileTable
 from modyn.storage.read.record_readers import RecordReaders
 from modyn.storage.read.snapshot import PublishedDataset
-from modyn.testing.disk_recorder import recorded_disk
+from tests.support.disk_recorder import recorded_disk
 from tests.support.running_storage import binary_dataset, row_of
 
 
 def test_readers_find_a_whole_publication(tmp_path: Path) -> None:
-    """Names that are added, then so many that their block takes in the one before, a file that gets another stamp, and a segment."""
+    """Names that are added, then enough that their block takes in the one before, a file that gets another stamp, and a segment."""
     folder = tmp_path / "dataset"
     folder.mkdir()
     config, files, readers = binary_dataset(tmp_path / "data"), FileTable(), RecordReaders(1)

@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import zlib
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,28 +26,23 @@ from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.publisher import Publisher, withdraw
 from modyn.storage.model.file_table import FileRow, FileTable
 from modyn.storage.read.publication import Publication
-from modyn.storage.read.published_datasets import PublishedDatasets, PublishedNames
+from modyn.storage.read.published_datasets import PublishedNames
 from modyn.storage.read.record_readers import RecordReaders
-from modyn.storage.read.snapshot import DatasetSnapshot, PublishedDataset
+from modyn.storage.read.snapshot import PublishedDataset
 from modyn.testing.waiting import PATIENCE_S
-from tests.support.running_storage import RunningStorage, binary_dataset, row_of, start_storage, write_records
-
-
-@pytest.fixture
-def sources() -> RecordReaders:
-    return RecordReaders(1)
+from tests.support.running_storage import (
+    RunningStorage,
+    binary_dataset,
+    data_in,
+    published_by,
+    row_of,
+    start_storage,
+    write_records,
+)
 
 
 def folder_of(storage: RunningStorage, name: str = "numbers") -> Path:
     return storage.store.dataset(name).folder
-
-
-def read(view: DatasetSnapshot, keys: list[int]) -> list[int]:
-    """Return the data of the records with these keys, gathered as a reader does."""
-    locations = view.index.entries(np.asarray(keys, np.int64))
-    assert locations is not None
-    data, bounds = view.reader.gather(locations.file_ids, locations.offsets, locations.lengths)
-    return [int.from_bytes(data[bounds[i] : bounds[i + 1]].tobytes(), "little") for i in range(len(keys))]
 
 
 def publish(
@@ -132,7 +127,7 @@ def test_nothing_is_written_when_nothing_changed(tmp_path: Path) -> None:
     assert (tmp_path / "index.json").stat().st_ino == before
 
 
-def test_a_catalogue_from_a_backup_is_published_anew(tmp_path: Path, sources: RecordReaders) -> None:
+def test_a_catalogue_from_a_backup_is_published_again(tmp_path: Path, sources: RecordReaders) -> None:
     config = binary_dataset(tmp_path / "data")
     publish(Publisher(tmp_path), config, ["a", "b", "c"], version=9)
     publish(Publisher(tmp_path), config, ["x", "y"], version=3)
@@ -145,8 +140,7 @@ def test_a_catalogue_from_a_backup_is_published_anew(tmp_path: Path, sources: Re
 
 def test_a_view_is_the_same_until_something_changes(storage: RunningStorage, tmp_path: Path, sources: RecordReaders) -> None:
     write_records(tmp_path / "d" / "a.bin", range(100), 1000)
-    storage.client.register_dataset(binary_dataset(tmp_path / "d"))
-    storage.ingest()
+    storage.index(binary_dataset(tmp_path / "d"))
     reader = PublishedDataset(folder_of(storage), sources)
     first = reader.snapshot()
     assert reader.snapshot() is first
@@ -162,8 +156,8 @@ def test_a_view_is_the_same_until_something_changes(storage: RunningStorage, tmp
     assert third.version > second.version
     assert third.index.num_samples == 200
     assert third.reader is first.reader
-    assert read(third, [199, 0]) == [199, 0]
-    assert read(first, [50]) == [50]
+    assert data_in(third, [199, 0]) == [199, 0]
+    assert data_in(first, [50]) == [50]
 
 
 def test_keys_that_were_told_are_published(storage: RunningStorage, tmp_path: Path, sources: RecordReaders) -> None:
@@ -182,7 +176,7 @@ def test_keys_that_were_told_are_published(storage: RunningStorage, tmp_path: Pa
     count = 0
     for batch in told:
         assert not reader.snapshot().missing(batch.keys).any()
-        assert read(reader.snapshot(), batch.keys.tolist()) == batch.keys.tolist()
+        assert data_in(reader.snapshot(), batch.keys.tolist()) == batch.keys.tolist()
         if (count := count + len(batch)) == 50:
             break
     told.cancel()
@@ -212,7 +206,7 @@ def test_a_reader_never_sees_half_a_change(storage: RunningStorage, tmp_path: Pa
                 assert len(now) >= known
                 assert gone.sum() >= deleted
                 known, deleted = len(now), int(gone.sum())
-                assert read(view, now.tolist()) == now.tolist()
+                assert data_in(view, now.tolist()) == now.tolist()
                 looks.release()
         except BaseException as error:  # noqa: BLE001  (raised again in the main thread)
             failures.append(error)
@@ -239,7 +233,7 @@ def test_a_reader_never_sees_half_a_change(storage: RunningStorage, tmp_path: Pa
     assert view.index.num_samples == 100
 
 
-def test_a_change_between_two_looks_is_seen_whatever_the_file_system_reuses(tmp_path: Path, sources: RecordReaders) -> None:
+def test_a_change_between_two_looks_is_seen_even_if_the_file_system_reuses_inodes(tmp_path: Path, sources: RecordReaders) -> None:
     """Inodes and times of files repeat; the reader keeps the file open that it compares with."""
     config, publisher = binary_dataset(tmp_path / "data"), Publisher(tmp_path)
     publish(publisher, config, [])
@@ -293,15 +287,14 @@ def test_what_is_damaged_or_unknown_is_told(tmp_path: Path, sources: RecordReade
 
 
 def test_datasets_are_found_by_name_and_only_by_name(storage: RunningStorage, tmp_path: Path, sources: RecordReaders) -> None:
-    datasets = PublishedDatasets(PublishedNames.of(storage.config), sources, "replica-1")
+    datasets = published_by(storage.config, readers=sources)
     for name in ("numbers", "", "..", ".", "../datasets", "a/b", "nul\0"):
         with pytest.raises(NotFoundError, match="no dataset"):
             datasets.snapshot(name)
     write_records(tmp_path / "d" / "a.bin", range(3), 1000)
-    storage.client.register_dataset(binary_dataset(tmp_path / "d"))
-    storage.ingest()
+    storage.index(binary_dataset(tmp_path / "d"))
     first = datasets.snapshot("numbers")
-    assert read(first, [2]) == [2]
+    assert data_in(first, [2]) == [2]
     for ask in (datasets.snapshot, storage.client.dataset):  # readers, and the service that commands such as `modyn simulate` ask
         with pytest.raises(NotFoundError, match="there is no dataset 'numbrs', did you mean 'numbers'"):
             ask("numbrs")
@@ -309,9 +302,8 @@ def test_datasets_are_found_by_name_and_only_by_name(storage: RunningStorage, tm
     with pytest.raises(NotFoundError, match="no dataset 'numbers'"):
         datasets.snapshot("numbers")
     write_records(tmp_path / "e" / "a.bin", range(7, 9), 1000)
-    storage.client.register_dataset(binary_dataset(tmp_path / "e"))
-    storage.ingest()
-    assert read(datasets.snapshot("numbers"), [1]) == [8]
+    storage.index(binary_dataset(tmp_path / "e"))
+    assert data_in(datasets.snapshot("numbers"), [1]) == [8]
 
 
 def test_a_dataset_is_withdrawn_before_its_files_go(
@@ -319,8 +311,7 @@ def test_a_dataset_is_withdrawn_before_its_files_go(
 ) -> None:
     """A reader must not find the folder without its tombstones: deleted samples would be read again."""
     write_records(tmp_path / "d" / "a.bin", range(3), 1000)
-    storage.client.register_dataset(binary_dataset(tmp_path / "d"))
-    storage.ingest()
+    storage.index(binary_dataset(tmp_path / "d"))
     reader, seen = PublishedDataset(folder_of(storage), sources), []
     reader.snapshot()
 
@@ -332,28 +323,6 @@ def test_a_dataset_is_withdrawn_before_its_files_go(
     monkeypatch.setattr("modyn.storage.datasets.shutil.rmtree", removes)
     storage.client.delete_dataset("numbers")
     assert seen == [reader.folder]
-
-
-def test_a_dataset_ends_whatever_its_disk_refuses_to_remove(quick_config: SystemConfig, tmp_path: Path) -> None:
-    """And the next start completes the deletion."""
-    store = DatasetStore(quick_config, Catalogue.open(quick_config))
-    with closing(store):
-        store.start()
-        store.register(binary_dataset(tmp_path / "d", watch=True))
-        dataset, watcher = store.dataset("numbers"), store._watchers["numbers"]
-        link = quick_config.service_dir("storage") / "names" / "numbers"
-        link.unlink()
-        link.mkdir()  # which `unlink` does not remove
-        with pytest.raises(UnavailableError, match=f"cannot remove {link}: "):
-            store.delete("numbers")
-        assert isinstance(dataset.closed, NotFoundError)
-        assert not watcher._thread.is_alive()
-        link.rmdir()
-    store = DatasetStore(quick_config, Catalogue.open(quick_config))
-    with closing(store):
-        store.start()
-        assert not dataset.folder.exists()
-        assert store._catalogue.datasets(deleting=True) == []
 
 
 # Crashes
@@ -402,10 +371,10 @@ def test_a_crash_between_commit_and_publication_is_mended_by_the_next_start(
     store.close()
     start_storage(quick_config, stack)
     assert reader.snapshot().index.num_samples == 10
-    assert read(reader.snapshot(), [9]) == [9]
+    assert data_in(reader.snapshot(), [9]) == [9]
 
 
-def test_a_publication_that_fails_is_made_up_for_and_tells_nobody_before(
+def test_a_publication_that_fails_is_made_up_for_and_tells_no_one_before(
     storage: RunningStorage, tmp_path: Path, sources: RecordReaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_records(tmp_path / "d" / "a.bin", range(10), 1000)
@@ -423,7 +392,7 @@ def test_a_publication_that_fails_is_made_up_for_and_tells_nobody_before(
     assert dataset.snapshot().missing(np.arange(10)).all()
     storage.ingest()
     assert storage.client.dataset("numbers").num_samples == 10
-    assert read(reader.snapshot(), list(range(10))) == list(range(10))
+    assert data_in(reader.snapshot(), list(range(10))) == list(range(10))
 
 
 def test_what_a_crash_left_is_removed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Rows of CSV files in the order of their dataset's columns, whatever reads their bytes."""
+"""Rows of CSV files in the order of their dataset's columns, from a folder and from a bucket."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_file_that_contradicts_is_named_where_it_is_read(tmp_path: Path) -> No
 
 
 def test_a_first_line_may_be_a_comment_where_no_column_is_chosen_by_its_name(tmp_path: Path) -> None:
-    """Of files that were indexed before they were compared: their rows are read as they are."""
+    """Files that were indexed before they were compared: their rows are read as they are."""
     contents = ["# of May\n0,a0,b0\n", "# of June\n1,a1,b1\n"]
     reader = local(tmp_path, contents, format_of("x", label_index=0, ignore_first_line=True))
     assert rows(reader, contents, [(1, 0), (0, 0)]) == ["1,a1,b1", "0,a0,b0"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.errors import CorruptStateError
-from modyn.storage.formats.record_log import ENTRY, Entries
+from modyn.storage.formats.record_file import ENTRY, Entries
 from modyn.storage.records.key_index import KeyIndex, UInt64Array
 
 WORDS = st.sampled_from([0, 1, 2, 2**63, 2**64 - 2, 2**64 - 1])
@@ -68,6 +70,28 @@ def test_a_merge_in_slices_is_sorted(tmp_path: Path) -> None:
     order = random.permutation(3_200)
     assert (index.find(digests[order]).keys == order).all()
     assert len(list(tmp_path.glob("*.keys"))) == 1
+
+
+def test_merges_at_once_lose_no_run_that_is_added_meanwhile(tmp_path: Path) -> None:
+    """The thread that makes samples merges, and so do calls that need samples at once."""
+    digests = np.random.default_rng(4).integers(0, 2**64, (600, 2), np.uint64)
+    index = KeyIndex.open(tmp_path, tmp_path / "quarantine")
+    is_over = threading.Event()
+
+    def merge() -> None:
+        while not is_over.is_set():
+            index.merge()
+
+    with ThreadPoolExecutor(2) as pool:
+        merging = [pool.submit(merge) for _ in range(2)]
+        for start in range(0, len(digests), 5):
+            index.add(entries_of(digests[start : start + 5]))
+            index.flush()
+        is_over.set()
+        for thread in merging:
+            thread.result()
+    assert index.end == len(digests)
+    assert index.find(digests).keys.tolist() == list(range(len(digests)))
 
 
 def test_a_key_that_is_known_is_not_added(tmp_path: Path) -> None:

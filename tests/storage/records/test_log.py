@@ -6,8 +6,8 @@ import errno
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from modyn.errors import CorruptStateError, UnavailableError
-from modyn.storage.formats.record_log import HEAD_BYTES, RECORD_FILE
+from modyn.storage.formats.record_file import HEAD_BYTES, RECORD_FILE
 from modyn.storage.model.records import AppendedRecord, NewRecord
 from modyn.storage.records.log import PreparedRecords, RecordLog, RecordLogLimits
+from tests.support.running_storage import flip
 
 SMALL = RecordLogLimits(file_bytes=400, write_bytes=200, held_keys=2)
 """Files, writes and runs of a few records."""
@@ -109,7 +110,7 @@ def test_the_log_is_a_dictionary_in_order_of_append() -> None:
 
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_write_that_was_cut_at_any_byte_counts_whole_or_not_at_all(tmp_path: Path, every: int) -> None:
-    """In the gate at every fifth byte, and at the ends."""
+    """The gate cuts at every fifth byte, and at the ends."""
     log = open_log(tmp_path, RecordLogLimits())
     append(log, numbered(0), numbered(1))
     before = log.durable.end
@@ -132,8 +133,8 @@ def test_a_write_that_was_cut_at_any_byte_counts_whole_or_not_at_all(tmp_path: P
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_flipped_bit_is_found(tmp_path: Path, every: int) -> None:
-    """In any byte of a batch that others follow, or that is a sample already: it is not taken for a write that a crash cut. In the gate
-    in every third byte, so in each field of a head."""
+    """A batch that others follow, or that is a sample already, is not taken for a write that a crash cut. The gate flips a bit of every third
+    byte, so in each field of a head."""
     log = open_log(tmp_path, RecordLogLimits())
     append(log, numbered(0))
     end = log.durable.end
@@ -153,22 +154,18 @@ def test_damage_shows_where_samples_are_made(tmp_path: Path) -> None:
     append(log, numbered(0))
     append(log, numbered(1))
     path = log.durable.files[0].path
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+    flip(path, -1)
     with pytest.raises(CorruptStateError, match=r"00000000\.records is damaged: the batch at byte \d+ is not what was written"):
         list(log.durable.batches(0, HEAD_BYTES, 0))
 
 
-def test_damaged_keys_are_set_aside_and_made_anew(tmp_path: Path) -> None:
+def test_damaged_keys_are_set_aside_and_made_again(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     for first in range(0, 40, 4):
         append(log, *(numbered(i) for i in range(first, first + 4)))
     runs = sorted((tmp_path / "records").glob("*.keys"))
     assert len(runs) > 3
-    content = bytearray(runs[1].read_bytes())
-    content[70] ^= 1
-    runs[1].write_bytes(content)
+    flip(runs[1], 70)
     log = open_log(tmp_path, num_indexed=40)
     assert all(answer.is_duplicate for answer in append(log, *(numbered(i) for i in range(40))))
     assert runs[1].name in {path.name for path in (tmp_path / "quarantine").iterdir()}
@@ -246,11 +243,8 @@ def test_appends_at_once_share_writes_and_count_once(tmp_path: Path, monkeypatch
         order = np.random.default_rng(worker).permutation(100).tolist()
         answers[worker] = [append(log, numbered(i if i % 2 else 1000 * (worker + 1) + i))[0] for i in order]
 
-    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
     labels = [label for _, label, _ in held(log)]
     assert len(labels) == len(set(labels)) == 50 + 8 * 50
     assert sum(not answer.is_duplicate for found in answers.values() for answer in found) == len(labels)

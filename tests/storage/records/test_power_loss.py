@@ -6,10 +6,12 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
+import pytest
+
 from modyn.errors import UnavailableError
 from modyn.storage.model.records import NewRecord
 from modyn.storage.records.log import PreparedRecords, RecordLog, RecordLogLimits
-from modyn.testing.disk_recorder import recorded_disk
+from tests.support.disk_recorder import recorded_disk
 
 LIMITS = RecordLogLimits(file_bytes=400, write_bytes=200, held_keys=4)
 
@@ -57,17 +59,20 @@ def test_what_was_answered_is_there_after_a_power_loss(tmp_path: Path) -> None:
     assert num_losses > 30
 
 
-def test_kills_and_power_losses_one_after_the_other_lose_nothing(tmp_path: Path) -> None:
-    """A process is killed at an append; the next one answers for what it finds, and then the power is lost."""
-    random, num_answered = Random(3), 0
+@pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 20))])
+def test_kills_and_power_losses_one_after_the_other_lose_nothing(tmp_path: Path, seed: int) -> None:
+    """A process is killed at an append or a merge of keys; the next one answers for what it finds, and then the power is lost."""
+    random, num_answered = Random(seed), 0
     for _ in range(40):
         with recorded_disk(tmp_path) as disk:
             sent = range(num_answered, num_answered + 5)
 
             def begin(sent: range) -> None:
-                append(open_log(tmp_path, sent.start), sent)
+                log = open_log(tmp_path, sent.start)
+                append(log, sent)
+                log.merge_keys()
 
-            disk.kill_at(random.randrange(12), partial(begin, sent))
+            disk.kill_at(random.randrange(24), partial(begin, sent))
             log = open_log(tmp_path, num_answered)
             append(log, range(sent.stop - 2))
             num_answered = sent.stop - 2

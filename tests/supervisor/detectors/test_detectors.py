@@ -106,9 +106,9 @@ def test_a_state_stays_as_it_was_when_detectors_go_on(id_: str) -> None:
 def test_at_a_detection_the_evidence_is_that_of_it(id_: str) -> None:
     one = detector(id_, **({"threshold": 10} if id_ == "PageHinkley" else {}))
     assert any(one.update(value) for value in errors())
-    value, threshold = list(one.evidence().values())[:2]
-    assert list(one.evidence())[1] == "threshold"
-    assert value < threshold if id_ == "EDDM" else value >= threshold > 0
+    compared = one.evidence()[0]
+    assert compared.threshold is not None
+    assert compared.value < compared.threshold if id_ == "EDDM" else compared.value >= compared.threshold > 0
 
 
 @pytest.mark.parametrize("id_", DETECTORS.builtin)

@@ -19,10 +19,10 @@ from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, SampleBatch
 from modyn.supervisor.triggers import build_trigger, check_trigger_section
 from modyn.supervisor.triggers.base import CheckRecord, TriggerOutcome
 from modyn.supervisor.triggers.cost import DataIncorporationLatencyCostTrigger, LatencyCostConfig, WaitingTime
-from modyn.supervisor.triggers.training_seconds import TrainingTime, TrainingTimes, fit_seconds, vary
+from modyn.supervisor.triggers.measures.training_seconds import TrainingTime, TrainingTimes, fit_seconds, vary
 from modyn.testing.checks import check_trigger, decide, example_streams
-from tests.supervisor.triggers.test_drift import fired
 from tests.support.trigger_sections import streams_of_each
+from tests.support.triggers import fired
 
 RATE = "incorporation_delay_per_training_second"
 Seconds = Callable[[int], float]
@@ -139,9 +139,9 @@ def test_the_example_of_units_in_the_docstring() -> None:
         asked = policy(lambda _, s=seconds: s, evaluation_interval_data_points=1000, **{RATE: 1e5})  # type: ignore[misc]
         stream = SampleBatch.concatenate([samples, at(*[7200] * 500, *[14_400] * 500)])
         first, second = decide(asked, [stream])
-        assert first.evidence == {"first_trigger": 1}
+        assert first.numbers == {"first_trigger": 1}
         # The second thousand: half of them for two hours.
-        assert second.evidence == {
+        assert second.numbers == {
             "regret": 3.6e6,
             "regret.threshold": pytest.approx(seconds * 1e5),
             "regret.unusual": fires,
@@ -157,7 +157,7 @@ def test_one_sample_a_second_and_trainings_of_20_s_fire_every_2000_s() -> None:
 
 
 def _regrets(records: Sequence[CheckRecord]) -> list[float | None]:
-    return [record.evidence.get("regret") for record in records]
+    return [record.numbers.get("regret") for record in records]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_trigger_resets_the_regret_also_one_of_another_policy() -> None:
     }
     records = decide(build_trigger(section), [at(*range(0, 90, 10))])
     assert fired(records) == [1, 4, 8]
-    assert [record.evidence.get("cost/regret") for record in records] == [None, 0, 10, 30, 0, 10, 30, 60, 0]
+    assert [record.numbers.get("cost/regret") for record in records] == [None, 0, 10, 30, 0, 10, 30, 60, 0]
 
 
 def test_sums_of_extreme_times_are_exact() -> None:

@@ -10,12 +10,13 @@ import pytest
 from modyn.config.base import Severity, load_section
 from modyn.evaluator.client import ComparedData
 from modyn.records import SampleBatch, StreamWindow
-from modyn.supervisor.triggers import TRIGGERS, TriggerContext, build_trigger, check_trigger_section
-from modyn.supervisor.triggers.base import CheckRecord, TriggerOutcome
+from modyn.supervisor.triggers import TRIGGERS, build_trigger, check_trigger_section
+from modyn.supervisor.triggers.base import TriggerOutcome
 from modyn.supervisor.triggers.drift import DataDriftConfig, DataDriftTrigger
 from modyn.testing.checks import check_trigger, decide, example_streams
 from modyn.testing.fake_evidence import FakeEvidence
 from tests.support.trigger_sections import streams_of_each
+from tests.support.triggers import checks, fired
 
 THRESHOLD: dict[str, Any] = {"id": "MMDDriftMetric", "decision_criterion": {"id": "ThresholdDecisionCriterion", "threshold": 0.5}}
 QUANTILE: dict[str, Any] = {
@@ -37,19 +38,9 @@ def seasons(**options: Any) -> dict[str, Any]:
 
 
 def stream(*labels: tuple[int, int], every: int = 1) -> SampleBatch:
-    """So many samples of each label, one every so many seconds."""
+    """Samples of pairs (label, number), one every `every` seconds."""
     column = np.repeat([label for label, _ in labels], [count for _, count in labels])
     return SampleBatch(np.arange(len(column)), np.arange(len(column)) * every, column)
-
-
-def checks(section: dict[str, Any], samples: SampleBatch, source: FakeEvidence | None = None) -> list[CheckRecord]:
-    """All checks of a stream in one batch."""
-    return decide(build_trigger(section, TriggerContext(seed=3)), [samples], source=source or FakeEvidence(samples))
-
-
-def fired(records: list[CheckRecord]) -> list[int]:
-    """Where a policy fired."""
-    return [record.position for record in records if record.fires]
 
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -87,11 +78,11 @@ def test_fires_first_of_all_and_then_where_the_distance_is_beyond_the_threshold(
     samples = stream((0, 45), (1, 55))
     records = checks(drift(), samples)
     assert fired(records) == [10, 60], "at 50 half of the current window is new, which equals the threshold: not beyond it"
-    assert records[0].evidence == {"first_trigger": 1}
+    assert records[0].numbers == {"first_trigger": 1}
     at_50 = next(record for record in records if record.position == 50)
-    assert at_50.evidence["mmd"] == at_50.evidence["mmd.threshold"] == 0.5
-    assert (at_50.evidence["mmd.unusual"], at_50.evidence["unusual"]) == (0, 0)
-    assert (at_50.evidence["reference_samples"], at_50.evidence["current_samples"]) == (10, 10)
+    assert at_50.numbers["mmd"] == at_50.numbers["mmd.threshold"] == 0.5
+    assert (at_50.numbers["mmd.unusual"], at_50.numbers["unusual"]) == (0, 0)
+    assert (at_50.numbers["reference_samples"], at_50.numbers["current_samples"]) == (10, 10)
 
 
 def test_the_reference_is_the_newest_data_at_the_last_trigger_by_the_newest_model() -> None:
@@ -183,7 +174,7 @@ WARM_UP = {"warmup_intervals": 9, "warmup_policy": {"id": "DataAmountTrigger", "
     ],
 )  # fmt: skip
 def test_what_it_lacks_at_the_end_is_told(options: dict[str, Any], said: str) -> None:
-    """Of 60 samples, one a minute."""
+    """60 samples, one a minute, are too few."""
     samples = stream((0, 60), every=61)
     policy = build_trigger(drift(**options))
     decide(policy, [samples], source=FakeEvidence(samples))
@@ -205,7 +196,7 @@ def test_warm_up_fires_by_its_policy_and_calibrates() -> None:
     section = drift(metrics={"ks": QUANTILE}, warmup_intervals=6, warmup_policy={"id": "DataAmountTrigger", "num_samples": 20})
     records = checks(section, samples)
     assert fired(records)[:3] == [20, 40, 60], "the warm-up policy alone"
-    measured = {record.position: record.evidence for record in records if record.evidence}
+    measured = {record.position: record.numbers for record in records if record.evidence}
     assert sorted(measured)[0] == 30, "there is a reference from the first trigger on"
     assert all(("warming_up" in evidence) == (position <= 60) for position, evidence in measured.items())
     assert measured[70]["ks.threshold"] == np.quantile([measured[at]["ks"] for at in (30, 40, 50, 60)], 0.75), "calibrated"
@@ -214,10 +205,10 @@ def test_warm_up_fires_by_its_policy_and_calibrates() -> None:
 def test_without_observations_a_dynamic_threshold_says_no() -> None:
     samples = stream((0, 10), (5, 90))
     records = checks(drift(metrics={"ks": QUANTILE}), samples)
-    first = next(record for record in records if "ks" in record.evidence)
+    first = next(record for record in records if "ks" in record.numbers)
     assert not first.fires
-    assert "ks.threshold" not in first.evidence
-    assert first.evidence["ks.unusual"] == 0
+    assert "ks.threshold" not in first.numbers
+    assert first.numbers["ks.unusual"] == 0
 
 
 def test_hysteresis_and_cool_down() -> None:
@@ -226,7 +217,7 @@ def test_hysteresis_and_cool_down() -> None:
     assert fired(checks(drift(consecutive_checks=3), samples)) == [10, 50], "unusual at 30, 40 and 50"
     cooled = checks(drift(min_samples_between_triggers=60), samples)
     assert fired(cooled) == [10, 70]
-    assert [record.position for record in cooled if record.evidence.get("cooling_down")] == [20, 30, 40, 50, 60, 80, 90, 100]
+    assert [record.position for record in cooled if record.numbers.get("cooling_down")] == [20, 30, 40, 50, 60, 80, 90, 100]
 
 
 def test_votes() -> None:
@@ -243,7 +234,7 @@ def test_too_few_samples_measure_nothing_and_fire_nothing() -> None:
     one = {"id": "TimeWindowingStrategy", "limit_ref": 1, "limit_cur": 1}
     records = checks(drift(windowing_strategy=one), samples)
     assert fired(records) == [10]
-    assert records[1].evidence == {"reference_samples": 1, "current_samples": 1, "embedded_samples": 0, "unusual": 0}
+    assert records[1].numbers == {"reference_samples": 1, "current_samples": 1, "embedded_samples": 0, "unusual": 0}
 
 
 @pytest.mark.parametrize(
@@ -288,9 +279,9 @@ def test_auto_drift_is_the_papers_setting() -> None:
 def test_fourteen_checks_of_the_warm_up_of_auto_drift_measure() -> None:
     samples = stream((0, 6000))
     records = checks({"id": "AutoDrift"}, samples)
-    assert [record.position for record in records if record.evidence.get("warming_up")] == list(range(1750, 5001, 250))
+    assert [record.position for record in records if record.numbers.get("warming_up")] == list(range(1750, 5001, 250))
     assert fired([record for record in records if record.position <= 5000]) == [1500, 3000, 4500]
-    assert "warming_up" not in next(record for record in records if record.position == 5250).evidence
+    assert "warming_up" not in next(record for record in records if record.position == 5250).numbers
 
 
 @pytest.mark.parametrize(

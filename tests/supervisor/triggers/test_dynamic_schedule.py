@@ -20,8 +20,8 @@ from modyn.supervisor.triggers.dynamic_schedule import DynamicScheduleConfig, Dy
 from modyn.testing.checks import check_trigger, decide, example_streams
 from modyn.testing.fake_evidence import FakeEvidence
 from tests.supervisor.triggers.test_cost import at
-from tests.supervisor.triggers.test_drift import fired
 from tests.support.trigger_sections import streams_of_each
+from tests.support.triggers import fired
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "every sample": {"evaluation_interval_data_points": 1},
@@ -104,7 +104,7 @@ def test_trainings_take_at_most_their_share_of_a_steady_stream(total_s: float, s
 
 
 class Served:
-    """A policy in production, whose stretches of steps take 2 s."""
+    """A policy in production, whose batches of steps take 2 s."""
 
     def __init__(self, **options: Any) -> None:
         self.policy, self.source, self.position, self.checks = policy(**options), FakeEvidence(at()), 0, list[CheckRecord]()
@@ -132,11 +132,11 @@ class Served:
 
 def test_the_wait_is_what_predictions_need() -> None:
     served = Served(evaluation_interval_data_points=1, slack=1.5, max_share=1)
-    assert served.check(1000.0, 100, 0.01), "a retraining is no stretch of steps: nothing is known of these yet"
+    assert served.check(1000.0, 100, 0.01), "a retraining is not a batch of steps, of which nothing is known yet"
     served.train(online=True, seconds=2.0, ended=1002.0)
     # T' = 1.5 * 2 s * 100 / s * 0.01 s = 3 s
     assert [served.check(now, 100, 0.01) for now in (1004.9, 1005.1)] == [False, True]
-    assert served.checks[-1].evidence["since_s.threshold"] == pytest.approx(3.0)
+    assert served.checks[-1].numbers["since_s.threshold"] == pytest.approx(3.0)
     assert served.check(1002.1, 0, 0), "no prediction has come"
     served.train(online=False, seconds=500.0, ended=1600.0)
     assert [served.check(now, 100, 0.01) for now in (1602.9, 1603.1)] == [False, True], "as long as after steps"
@@ -155,10 +155,10 @@ def test_steps_pause_while_predictions_are_slow_and_catch_up() -> None:
     served = Served(**LIMITED)
     served.train(online=True, seconds=2.0, ended=1002.0)
     assert not served.check(1003.0, 10, 0.001, 0.05)
-    assert "paused" not in served.checks[-1].evidence, "it would wait anyway"
+    assert "paused" not in served.checks[-1].numbers, "it would wait anyway"
     assert served.policy.warning() is None
     assert not served.check(1010.0, 10, 0.001, 0.0201)
-    assert served.checks[-1].evidence["paused"] == 1
+    assert served.checks[-1].numbers["paused"] == 1
     warning = served.policy.warning()
     assert warning is not None
     assert "steps of proactive training pause: the p99 latency of predictions is above latency_limit_ms (20 ms)" in warning
@@ -173,7 +173,7 @@ def test_a_server_that_is_gone_keeps_nothing_waiting() -> None:
     served = Served(**LIMITED)
     assert not served.check(1010.0, 10, 0.001, 1.0)
     assert served.check(1020.0, servers=0)
-    assert "p99_latency_s" not in served.checks[-1].evidence
+    assert "p99_latency_s" not in served.checks[-1].numbers
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,15 @@ from hypothesis import strategies as st
 from modyn.config.base import Severity, load_section
 from modyn.errors import ConfigError, CorruptStateError, UserCodeError
 from modyn.records import SampleBatch
+from modyn.supervisor.evidence import Evidence
 from modyn.supervisor.triggers import CheckContext, TriggerContext, build_trigger, check_trigger_section
 from modyn.supervisor.triggers.base import CheckRecord, TriggerOutcome
 from modyn.supervisor.triggers.ensemble import EnsembleConfig, EnsembleTrigger
 from modyn.testing.checks import check_trigger, decide, example_streams
 from modyn.testing.fake_evidence import FakeEvidence
-from tests.supervisor.triggers.test_drift import drift, fired, stream
+from tests.supervisor.triggers.test_drift import drift, stream
 from tests.support.trigger_sections import streams_of_each
+from tests.support.triggers import fired
 
 AMOUNT = {"id": "DataAmountTrigger", "num_samples": 15}
 TIME = {"id": "TimeTrigger", "every": "2d"}
@@ -104,7 +106,7 @@ class _BruteForce:
         return self.section["id"] == "TimeTrigger" or any(child.has_time for child in self.children.values())
 
     def decides(self, position: int) -> bool | None:
-        """Its verdict after so many samples; None: it does not decide there."""
+        """Its verdict after this number of samples; None: it does not decide there."""
         if self.section["id"] == "DataAmountTrigger":
             return True if position % self.section["num_samples"] == 0 else None
         if self.section["id"] == "TimeTrigger":
@@ -163,7 +165,7 @@ def test_it_decides_as_the_rule_says(section: dict[str, Any], times: list[int], 
     )
     found = decide(build_trigger(section), [whole.slice(start, stop) for start, stop in pairwise(bounds)])
     assert fired(found) == _BruteForce(section, times).run()
-    assert not any(record.evidence for record in found), "pure arithmetic is not journalled"
+    assert not any(record.numbers for record in found), "pure arithmetic is not journalled"
 
 
 def test_a_boundary_between_two_batches_is_not_lost() -> None:
@@ -227,17 +229,17 @@ def test_evidence_names_the_subtrigger_and_shows_all_votes() -> None:
     both = ensemble("All", drift=drift(), amount={"id": "DataAmountTrigger", "num_samples": 30})
     section = ensemble("All", inner=both, other={"id": "DataAmountTrigger", "num_samples": 25})
     records = {r.position: r for r in decide(build_trigger(section), [samples], source=FakeEvidence(samples))}
-    assert records[10].evidence == {
+    assert records[10].numbers == {
         "inner/drift/first_trigger": 1,
         "inner/drift.vote": 1,
         "inner/amount.vote": 0,
         "inner.vote": 0,
         "other.vote": 0,
     }
-    assert records[25].evidence == {}, "an amount alone"
-    assert (records[30].fires, records[30].evidence["inner.vote"], records[30].evidence["other.vote"]) == (True, 1, 1)
-    assert (records[40].evidence["inner/drift/mmd"], records[40].evidence["inner/drift/mmd.threshold"]) == (1, 0.5)
-    assert (records[40].fires, records[40].evidence["inner/drift.vote"], records[40].evidence["inner.vote"]) == (False, 1, 0)
+    assert records[25].numbers == {}, "an amount alone"
+    assert (records[30].fires, records[30].numbers["inner.vote"], records[30].numbers["other.vote"]) == (True, 1, 1)
+    assert (records[40].numbers["inner/drift/mmd"], records[40].numbers["inner/drift/mmd.threshold"]) == (1, 0.5)
+    assert (records[40].fires, records[40].numbers["inner/drift.vote"], records[40].numbers["inner.vote"]) == (False, 1, 0)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -256,7 +258,7 @@ def test_a_verdict_of_other_subtriggers_is_refused() -> None:
     trigger = build_trigger(ensemble(a=AMOUNT))
     assert trigger.next_check(stream((0, 15)), -1) == 15
     with pytest.raises(CorruptStateError, match=r"\['b'\] of the subtriggers have decided as journalled, and \['a'\] decide now"):
-        trigger.checked(CheckRecord(15, True, {"b/x": 1.0}, memory={"b": {"fires": True, "memory": {}}}))
+        trigger.checked(CheckRecord(15, True, [Evidence("x", 1.0, subtrigger="b")], memory={"b": {"fires": True, "memory": {}}}))
     state = json.loads(json.dumps(build_trigger(ensemble(b=AMOUNT)).state()))
     with pytest.raises(CorruptStateError, match=r"of other subtriggers: \['b'\]"):
         trigger.load_state(state)

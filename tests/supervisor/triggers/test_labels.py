@@ -21,7 +21,8 @@ from modyn.supervisor.triggers import TRIGGERS, TriggerContext, build_trigger, c
 from modyn.supervisor.triggers.base import CheckRecord
 from modyn.testing.checks import decide
 from modyn.testing.fake_evidence import FakeEvidence
-from tests.supervisor.triggers.test_drift import AMOUNT, QUANTILE, THRESHOLD, drift, fired
+from tests.supervisor.triggers.test_drift import AMOUNT, QUANTILE, THRESHOLD, drift
+from tests.support.triggers import fired
 
 MMD = {
     "mmd": {"id": "MMDDriftMetric", "decision_criterion": {**QUANTILE["decision_criterion"], "window_size": 15, "quantile": 0.05}}
@@ -70,7 +71,7 @@ def test_a_hundred_classes_that_change_places_fire_by_default() -> None:
     )
     found = checks(id="AutoDrift", on="labels")
     assert first_after_change(found) == 6250
-    at_change = next(record.evidence for record in found if record.position == 6250)
+    at_change = next(record.numbers for record in found if record.position == 6250)
     assert at_change["chi_squared"] > 1.5 * at_change["chi_squared.threshold"]
     assert first_after_change(checks(id="AutoDrift", on="labels", metrics=MMD)) != 6250, (
         "the numbers of classes are spread as before"
@@ -85,7 +86,7 @@ def test_a_metric_that_never_had_enough_samples_of_a_class_is_told(num_classes: 
         {"id": "DataDriftTrigger", "on": "labels", "evaluation_interval_data_points": 50, "windowing_strategy": AMOUNT}
     )
     records = decide(policy, [samples], source=MeasuredEvidence(samples))
-    assert all(("chi_squared" in record.evidence) == (not said) for record in records[1:])
+    assert all(("chi_squared" in record.numbers) == (not said) for record in records[1:])
     assert policy.lacking().startswith(said)
     assert bool(policy.lacking()) == bool(said)
     policy.load_state(policy.state())
@@ -134,7 +135,7 @@ def test_metrics_that_take_classes_for_numbers_are_warned_of(id_: str) -> None:
         },
     }
     for path, section in compared.items():
-        found = check_trigger({"trigger": section})
+        found = check_trigger({"trigger": with_defaults(section)})
         assert [(problem.path, problem.severity) for problem in found] == [(path, Severity.WARNING)] * OF_NUMBERS[id_], found
         assert all(
             "compare classes by ChiSquaredDriftMetric, unless labels are quantities" in problem.message for problem in found

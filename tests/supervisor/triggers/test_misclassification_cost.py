@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from modyn.config.base import Severity
 from modyn.errors import DataError
 from modyn.evaluator.client import Rows
-from modyn.records import SampleBatch, StreamWindow
+from modyn.records import SampleBatch
 from modyn.supervisor.triggers import TRIGGERS, build_trigger, check_trigger_section
 from modyn.supervisor.triggers.base import CheckRecord
+from modyn.supervisor.triggers.measures.questions import OutcomeQuestion
 from modyn.testing.checks import check_trigger, decide, example_streams
 from modyn.testing.fake_evidence import FakeEvidence
-from tests.supervisor.triggers.test_drift import fired
 from tests.support.trigger_sections import streams_of_each
+from tests.support.triggers import fired
 
 ID = "AvoidableMisclassificationCostTrigger"
 RATE = "avoidable_misclassification_latency_per_training_second"
@@ -115,8 +116,8 @@ def test_it_counts_and_decides_as_the_rule_says(samples: list[tuple[int, int]], 
     for record in found:
         if last:
             expected = _regret(times, labels, delay, last, range(every, record.position + 1, every))
-            assert record.evidence["regret"] == pytest.approx(expected, abs=1e-6)
-            assert record.fires is (record.evidence["regret"] / 100 > 1.0)
+            assert record.numbers["regret"] == pytest.approx(expected, abs=1e-6)
+            assert record.fires is (record.numbers["regret"] / 100 > 1.0)
         last = record.position if record.fires else last
     assert next(iter(fired(found)), None) == _first_trigger(times, every, delay)
 
@@ -132,7 +133,7 @@ def test_the_example_of_units_in_the_docstring() -> None:
         "warmup_policy": {"id": "DataAmountTrigger", "num_samples": 1000},
     }
     records = checks(stream(labels.tolist(), times.astype(np.int64).tolist()), min_samples_between_triggers=10_000, **options)
-    last = records[-1].evidence
+    last = records[-1].numbers
     assert last["avoidable_misclassifications"] == pytest.approx(150)
     assert last["regret"] == pytest.approx(19.44e6, rel=1e-3)
     assert last["regret.threshold"] == last["forecast_training_s"] * 1e6 == 1e6
@@ -142,7 +143,7 @@ def test_misclassifications_are_not_rounded_and_a_trigger_resets_their_regret() 
     labels = [1] * 10 + ([0] + [1] * 9) * 20
     records = checks(stream(labels), expected_accuracy=0.92, **{RATE: 15})
     # 0.2 at each check, of an error nine seconds ago; those before grow by ten seconds: 1.8, 5.6, 11.4, 19.2.
-    regrets = [record.evidence["regret"] for record in records[1:6]]
+    regrets = [record.numbers["regret"] for record in records[1:6]]
     assert regrets == pytest.approx([1.8, 5.6, 11.4, 19.2, 1.8])
     assert fired(records) == [10, 50, 90, 130, 170, 210]
 
@@ -150,7 +151,7 @@ def test_misclassifications_are_not_rounded_and_a_trigger_resets_their_regret() 
 def test_an_error_counts_from_when_it_occurred_though_its_label_comes_late() -> None:
     labels = [1] * 10 + [0] + [1] * 49
     records = checks(stream(labels), label_delay=20, expected_accuracy=1.0, **{RATE: 1e9})
-    at = {record.position: record.evidence for record in records}
+    at = {record.position: record.numbers for record in records}
     assert "regret" not in at[30], "no label had come before it, so the first model is trained there"
     assert at[40]["regret"] == pytest.approx(29), "of the sample at 10 s, at 39 s"
     assert at[60]["regret"] == pytest.approx(49)
@@ -159,20 +160,20 @@ def test_an_error_counts_from_when_it_occurred_though_its_label_comes_late() -> 
 def test_a_check_that_is_better_than_expected_reduces_the_regret_only_if_it_may() -> None:
     labels = [1] * 10 + [0, 0] + [1] * 28
     kept, reduced = (checks(stream(labels), allow_reduction=allow, **{RATE: 1e9}) for allow in (False, True))
-    assert [record.evidence["avoidable_misclassifications"] for record in kept[1:]] == pytest.approx([1, 1, 1])
-    assert [record.evidence["avoidable_misclassifications"] for record in reduced[1:]] == pytest.approx([1, 0, 0])
-    assert [record.evidence["regret"] for record in reduced[1:]] == pytest.approx([8.5, 0, 0])
+    assert [record.numbers["avoidable_misclassifications"] for record in kept[1:]] == pytest.approx([1, 1, 1])
+    assert [record.numbers["avoidable_misclassifications"] for record in reduced[1:]] == pytest.approx([1, 0, 0])
+    assert [record.numbers["regret"] for record in reduced[1:]] == pytest.approx([8.5, 0, 0])
 
 
 def test_lookahead_is_what_the_regret_will_be_at_the_next_check() -> None:
     labels = [1] * 10 + ([0] * 2 + [1] * 8) * 3
     options = {"mode": "lookahead", "forecasting_method": "rolling_average"}
     records = checks(stream(labels), **options, **{RATE: 1e9})
-    at = records[2].evidence
+    at = records[2].numbers
     assert at["regret.so_far"] == pytest.approx(8.5 * 2 + 10), "an avoidable one of 18.5 s ago, and one of 8.5 s"
     assert at["regret"] == pytest.approx(27 + 2 * 10 + 1 * 5), "both ten seconds later, and one more five seconds before then"
     hindsight = checks(stream(labels), **{RATE: 1e9})
-    assert hindsight[2].evidence["regret"] == at["regret.so_far"]
+    assert hindsight[2].numbers["regret"] == at["regret.so_far"]
 
 
 def test_the_expected_accuracy_is_forecast_from_those_after_triggers() -> None:
@@ -180,9 +181,9 @@ def test_the_expected_accuracy_is_forecast_from_those_after_triggers() -> None:
     options = {"expected_accuracy": None, "forecasting_method": "rolling_average"}
     records = checks(stream(labels), **options, **{RATE: 10})
     assert fired(records) == [10, 30]
-    expected = [record.evidence.get("expected_accuracy") for record in records]
+    expected = [record.numbers.get("expected_accuracy") for record in records]
     assert expected == [None, 1.0, 1.0, 1.0, 1.0, 1.0]
-    assert records[2].evidence["accuracy"] == 0.5
+    assert records[2].numbers["accuracy"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -209,10 +210,8 @@ def test_mistakes(options: dict[str, Any], path: str, words: str) -> None:
 
 def test_errors_of_a_model_that_gives_no_numbers_are_not_counted() -> None:
     class Diverged(FakeEvidence):
-        def outcomes(
-            self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str
-        ) -> Rows | None:
-            rows = super().outcomes(model_id, windows, dataset, device)
+        def outcomes(self, question: OutcomeQuestion) -> Rows | None:
+            rows = super().outcomes(question)
             if rows is not None:
                 rows.outputs[3, 2] = np.nan
             return rows

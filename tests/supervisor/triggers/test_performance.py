@@ -17,13 +17,15 @@ from modyn.config.base import Severity
 from modyn.errors import ConfigError, DataError
 from modyn.evaluator.client import Rows, Score
 from modyn.evaluator.trigger_section import check_trigger as check_of_evaluator
-from modyn.records import SampleBatch, StreamWindow
-from modyn.supervisor.check_series import explain_check
-from modyn.supervisor.triggers import TRIGGERS, TriggerContext, build_trigger, check_trigger_section
+from modyn.records import SampleBatch
+from modyn.supervisor.evidence import EvidenceKind
+from modyn.supervisor.triggers import TRIGGERS, build_trigger, check_trigger_section
 from modyn.supervisor.triggers.base import CheckRecord
+from modyn.supervisor.triggers.measures.questions import OutcomeQuestion, ScoreQuestion
 from modyn.testing.checks import check_trigger, decide, example_streams
 from modyn.testing.fake_evidence import FakeEvidence
 from tests.support.trigger_sections import streams_of_each
+from tests.support.triggers import checks, fired
 
 DATASET = {"dataset_id": "d", "metrics": [{"name": "Accuracy"}, {"name": "F1Score", "label": "F1"}]}
 STATIC = {"id": "StaticPerformanceThresholdCriterion", "metric": "Accuracy", "metric_threshold": 0.75}
@@ -46,7 +48,7 @@ def performance(*criteria: Mapping[str, Any], **options: Any) -> dict[str, Any]:
 
 
 def stream(*wrong: int, every: int = 1) -> SampleBatch:
-    """Ten samples for each number, of which so many have label 0, at which FakeEvidence errs: the last ones."""
+    """Ten samples for each number, which is that of the last ones with label 0, where FakeEvidence errs."""
     labels = np.concatenate([np.arange(10) < 10 - count for count in wrong]).astype(np.int64)
     return SampleBatch(np.arange(len(labels)), np.arange(len(labels)) * every, labels)
 
@@ -58,27 +60,17 @@ class Recorded(FakeEvidence):
         super().__init__(samples, **options)
         self.evaluated: list[tuple[int, list[int]]] = []
 
-    def outcomes(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Rows | None:
-        rows = super().outcomes(model_id, windows, dataset, device)
-        call = (model_id, [] if rows is None else rows.keys.tolist())
+    def outcomes(self, question: OutcomeQuestion) -> Rows | None:
+        rows = super().outcomes(question)
+        call = (question.model_id, [] if rows is None else rows.keys.tolist())
         if call not in self.evaluated:
             self.evaluated.append(call)
         return rows
 
 
-def checks(section: Mapping[str, Any], samples: SampleBatch, source: FakeEvidence | None = None) -> list[CheckRecord]:
-    """All checks of a stream in one batch."""
-    return decide(build_trigger(section, TriggerContext(seed=3)), [samples], source=source or FakeEvidence(samples))
-
-
-def fired(records: Sequence[CheckRecord]) -> list[int]:
-    """Where a policy fired."""
-    return [record.position for record in records if record.fires]
-
-
 def series(records: Sequence[CheckRecord], name: str) -> list[float]:
     """The numbers of a series, in order."""
-    return [round(record.evidence[name], 6) for record in records if name in record.evidence]
+    return [round(record.numbers[name], 6) for record in records if name in record.numbers]
 
 
 WARM_UP = {"warmup_intervals": 5, "warmup_policy": {"id": "DataAmountTrigger", "num_samples": 15}}
@@ -111,10 +103,10 @@ def test_same_decisions_for_any_batching_and_after_any_restart(name: str, titles
 def test_waits_for_the_first_model_and_fires_below_the_threshold() -> None:
     samples = stream(9, 2, 5, 2, 6, 1)
     records = checks(performance(STATIC | {"metric_threshold": 0.5}), samples)
-    assert records[0].evidence == {"first_trigger": 1}
+    assert records[0].numbers == {"first_trigger": 1}
     assert series(records, "Accuracy") == [0.8, 0.5, 0.8, 0.4, 0.9]
     assert fired(records) == [10, 50], "0.5 is not below 0.5"
-    assert dict(records[2].evidence) == {
+    assert records[2].numbers == {
         "Accuracy": 0.5, "F1": 0.5, "evaluated_samples": 10, "Accuracy.a.threshold": 0.5, "Accuracy.a.unusual": 0,
         "unusual": 0,
     }  # fmt: skip
@@ -131,7 +123,8 @@ def test_each_sample_is_evaluated_once_by_the_newest_model() -> None:
 def test_checks_can_be_explained() -> None:
     samples = stream(0, 5)
     record = checks(performance(STATIC, COUNT | {"expected_accuracy": 0.9}), samples)[1]
-    shown = {one.name: (one.value, one.threshold, one.unusual) for one in explain_check(record.evidence).series}
+    values = [one for one in record.evidence if one.kind is EvidenceKind.VALUE]
+    shown = {one.name: (one.value, one.threshold, one.unusual) for one in values}
     assert shown == {
         "Accuracy.a": (0.5, 0.75, True),
         "F1": (0.5, None, None),
@@ -228,18 +221,18 @@ def test_criteria_calibrate_during_warm_up() -> None:
     )
     assert fired(records)[:2] == [15, 30], "the warm-up policy alone"
     at_50 = next(record for record in records if record.position == 50)
-    known = [record.evidence["F1"] for record in records if "F1" in record.evidence and record.position < 50]
-    assert at_50.evidence["F1.a.threshold"] == np.quantile(known, 0.25)
+    known = [record.numbers["F1"] for record in records if "F1" in record.numbers and record.position < 50]
+    assert at_50.numbers["F1.a.threshold"] == np.quantile(known, 0.25)
     at_20 = next(record for record in records if record.position == 20)
-    assert at_20.evidence["evaluated_samples"] == 5, "not those that the model was trained on"
+    assert at_20.numbers["evaluated_samples"] == 5, "not those that the model was trained on"
 
 
 class Undefined(FakeEvidence):
     """Scores are not defined for half of the checks."""
 
-    def scores(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Sequence[Score]:
-        found = super().scores(model_id, windows, dataset, device)
-        if windows[-1].stop not in (20, 30):
+    def scores(self, question: ScoreQuestion) -> Sequence[Score]:
+        found = super().scores(question)
+        if question.windows[-1].stop not in (20, 30):
             return found
         return [replace(score, value=None, note="undefined: all 10 samples are of class 1") for score in found]
 
@@ -247,7 +240,7 @@ class Undefined(FakeEvidence):
 def test_an_undefined_score_votes_no_and_is_not_remembered() -> None:
     samples = stream(0, 9, 9, 1, 2, 1)
     records = checks(performance(STATIC | {"metric_threshold": 0.1}, QUANTILE, COUNT), samples, Undefined(samples))
-    assert [record.evidence for record in records[1:3]] == [
+    assert [record.numbers for record in records[1:3]] == [
         {"evaluated_samples": 10, "c": 0, "c.threshold": 3, "c.unusual": 0, "unusual": 0}
     ] * 2
     assert series(records, "F1.b.threshold") == [0.9, 0.825]
@@ -265,9 +258,9 @@ class Diverged(FakeEvidence):
             rows.outputs[np.isin(rows.keys, self.keys), 2] = np.nan
         return rows
 
-    def scores(self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str) -> Sequence[Score]:
-        found = super().scores(model_id, windows, dataset, device)
-        return [replace(score, **self.score) for score in found] if model_id == 2 else found
+    def scores(self, question: ScoreQuestion) -> Sequence[Score]:
+        found = super().scores(question)
+        return [replace(score, **self.score) for score in found] if question.model_id == 2 else found
 
 
 NOT_NUMBERS = {
@@ -288,9 +281,9 @@ NOT_NUMBERS = {
         (
             STATIC,
             {"value": float("nan")},
-            "is nan, no finite number; correct the metric: where it is undefined, its value is None",
+            "is nan, which is not finite; correct the metric: where it is undefined, its value is None",
         ),
-        (STATIC, {"value": float("-inf")}, "is -inf, no finite number"),
+        (STATIC, {"value": float("-inf")}, "is -inf, which is not finite"),
         (ESTIMATED[0], {}, "what model 2 says of 2 of 10 samples, of positions 20 to 29 of the stream, is not finite"),
         (ESTIMATED[1], {}, "the model has diverged: lower its learning rate"),
     ],
@@ -420,7 +413,7 @@ def test_samples_that_were_held_out_count_once_their_labels_have_come() -> None:
     source = FakeEvidence(samples, held_out=lambda model_id: [1, 2])
     records = checks(performance(ESTIMATED[0], label_delay="25d"), samples, source)
     # At 30 the labels of the first five days have come, which the first model is trained on.
-    found = {record.position: record.evidence.get("calibration.accuracy") for record in records}
+    found = {record.position: record.numbers.get("calibration.accuracy") for record in records}
     assert found == {10: None, 20: None, 30: None, 40: 1, 50: 1}
 
 
@@ -537,11 +530,9 @@ def test_a_label_transformer_beside_the_dataset_reaches_the_evaluator() -> None:
     asked: list[Mapping[str, Any]] = []
 
     class Source(FakeEvidence):
-        def scores(
-            self, model_id: int, windows: Sequence[StreamWindow], dataset: Mapping[str, Any], device: str
-        ) -> Sequence[Score]:
-            asked.append({**dataset, "device": device})
-            return super().scores(model_id, windows, dataset, device)
+        def scores(self, question: ScoreQuestion) -> Sequence[Score]:
+            asked.append({**question.dataset, "device": question.device})
+            return super().scores(question)
 
     samples = stream(0, 0)
     evaluation = {"dataset": DATASET, "device": "cuda:0", "label_transformer_function": "a.b:c"}
@@ -591,11 +582,11 @@ def test_estimates_wait_for_the_first_label_and_say_so() -> None:
 
     policy = build_trigger(section)
     records = decide(policy, [samples], source=FakeEvidence(samples))
-    assert [record.position for record in records if "calibration.accuracy" in record.evidence] == [40, 50, 60]
+    assert [record.position for record in records if "calibration.accuracy" in record.numbers] == [40, 50, 60]
     assert fired(records) == [10, 50]
-    assert [record.evidence.get("EstimatedAccuracyATC") for record in records] == [None, None, None, 1.0, 0.4, 1.0]
+    assert [record.numbers.get("EstimatedAccuracyATC") for record in records] == [None, None, None, 1.0, 0.4, 1.0]
     source = FakeEvidence(samples, held_out=lambda model_id: [0])
     records = decide(build_trigger(section), [samples], source=source)
-    assert [record.position for record in records if "calibration.accuracy" in record.evidence] == [20, 30, 40, 50, 60]
+    assert [record.position for record in records if "calibration.accuracy" in record.numbers] == [20, 30, 40, 50, 60]
     check_trigger(TRIGGERS.get("PerformanceTrigger"), {k: v for k, v in section.items() if k != "id"},
                   streams={"daily": samples}, source=FakeEvidence(samples))  # fmt: skip

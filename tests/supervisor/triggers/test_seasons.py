@@ -1,4 +1,4 @@
-"""Windows that cover the same phases of a season: a cycle alone fires nothing, a drift beside it does; golden decisions."""
+"""Windows that cover the same phases of a season: a cycle alone fires nothing, a drift in addition to it does; golden decisions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from modyn.supervisor.triggers import TriggerContext, build_trigger, check_trigg
 from modyn.supervisor.triggers.base import CheckRecord
 from modyn.testing.checks import decide
 from modyn.testing.fake_evidence import FakeEvidence
-from tests.supervisor.triggers.test_drift import drift, fired, seasons
+from tests.supervisor.triggers.test_drift import drift, seasons
+from tests.support.triggers import fired
 
 DAY, HOUR, A_DAY = 86_400, 3600, 96
 DAYS = 42
@@ -72,18 +73,18 @@ def test_a_week_is_a_longer_season_than_a_day() -> None:
 def test_windows_are_whole_or_nothing_is_measured() -> None:
     samples = cycle(change=0.8)
     for windows, first in ((WHOLE, 2.5), (SAME, 1.5)):
-        measured = [record.position / A_DAY for record in checks(windows, samples) if "mmd" in record.evidence]
-        assert measured[0] == first, "two days after the first sample, and a window behind the first trigger"
+        measured = [record.position / A_DAY for record in checks(windows, samples) if "mmd" in record.numbers]
+        assert measured[0] == first, "two days after the first sample, and a window after the first trigger"
         assert measured == [
             at for at in np.arange(first, DAYS + 0.25, 0.25) if windows is SAME or not CHANGE + 0.75 < at < CHANGE + 1.75
         ]
     numbers = {
-        (record.evidence["reference_samples"], record.evidence["current_samples"])
+        (record.numbers["reference_samples"], record.numbers["current_samples"])
         for record in checks(WHOLE, samples)
-        if "mmd" in record.evidence
+        if "mmd" in record.numbers
     }
     assert numbers == {(2 * A_DAY, A_DAY)}
-    overlapping = [record for record in checks({**WHOLE, "allow_overlap": True}, samples) if "mmd" in record.evidence]
+    overlapping = [record for record in checks({**WHOLE, "allow_overlap": True}, samples) if "mmd" in record.numbers]
     assert len(overlapping) > len(measured) - 8
 
 
@@ -94,7 +95,7 @@ def test_the_reference_of_a_trigger_before_a_season_are_the_first_ones() -> None
     decide(policy, [samples], source=source)
     references = list(dict.fromkeys(question.reference.times for question in source.asked))
     assert references[0] == Interval(0, 2 * DAY)
-    end = (CHANGE * A_DAY + 72) * DAY // A_DAY  # behind the newest sample at the trigger
+    end = (CHANGE * A_DAY + 72) * DAY // A_DAY  # after the newest sample at the trigger
     assert references[1].start == end - DAY // A_DAY - 2 * DAY + 1
     assert len(references) == 2
     assert policy.lacking() == ""
@@ -126,7 +127,7 @@ def test_a_stream_that_is_shorter_than_its_windows_is_told() -> None:
         ({"limit_cur": "1d", "season": "1d", "limit_ref": "1d", "reference": "same_phase"}, "limit_ref", "has no meaning"),
         ({"limit_cur": "36h", "season": "1d", "reference": "same_phase"}, "limit_cur", "write at most 1d"),
         ({"limit_cur": "1d", "season": "1w", "limit_ref": "2w"}, "limit_cur",
-         "1d is no whole multiple of the season, 1w, so that the windows cover other phases; write 1w"),
+         "1d is not a multiple of the season, 1w, so that the windows cover other phases; write 1w"),
         ({"limit_cur": "1w", "season": "1w", "limit_ref": "30d"}, "limit_ref", "write 5w"),
         ({"limit_cur": "1d", "limit_ref": "1d", "reference": "same phase"}, "reference", "'last_trigger' or 'same_phase'"),
         ({"limit_cur": "1d", "limit_ref": "1d", "season": 0}, "season", "greater than or equal to 1"),

@@ -18,11 +18,11 @@ from modyn.supervisor.triggers.share_bound import SINCE, ShareBound
 from modyn.testing.checks import check_trigger, decide, example_streams
 from modyn.testing.fake_evidence import FakeEvidence
 from tests.supervisor.triggers.test_cost import at
-from tests.supervisor.triggers.test_drift import fired
+from tests.support.triggers import fired
 
 
 class _Amount(ShareBound):
-    """Every so many samples, if steps have taken little of the time."""
+    """After each fixed number of samples, if steps have taken little of the time."""
 
     Config: ClassVar[type[Section]] = DataAmountConfig
 
@@ -72,10 +72,10 @@ class Live:
 def test_what_was_put_off_is_made_up_for_once_the_wait_is_over() -> None:
     live = Live()
     live.train(100.0, ended=1000.0, online=False)
-    assert live.check(1000.0).fires, "a retraining is no stretch of steps: nothing is known of these yet"
+    assert live.check(1000.0).fires, "a retraining is not a batch of steps, of which nothing is known yet"
     live.train(2.0, ended=1010.0)  # so 6 s must pass
     early = live.check(1015.0)
-    assert (early.fires, early.evidence[SINCE], early.evidence[f"{SINCE}.threshold"]) == (False, 5.0, 6.0)
+    assert (early.fires, early.numbers[SINCE], early.numbers[f"{SINCE}.threshold"]) == (False, 5.0, 6.0)
     assert live.check(1016.5).fires
     live.train(1.0, ended=1020.0)
     assert not live.check(1022.0).fires

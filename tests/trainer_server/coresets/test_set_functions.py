@@ -10,11 +10,11 @@ import numpy.typing as npt
 import pytest
 
 from modyn.errors import InvalidArgumentError
-from modyn.trainer_server.coresets.distances import CosineDistances, EuclideanDistances
-from modyn.trainer_server.coresets.facility_location import FacilityLocation
-from modyn.trainer_server.coresets.graph_cut import GraphCut
-from modyn.trainer_server.coresets.greedy import SetFunction, maximize
-from modyn.trainer_server.coresets.log_determinant import LogDeterminant
+from modyn.trainer_server.downsampling.coresets.distances import CosineDistances, EuclideanDistances
+from modyn.trainer_server.downsampling.coresets.facility_location import FacilityLocation
+from modyn.trainer_server.downsampling.coresets.graph_cut import GraphCut
+from modyn.trainer_server.downsampling.coresets.greedy import SetFunction, maximize
+from modyn.trainer_server.downsampling.coresets.log_determinant import LogDeterminant
 
 Features = npt.NDArray[np.float64]
 Value = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]]

@@ -1,0 +1,1 @@
+"""Bike rides as CSV: the data and the pipelines of `docs/tutorial.md`."""

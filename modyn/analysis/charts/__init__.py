@@ -1,0 +1,1 @@
+"""Charts of reports and pictures of cache plans."""

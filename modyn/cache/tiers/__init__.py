@@ -1,0 +1,1 @@
+"""Stores of cached samples: shared memory or Redis."""

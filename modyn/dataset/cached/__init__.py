@@ -1,0 +1,1 @@
+"""The cache of prepared samples in one process that reads samples."""

@@ -1,0 +1,1 @@
+"""Metrics of models, and the outcome of a model for each sample."""

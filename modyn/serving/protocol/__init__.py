@@ -1,0 +1,1 @@
+"""HTTP and gRPC interfaces of the prediction server."""

@@ -1,0 +1,1 @@
+"""Alerts of runs to other systems."""

@@ -1,0 +1,1 @@
+"""Checks of a pipeline before a run."""

@@ -1,0 +1,334 @@
+"""Check a pipeline before a run. The supervisor checks the keys of the file and its own sections; the other services check the other sections."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from modyn.config.base import Problem, Severity, refuse, section_at, sections_in
+from modyn.config.online import ONLINE
+from modyn.config.pipeline import Pipeline, check_frame, load_pipeline
+from modyn.config.preprocessing import PREPROCESSING, decoding_sections, with_columns
+from modyn.config.published import pipeline_source
+from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
+from modyn.dataset.field_names import wrong_form, wrong_names, wrong_number
+from modyn.errors import ConfigError, DataError, InvalidArgumentError, NotFoundError, UnavailableError
+from modyn.model_storage.client import ModelStorageClient
+from modyn.records import Interval
+from modyn.registry import nearest
+from modyn.storage.client import DatasetInfo, StorageClient
+from modyn.supervisor.checks.sections import OBSERVATIONS, check_online, check_serving, pinned_models, served_datasets
+from modyn.supervisor.checks.window_checks import check_windows
+from modyn.supervisor.evaluation import Evaluation, check_handlers
+from modyn.supervisor.journal.records import Run, RunMode, RunOptions
+from modyn.supervisor.run.scored_turns import check_scored_turns
+from modyn.supervisor.triggers import check_trigger_section, with_defaults
+
+_MOST_FIELDS: Final = 1 << 16
+"""More fields than rows have."""
+Check = Callable[[Mapping[str, Any]], list[Problem]]
+"""Lists the mistakes in the sections that one service uses, given the whole pipeline."""
+
+
+def check_pipeline(yaml: str, file_name: str, section_checks: Iterable[Check], references: Check | None = None) -> list[Problem]:
+    """List every mistake and warning in a pipeline file once, in the order of the file, each with its line. No run is started.
+
+    Args: yaml: the text of the file. file_name: name of the file in messages. section_checks: checks of the services. references: checks the datasets
+        and models that the file names.
+    """
+    try:
+        source = pipeline_source(load_yaml(yaml, file_name))
+    except ConfigError as error:
+        return [Problem("", error.message)]
+    found = find_problems(source, section_checks, references)
+    return [replace(problem, message=f"{problem.message} (line {source.locate(problem.path)})") for problem in found]
+
+
+def checked_pipeline(yaml: str, file_name: str, section_checks: Iterable[Check]) -> tuple[Pipeline, list[Problem]]:
+    """Return a pipeline without mistakes, and the warnings about the pipeline. Args: see `check_pipeline`.
+
+    Raises: ConfigError: lists every mistake, and every package or device that this machine lacks.
+    """
+    source = pipeline_source(load_yaml(yaml, file_name))
+    found = find_problems(source, section_checks)
+    if refused := [replace(problem, severity=Severity.ERROR) for problem in found if problem.severity is not Severity.WARNING]:
+        raise ConfigError("\n".join(with_lines(refused, source)))
+    return load_pipeline(yaml, file_name), found
+
+
+def find_problems(source: YamlSource, section_checks: Iterable[Check], references: Check | None = None) -> list[Problem]:
+    """List every mistake in a pipeline once, in the order of the file, including the mistakes from `section_checks` and `references`.
+
+    If the service that uses a value finds a mistake, the service's message replaces all other messages at the same place.
+    """
+    source = pipeline_source(source)
+    data = source.data
+    found, asked = [*check_frame(data), *source.notes], with_columns(data)
+    if isinstance(trigger := data.get("trigger"), Mapping):
+        found += check_trigger_section(trigger)
+        asked |= {"trigger": with_defaults(asked["trigger"])}
+    if isinstance(online := data.get(ONLINE), Mapping) and isinstance(trigger := online.get("trigger"), Mapping):
+        asked |= {ONLINE: {**online, "trigger": with_defaults(asked[ONLINE]["trigger"])}}
+    if isinstance(evaluation := data.get("evaluation"), Mapping):
+        found += check_handlers(evaluation)
+    found += check_online(data) + check_serving(data)
+    found += check_scored_turns(data) + check_batch_size(data) + (references(data) if references else [])
+    of_services = [problem for check in section_checks for problem in check(asked)]
+    # The message of the service that uses a value is more precise than the supervisor's message at the same place.
+    mistakes = {problem.path for problem in of_services if problem.severity is Severity.ERROR}
+    found = [problem for problem in found if problem.path not in mistakes]
+    return sorted({*found, *of_services}, key=lambda problem: (source.locate(problem.path), problem))
+
+
+@dataclass(frozen=True, slots=True)
+class StreamExtent:
+    """The samples that a run will receive: the samples of the registered dataset with keys below `end_key`, and the first `end_label` late labels.
+    Numbers are None for live data.
+    """
+
+    dataset_identity: str
+    evaluation_identities: Mapping[str, str]
+    """Identity of each dataset of the section `evaluation`, by name."""
+    total_samples: int | None = None
+    end_key: int | None = None
+    end_label: int | None = None
+
+
+def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_storage: ModelStorageClient) -> list[Problem]:
+    """Check the datasets and models that a pipeline names.
+
+    Mistakes: a dataset or model does not exist, a dataset takes no observations, files lack a column, or the label is a feature. Warnings: files have
+    problems, or a dataset is too small for one batch or for the windows of a season.
+    """
+    found, data = list[Problem](), section_at(pipeline, "data")
+    training, entries = section_at(pipeline, "training"), section_at(pipeline, "evaluation").get("datasets")
+    sections = {"data": data} | {
+        f"evaluation.datasets.{i}": entry for i, entry in enumerate(entries if isinstance(entries, list) else [])
+    }
+    named = {f"{path}.dataset_id": entry.get("dataset_id") for path, entry in sections_in(sections).items()}
+    # These mistakes do not depend on the size of a dataset. A warning about the size would repeat them.
+    is_refused = any(problem.severity is Severity.ERROR for problem in check_batch_size(pipeline))
+    for path, name in {**named, **served_datasets(pipeline)}.items():
+        if not isinstance(name, str):
+            continue
+        try:
+            info = storage.dataset(name)
+        except NotFoundError:
+            found.append(Problem(path, _no_dataset(storage, name)))
+            continue
+        found += label_among_features(pipeline, path, info) if path in named else []
+        if info.num_problems and path in named:
+            what = f"files of the dataset '{name}' have problems ({info.num_problems:,}), so that samples are missing or cannot be read"
+            found.append(Problem(path, f"{what}; `modyn data problems {name}` says why, and what to do", Severity.WARNING))
+        found += check_windows(pipeline, info) if path == "data.dataset_id" else []
+        if path == OBSERVATIONS and not info.config.holds_records:
+            what = f"dataset '{name}' is made of files, and takes no observations"
+            found.append(Problem(path, f"{what}; `modyn data register NAME --records` makes one that does"))
+        largest = _largest_set(pipeline, info.num_samples, RunOptions(RunMode.EXPERIMENT))
+        for kept, why in _without_batch(pipeline, largest) if path == "data.dataset_id" and not is_refused else ():
+            message = f"dataset '{name}' holds {info.num_samples} samples{_of_largest(largest, info.num_samples)}{kept}: {why}"
+            found.append(Problem("training.batch_size", message, Severity.WARNING))
+    for path, model_id in {"training.initial_model_id": training.get("initial_model_id"), **pinned_models(pipeline)}.items():
+        try:
+            if isinstance(model_id, int):
+                model_storage.describe(model_id)
+        except NotFoundError as error:
+            found.append(Problem(path, error.message))
+    return found + _wrong_columns(pipeline, storage)
+
+
+def _wrong_columns(pipeline: Mapping[str, Any], storage: StorageClient) -> list[Problem]:
+    """Compare the section `preprocessing` with the columns of the pipeline's datasets, and with the form of their rows, as far as they are known."""
+    found = dict[Problem, None]()
+    for data in decoding_sections(pipeline):
+        section, name = data.get(PREPROCESSING), data.get("dataset_id")
+        if not isinstance(section, Mapping) or not isinstance(name, str):
+            continue
+        with suppress(NotFoundError):  # `check_references` reports the missing dataset.
+            info = storage.dataset(name)
+            found |= dict.fromkeys(wrong := wrong_form(section, info.config))
+            if any(problem.severity is Severity.ERROR for problem in wrong):
+                continue  # Rows are read in another way, so that their fields are others.
+            if info.schema is not None or info.num_samples or info.config.holds_records:
+                found |= dict.fromkeys(wrong_names(section, name, info.schema))
+            if isinstance(names := section.get("names"), list) and (number := _num_fields(storage, info, len(names))):
+                found |= dict.fromkeys(wrong_number(names, name, number))
+    return list(found)
+
+
+def _num_fields(storage: StorageClient, dataset: DatasetInfo, expected: int) -> int:
+    """Return the number of fields of a row in CSV files without names; 0: it is not known. Args: expected: the likely number."""
+    if dataset.config.file_wrapper != "CsvFileWrapper" or dataset.schema is not None or not dataset.num_samples:
+        return 0
+
+    def lacks(number: int) -> bool:
+        try:
+            storage.check_column(dataset.name, str(number))
+        except ConfigError as error:
+            return f"has no column '{number}'" in error.message  # Other errors are about the values of the column.
+        return False
+
+    try:
+        if lacks(expected) and not lacks(expected - 1):
+            return expected
+        found = bisect_left(range(_MOST_FIELDS), True, key=lacks)
+    except (DataError, UnavailableError):
+        return 0  # A file cannot be read; a run says why.
+    return found if found < _MOST_FIELDS else 0  # No column is lacking if all samples that storage looks at were deleted.
+
+
+def checked_references(pipeline: Pipeline, storage: StorageClient, model_storage: ModelStorageClient) -> list[Problem]:
+    """Return the warnings of `check_references`. Raises: ConfigError: `check_references` finds a mistake about columns. NotFoundError:
+    `check_references` finds another mistake.
+    """
+    found = check_references(pipeline.as_dict(), storage, model_storage)
+    of_columns = [problem for problem in found if problem.path.startswith(f"{PREPROCESSING}.")]
+    if missing := [problem for problem in found if problem.severity is Severity.ERROR and problem not in of_columns]:
+        raise NotFoundError("\n".join(map(str, missing)))
+    refuse(of_columns)
+    return found
+
+
+def label_among_features(pipeline: Mapping[str, Any], path: str, dataset: DatasetInfo) -> list[Problem]:
+    """Return a mistake if the section `preprocessing` uses the label of a dataset as a feature; return a warning if the payloads contain the label.
+
+    Args: path: place in the pipeline that names the dataset.
+    """
+    options, preprocessing = dataset.config.file_wrapper_config, section_at(pipeline, PREPROCESSING)
+    names, index = preprocessing.get("names") or (dataset.schema and dataset.schema.names), options.get("label_index")
+    label = options.get("label_column") or options.get("label_field")
+    if label is None and isinstance(names, list | tuple) and isinstance(index, int) and 0 <= index < len(names):
+        label = names[index]
+    columns = preprocessing.get("columns")
+    if label is not None and isinstance(columns, Mapping) and label in columns:
+        what = f"'{label}' is the label of the dataset '{dataset.name}', and a model would read off what it is to predict; remove the column"
+        return [Problem(f"{PREPROCESSING}.columns.{label}", what)]
+    if label in (options.get("payload_columns") or ()):
+        what = f"payloads of the dataset '{dataset.name}' hold its label, the column '{label}': unless the parser leaves it out, it is a feature"
+        return [Problem(path, f"{what}; register the dataset without it in payload_columns", Severity.WARNING)]
+    return []
+
+
+def unreached_handlers(run: Run) -> list[str]:
+    """Return a warning if handlers evaluate at the end of a run that ends only on request; empty otherwise."""
+    if run.mode is not RunMode.PRODUCTION or run.max_triggers is not None:
+        return []
+    waiting = [h.name for h in Evaluation.load(run.pipeline.get("evaluation")).handlers if h.execution_time == "after_pipeline"]
+    names = ", ".join(f"'{name}'" for name in waiting)
+    verb = f"handler {names} evaluates" if len(waiting) == 1 else f"handlers {names} evaluate"
+    return [f"{verb} at the end of the run, which `modyn finish {run.run_id}` brings about"] if waiting else []
+
+
+def check_batch_size(pipeline: Mapping[str, Any]) -> list[Problem]:
+    """Refuse a batch size larger than every trigger set, because `drop_last_batch` would drop each batch. Warn if the batch size is larger than
+    the first trigger set.
+    """
+    path, limit, sizes = "training.batch_size", section_at(pipeline, "selection_strategy").get("limit"), _set_sizes(pipeline)
+    found = list[Problem]()
+    if isinstance(limit, int) and limit > 0:
+        for kept, why in _without_batch(pipeline, limit, presampled=True):
+            found.append(Problem(path, f"selection_strategy.limit keeps trigger sets at {limit} samples{kept}: {why}"))
+    if sizes is None:
+        return found
+    first, most = sizes
+    for kept, why in _without_batch(pipeline, most) if most is not None else ():
+        return [*found, Problem(path, f"trigger.num_samples keeps trigger sets at {most} samples{kept}: {why}")]
+    for kept, why in _without_batch(pipeline, first):
+        what = f"trigger.num_samples gives the first trigger {first} samples{kept}: {why}. Later triggers have more samples"
+        found.append(Problem(path, what, Severity.WARNING))
+    return found
+
+
+def _set_sizes(pipeline: Mapping[str, Any]) -> tuple[int, int | None] | None:
+    """Return the size of the first trigger set, and the largest size of a later set (None if each selection includes all earlier samples).
+
+    Return None if the sizes are not known. The sizes are known for a DataAmountTrigger, unless labels of several samples may arrive together.
+    """
+    trigger, tail = section_at(pipeline, "trigger"), section_at(pipeline, "selection_strategy").get("tail_triggers")
+    amount, delay = trigger.get("num_samples"), section_at(pipeline, "data").get("label_delay")
+    if trigger.get("id") != "DataAmountTrigger" or not isinstance(amount, int) or amount < 1 or delay:
+        return None
+    return amount, amount * (tail + 1) if isinstance(tail, int) else None
+
+
+def _largest_set(pipeline: Mapping[str, Any], num_samples: int, options: RunOptions) -> int:
+    """Return the largest size of a trigger set in a replay of `num_samples` samples, as far as the size is known."""
+    sizes = _set_sizes(pipeline)
+    if sizes is None or num_samples < sizes[0]:
+        return num_samples
+    amount, most = sizes
+    num_triggers = num_samples // amount
+    if options.max_triggers is not None and options.max_triggers <= num_triggers:
+        reached = options.max_triggers * amount
+    else:
+        reached = num_samples if options.final_trigger else num_triggers * amount
+    return reached if most is None else min(reached, most)
+
+
+def _of_largest(largest: int, num_samples: int) -> str:
+    return f", and its largest trigger set {largest}" if largest < num_samples else ""
+
+
+def _without_batch(pipeline: Mapping[str, Any], num_samples: int, *, presampled: bool = False) -> Iterator[tuple[str, str]]:
+    """If no batch would be trained on, yield one pair: a phrase that says how many of the `num_samples` samples of the trigger remain (empty if all
+    remain), and the reason. Yield nothing if a batch is trained on, or if the sections are invalid.
+
+    With batch-then-sample, every number of samples gives a batch. Args: presampled: whether `num_samples` is the number of samples that presampling
+    leaves.
+    """
+    training, selection = section_at(pipeline, "training"), section_at(pipeline, "selection_strategy")
+    size, left, kept = training.get("batch_size"), num_samples, ""
+    if not isinstance(size, int) or not training.get("drop_last_batch", True):
+        return
+    chooses = selection.get("name") == "CoresetStrategy" and not selection.get("warmup_triggers")
+    downsampling = section_at(selection, "downsampling_config")
+    if (downsampling and not downsampling.get("sample_then_batch")) or "downsampling_list" in {*selection, *downsampling}:
+        return
+    for name in ("presampling_config", "downsampling_config")[presampled:] if chooses else ():
+        ratio, whole = section_at(selection, name).get("ratio"), section_at(selection, name).get("ratio_max", 100)
+        if isinstance(ratio, int) and isinstance(whole, int) and 0 < ratio < whole:
+            # The share of `left`, rounded to the nearest integer. At least one sample is kept.
+            left = max(1, (2 * left * ratio + whole) // (2 * whole))
+            kept = f", of which {left} are left by selection_strategy"
+    if 0 < left < size:
+        yield (
+            kept,
+            f"a batch of {size} is never full, and nothing is trained on; lower it, or set training.drop_last_batch to false",
+        )
+
+
+def measure_stream(pipeline: Pipeline, options: RunOptions, storage: StorageClient) -> StreamExtent:
+    """Return the samples that a run of the pipeline will receive. A replay receives only samples that the dataset holds now.
+
+    Raises: NotFoundError: the dataset does not exist. InvalidArgumentError: there are no samples to replay.
+    """
+    dataset = pipeline.dataset_id
+    info = storage.dataset(dataset)
+    entries = (pipeline.evaluation or {}).get("datasets") or []
+    evaluated = {entry["dataset_id"]: storage.dataset(entry["dataset_id"]).identity for entry in entries}
+    if options.mode is RunMode.PRODUCTION:
+        return StreamExtent(info.identity, evaluated)
+    # `next_key` fixes the end of the replay: samples that are indexed from now on are not part of it.
+    num_samples = storage.count_samples(dataset, options.interval, info.next_key, info.identity)
+    if num_samples == 0:
+        advice = f"`modyn data ingest {dataset}` indexes its files, `modyn data problems {dataset}` lists those set aside"
+        if info.num_samples:
+            advice = (
+                f"its samples lie in [{info.min_timestamp}, {info.max_timestamp}], in seconds since 1970: choose another interval"
+            )
+        where = "" if options.interval == Interval() else f" in [{options.interval.start}, {options.interval.end})"
+        raise InvalidArgumentError(f"dataset '{dataset}' holds no samples{where}, so there is nothing to replay; {advice}")
+    largest = _largest_set(pipeline.as_dict(), num_samples, options)
+    for kept, why in _without_batch(pipeline.as_dict(), largest):
+        raise InvalidArgumentError(
+            f"training.batch_size: the replay has {num_samples} samples{_of_largest(largest, num_samples)}{kept}: {why}"
+        )
+    return StreamExtent(info.identity, evaluated, num_samples, info.next_key, info.num_labels)
+
+
+def _no_dataset(storage: StorageClient, name: str) -> str:
+    known = [info.name for info in storage.list_datasets()]
+    return f"there is no dataset '{name}'{nearest(name, known) or ';'} registered: {', '.join(known) or 'none'}; `modyn data register` adds one"

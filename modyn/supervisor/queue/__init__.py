@@ -1,0 +1,1 @@
+"""The queue of runs, their resumption, and their removal."""

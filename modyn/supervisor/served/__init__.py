@@ -1,0 +1,1 @@
+"""Reports of prediction servers about the models of runs."""

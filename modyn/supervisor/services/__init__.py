@@ -1,0 +1,1 @@
+"""The connections of runs to the other services."""

@@ -1,0 +1,1 @@
+"""Trigger policies on a stream without training."""

@@ -1,0 +1,1 @@
+"""Measurements for trigger policies: windows, distances, accuracies, times of trainings, and forecasts."""

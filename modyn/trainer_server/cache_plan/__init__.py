@@ -1,0 +1,1 @@
+"""Measure how fast a pipeline prepares samples on this machine, and plan a cache by these measurements."""

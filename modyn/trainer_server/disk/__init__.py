@@ -1,0 +1,1 @@
+"""The files that a training keeps on disk: their paths and their formats."""

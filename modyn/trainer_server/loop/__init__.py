@@ -1,0 +1,1 @@
+"""The training loop, its components, its hooks and its checkpoints."""

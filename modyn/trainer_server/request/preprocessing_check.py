@@ -1,0 +1,74 @@
+"""Checks of the section `preprocessing`, and of options that exclude it in a training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from modyn.config.base import Problem, Severity, load_section
+from modyn.config.online import ONLINE
+from modyn.config.preprocessing import PREPROCESSING
+from modyn.models import check_model, config_class
+from modyn.models.specs import SparseLogisticRegressionConfig
+from modyn.preprocessing import Preprocessing
+from modyn.preprocessing.section import check_section_of, preprocessing_of
+from modyn.trainer_server.downsampling.policies import check_downsampling, downsampling_policies
+
+NOT_CHOSEN: Final = (
+    "chooses samples by what a model says of them, before they have updated the statistics of `preprocessing`: remove it, or choose by "
+    "`presampling_config` or `limit`, which need no features"
+)
+"""Explanation why downsampling excludes the section."""
+
+
+def check_preprocessing(pipeline: Mapping[str, Any]) -> list[Problem]:
+    """List the errors in the section `preprocessing` of a pipeline, and the pipeline's options that exclude the section."""
+    online = pipeline.get(ONLINE)
+    if pipeline.get(PREPROCESSING) is None:
+        if isinstance(online, Mapping) and online.get("statistics") is False:
+            message = "there are no statistics without a section `preprocessing`: remove it, or add the section"
+            return [Problem(f"{ONLINE}.statistics", message, Severity.WARNING)]
+        return []
+    found = check_section_of(pipeline)
+    if not found:
+        found = _unfit_model(pipeline.get("model"), preprocessing_of(pipeline))
+    selection = pipeline.get("selection_strategy")
+    if not isinstance(selection, Mapping) or check_downsampling(selection):
+        return found
+    chosen = [
+        Problem(path, f"{policy.strategy} {NOT_CHOSEN}")
+        for path, policy in downsampling_policies(selection).items()
+        # A policy that keeps everything chooses nothing, and does no harm.
+        if policy.config.ratio < policy.config.ratio_max
+    ]
+    return found + chosen
+
+
+def _unfit_model(model: object, preprocessing: Preprocessing | None) -> list[Problem]:
+    """Compare the model's inputs with the features that the section makes. Args: model: the section `model`, which may be wrong."""
+    if preprocessing is None or not isinstance(model, Mapping) or not isinstance(id_ := model.get("id"), str):
+        return []
+    config = model.get("config") or {}
+    if check_model(id_, config):
+        return []
+    dense, sparse = preprocessing.num_dense, preprocessing.num_sparse
+    options = load_section(config_class(id_), config)
+    if isinstance(options, SparseLogisticRegressionConfig):
+        made = {"num_features": sparse, "num_dense": dense}
+        wrong = [f"{name}: {number}" for name, number in made.items() if getattr(options, name) != number]
+        message = f"the section `preprocessing` makes {sparse} sparse and {dense} dense features: write {' and '.join(wrong)}"
+        return [Problem("model.config", message)] if wrong else []
+    shape = getattr(options, "sample_shape", None)
+    if shape is None:
+        return []
+    if sparse:
+        message = (
+            f"'{id_}' takes one tensor, and the section `preprocessing` makes {sparse} sparse features: use SparseLogisticRegression, or a model "
+            "whose forward takes indices, offsets, values and dense"
+        )
+        return [Problem("model.id", message)]
+    if (taken := math.prod(shape)) != dense:
+        message = f"'{id_}' takes {taken} values a sample, and the section `preprocessing` makes {dense} features: write input_size: {dense}"
+        return [Problem("model.config", message)]
+    return []

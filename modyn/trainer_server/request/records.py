@@ -1,0 +1,85 @@
+"""Records of trainings: the request to the trainer server, the status during a training, and its result. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from modyn.config.system import SystemConfig
+from modyn.errors import BY_REASON, ModynError, TrainingError
+from modyn.records import JobState, RunId
+from modyn.trainer_server.request.result import NO_RESULT, TrainingResult
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRequest:
+    """Train trigger `trigger_id` of `run_id` on its trigger set."""
+
+    run_id: RunId
+    trigger_id: int
+    pipeline: Mapping[str, Any]
+    """The whole pipeline; trainings read the sections model, training, data, model_storage, selection_strategy and online."""
+    parent_model_id: int | None = None
+    """Model version from whose weights the training starts. None means initial weights."""
+    num_samples_to_pass: int | None = None
+    """Limit on the samples. None: `training.num_samples_to_pass` of this trigger counts, or else `epochs_per_trigger`."""
+    seed: int | None = None
+    """Seed. None: `training.seed` counts. Without both seeds, the training is not repeatable."""
+    downsampling_turn: int | None = None
+    """Position in `downsampling_list` of the policy for the trigger, if a score decides by `downsampling_thresholds` and the trigger is not one of
+    `warmup_triggers`. None: the trigger's number decides, or the pipeline has no `downsampling_list`."""
+    online: bool = False
+    """Make the steps of proactive training that the section `online` asks for."""
+    tests_only: bool = False
+    """Only test the model on the new samples, which are the whole trigger set. The training makes no step and no model."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStatus:
+    """The current status of a training. Counts start at 0 with each trigger and include earlier attempts of a resumed training."""
+
+    run_id: RunId
+    trigger_id: int
+    state: JobState
+    samples_seen: int = 0
+    samples_total: int | None = None
+    """Number of samples in the whole training, or None if the number is not known yet."""
+    batches_seen: int = 0
+    loss: float | None = None
+    """Loss of the newest reported batch; after the end, the mean loss of the last epoch; None if no loss is known yet."""
+    samples_per_s: float = 0.0
+    model_id: int | None = None
+    """Set when the training has finished, like `weights_sha256` and `result`. A finished training with None has made no model; see
+    `result.nothing_trained`.
+    """
+    error: str = ""
+    """Message of a failed training: what failed, where, and what to do."""
+    error_reason: str = ""
+    result: TrainingResult = NO_RESULT
+    weights_sha256: str = ""
+    samples_scored: int | None = None
+    """Number of scored candidates in the current selection, out of `samples_to_score`; None if no selection is running."""
+    samples_to_score: int | None = None
+    stage: str = ""
+    """The current work before or between the epochs, in words: a selection, or the training of an irreducible-loss model. In the second case,
+    samples, batches and losses of the status belong to that model. Empty during the training itself."""
+    num_cached: Mapping[str, int] = field(default_factory=dict)
+    """In a running training: number of samples from each tier of the cache, including candidates."""
+    cache_work: Mapping[str, int] = field(default_factory=dict)
+    """In a running training: the fields of `CacheWork`, which count work done only for the cache."""
+    samples_loaded: int = 0
+    """In a running training: number of loaded samples, including candidates that were not chosen within their batch."""
+
+    def to_error(self) -> ModynError:
+        """Return the error that ended a failed or stopped training, as an instance of its original class."""
+        kind = BY_REASON.get(self.error_reason, TrainingError)
+        return kind(self.error or f"training of run {self.run_id}, trigger {self.trigger_id} ended as {self.state.name.lower()}")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingJob:
+    """The input of a worker: a request, and the configuration of the services that it calls."""
+
+    request: TrainingRequest
+    config: SystemConfig
