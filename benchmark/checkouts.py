@@ -1,4 +1,4 @@
-"""Two checkouts of Modyn side by side on figures of the data path: is a change slower than what was there before?
+"""Comparison of two checkouts of Modyn on figures of the data path: is a change slower than the version before?
 
     git worktree add ../before COMMIT && make -C ../before setup
     python -m benchmark.checkouts ../before a b --pairs 10 [--samples 1000000] [--only TEXT] [--report]
@@ -28,7 +28,7 @@ from benchmark.machine import busy_cores, write_report
 
 ROOT = Path(__file__).parents[1]
 LEAST = 0.95
-"""Ratio below which a case is named slower."""
+"""A case with a smaller ratio is reported as slower."""
 
 
 def main() -> int:
@@ -38,9 +38,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path, help="folder of the other checkout, which has a .venv of its own")
     parser.add_argument("figures", nargs="+", choices=letters(), metavar="FIGURE", help="letters, see benchmark.data_path --help")
-    parser.add_argument("--samples", type=int, help="work on so many samples in place of each figure's own number")
-    parser.add_argument("--pairs", type=int, default=10, help="how often both run (default: 10)")
-    parser.add_argument("--only", default="", metavar="TEXT", help="only the cases whose name holds this text")
+    parser.add_argument("--samples", type=int, help="number of samples, in place of each figure's own")
+    parser.add_argument("--pairs", type=int, default=10, help="number of runs of each checkout (default: 10)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only cases whose names contain this text")
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
     options = parser.parse_args()
     other = options.other.resolve()
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def compare(letter: str, other: Path, samples: int, pairs: int, only: str) -> Iterator[tuple[str, list[float]]]:
-    """Each case of a figure that both checkouts have, with the ratios of its pairs: this checkout by the other one."""
+    """Return the ratios of the pairs, this checkout divided by the other, for each case that both checkouts have."""
     figure = load(letter)
     with ExitStack() as stack:
         here, there = (stack.enter_context(_served(root, letter, samples)) for root in (ROOT, other))
@@ -82,7 +82,7 @@ def compare(letter: str, other: Path, samples: int, pairs: int, only: str) -> It
 
 
 class _Served:
-    """The process of a checkout that has prepared a figure."""
+    """Process of a checkout that has prepared a figure."""
 
     def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
         self._name = name
@@ -90,7 +90,7 @@ class _Served:
         self.cases: list[str] = self._answer()
 
     def run(self, case: str) -> float:
-        """What one run of ours measures, in the figure's unit."""
+        """Run our side once and return its value, in the figure's unit."""
         assert self._process.stdin is not None
         print(case, file=self._process.stdin, flush=True)
         return float(self._answer())

@@ -1,4 +1,4 @@
-"""Every figure that the README quotes, on few samples: whether one has become worse since its report.
+"""Measures all figures that benchmark/README.md quotes, on few samples, and names those that are worse than their report.
 
     python -m benchmark.figures [--report] [FIGURE ...]      (`make figures`)
 
@@ -30,17 +30,19 @@ Values = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class QuotedFigure:
-    """A figure of the README. module, arguments: the program that measures it, and how few samples are enough. title: of its reports. peers: the
-    Python without which it is not measured."""
+    """A figure of benchmark/README.md.
+
+    Args: module, arguments: the program that measures it, with few samples. title: of its reports. peers: the Python without which it is not
+    measured."""
 
     module: str
     arguments: str
     title: str
     more_is_better: bool = True
     line: str = r"^\w\[(?P<case>.+)\]: (?P<value>\d+\.\d\d)(?: \(target [\d.]+\))?$"
-    """Of the program's output."""
+    """Pattern of a value in the program's output."""
     row: str = r"^\| (?P<case>[^|]+) \| warm \|[^|]*\|[^|]*\| \*\*(?P<value>[\d.]+)\*\* "
-    """Of its report."""
+    """Pattern of a value in its report."""
     peers: Path | None = None
 
 
@@ -50,7 +52,7 @@ def _data_path(letter: str, samples: int, pairs: int = 3) -> QuotedFigure:
 
 
 def _selection(name: str, arguments: str, pattern: str, *, more_is_better: bool, peers: Path | None = None) -> QuotedFigure:
-    """Its output has what its report has. Args: pattern: of a line, with the groups `case` and `value`."""
+    """Make a figure whose output has the same lines as its report. Args: pattern: of a line, with the groups `case` and `value`."""
     title = "presample" if name == "presample" else f"selection-{name.replace('_', '-')}"
     return QuotedFigure("benchmark.selection", f"{name} {arguments}", title, more_is_better, pattern, pattern, peers)
 
@@ -152,7 +154,7 @@ def main() -> int:
 
 
 def check(name: str, figure: QuotedFigure, source: str, before: Values) -> tuple[Values, list[str]]:
-    """Measure a figure. Returns its values, and a line for each that is worse than `before`, the values in the report `source`."""
+    """Measure a figure. Returns its values, and a line for each value that is worse than in `before`, the values of the report `source`."""
     started = time.monotonic()
     values = measure(figure)
     if worse(figure, values, before):
@@ -183,7 +185,7 @@ def measure(figure: QuotedFigure) -> Values:
 
 
 def reported(name: str, figure: QuotedFigure, folder: Path = REPORTS) -> tuple[str, Values]:
-    """The names of the newest reports, and their values. A report on some cases only, such as `…-c-torch`, overrides the whole one."""
+    """Return the names of the newest reports, and their values. A report on some cases, such as `…-c-torch`, overrides the report on all."""
     own = sorted(folder.glob("????-??-??-figures.md"), reverse=True)
     for path in own:
         if found := _values(rf"^\| {name} \| (?P<case>.+) \| (?P<value>[\d.]+) \|$", path.read_text()):
@@ -197,7 +199,7 @@ def reported(name: str, figure: QuotedFigure, folder: Path = REPORTS) -> tuple[s
 
 
 def worse(figure: QuotedFigure, values: Values, before: Values) -> list[str]:
-    """A line for each case that is worse than before by more than `TOLERANCE`."""
+    """Return a line for each case that is worse than before by more than `TOLERANCE`."""
     bound = 1 - TOLERANCE if figure.more_is_better else 1 + TOLERANCE
     sign = 1 if figure.more_is_better else -1
     return [
@@ -216,7 +218,7 @@ def table(measured: Mapping[str, Values]) -> str:
 
 
 def _values(pattern: str, text: str) -> Values:
-    """Without the numbers of samples in the names of cases, which differ between a small and a full figure."""
+    """Remove the numbers of samples from the name of a case: they differ between a small and a full figure."""
     found = re.finditer(pattern, text, re.MULTILINE)
     return {re.sub(r", [\d,]+ samples", "", match["case"]).strip(): float(match["value"]) for match in found}
 

@@ -1,4 +1,4 @@
-"""How long storage looks at a folder of which nothing changed, and for how long no other thread of it runs meanwhile.
+"""Time that storage needs to check an unchanged folder, and the longest time in which no other thread of storage runs.
 
     python -m benchmark.folder_look [--files 1000000] [--looks 5] [--folder /tmp] [--report]
 
@@ -30,7 +30,7 @@ _PER_FOLDER = 1000
 
 
 class Gaps:
-    """Measures the longest time for which a thread beside this one did not run, in seconds: for the interpreter's lock, or for want of a core."""
+    """Measures the longest time, in seconds, in which another thread did not run: it waited for the interpreter's lock or for a core."""
 
     def __enter__(self) -> Self:
         self.longest = 0.0
@@ -85,12 +85,12 @@ def write_files(base: str, num_files: int) -> None:
 
 
 def looks(folder: str, table: FileTable, count: int, *, complete: bool) -> tuple[list[float], list[float]]:
-    """Seconds and longest gaps of `count` looks, after one that makes `table` what is there."""
+    """Return the seconds and the longest gaps of `count` checks, after one that fills `table`."""
     images = build_format("SingleSampleFileWrapper", {"file_extension": ".png", "label_file_extension": ".label"})
     files = LocalFiles(folder)
     found = files.list_files(images.names(), Roots(), table, complete=complete).files
     table.add(FileRow(i, file.path, file.size, file.mtime_ns, 0, 1, "") for i, file in enumerate(found, len(table)))
-    files.list_files(images.names(), Roots(), table, complete=complete)  # The first one looks at each new file once more.
+    files.list_files(images.names(), Roots(), table, complete=complete)  # The first one checks each new file a second time.
     seconds, gaps = [], []
     for _ in range(count):
         with Gaps() as gap:

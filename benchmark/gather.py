@@ -1,4 +1,4 @@
-"""How fast records are gathered from files, against NumPy's fancy indexing of one memory map.
+"""Rate at which records are gathered from files, compared with NumPy's fancy indexing of one memory map.
 
     python -m benchmark.gather [--records 5000000] [--pairs 5] [--folder FOLDER] [--report]
 
@@ -32,7 +32,7 @@ BATCH = 65_536
 
 Fetch = Callable[[], npt.NDArray[np.uint8]]
 Side = Callable[[Int64Array], Fetch]
-"""Prepares the fetching of records by their numbers; only the fetching is timed, because where records are is the index's work."""
+"""Prepares a function that fetches records by number. Only the fetch is timed: finding the place of a record is the index's work."""
 
 
 class Records:
@@ -67,7 +67,7 @@ class Records:
 
 
 def rate(side: Side, order: Int64Array) -> float:
-    """Million records a second, over all whole batches of `order`."""
+    """Return million records a second, over all whole batches of `order`."""
     fetches = [side(order[first : first + BATCH]) for first in range(0, len(order) - BATCH + 1, BATCH)]
     started = time.perf_counter()
     for fetch in fetches:
@@ -76,7 +76,7 @@ def rate(side: Side, order: Int64Array) -> float:
 
 
 def compare(records: Records, order: Int64Array, threads: int, cold: bool, pairs: int) -> dict[str, list[float]]:
-    """Rates of each side, in turns."""
+    """Return the rates of each side, which run in turn."""
     # No file can be kept open without room for it, so none is mapped.
     sides: dict[str, Callable[[], Side]] = {
         "mapped": lambda: records.gatherer(threads),
@@ -98,7 +98,7 @@ def compare(records: Records, order: Int64Array, threads: int, cold: bool, pairs
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=5_000_000)
-    parser.add_argument("--pairs", type=int, default=5, help="turns of each side")
+    parser.add_argument("--pairs", type=int, default=5, help="runs of each side")
     parser.add_argument("--folder", type=Path, help="where to put the files (default: a temporary folder)")
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
     options = parser.parse_args()

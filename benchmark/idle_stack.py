@@ -1,4 +1,4 @@
-"""What the embedded stack takes while it has nothing to do: processes, memory, processor time, growth.
+"""Processes, memory, processor time and growth of an idle embedded stack.
 
     python -m benchmark.idle_stack [--minutes 1] [--datasets 0] [--files 1000] [--report]
 
@@ -27,7 +27,9 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=1.0, help="time over which processor time and growth are measured")
-    parser.add_argument("--settle", type=float, default=330.0, help="seconds before it: fork servers end after 300 without work")
+    parser.add_argument(
+        "--settle", type=float, default=330.0, help="seconds before the measurement: fork servers end after 300 s without work"
+    )
     parser.add_argument("--datasets", type=int, default=0, help="watched datasets, each with --files files")
     parser.add_argument("--files", type=int, default=1000, help="files of each dataset")
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
@@ -63,7 +65,7 @@ def main() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process of the stack. pss: its memory in bytes, shared pages by shares. seconds: of processor time, of children that ended too."""
+    """Process of the stack. pss: memory in bytes, with its share of shared pages. seconds: processor time, with that of ended children."""
 
     pid: int
     parent: int
@@ -73,7 +75,7 @@ class Process:
 
 
 def tree(root: int) -> list[int]:
-    """The process `root` and all that descend from it."""
+    """Return the process `root` and all its descendants."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and (fields := _stat(int(entry.name))):
@@ -85,7 +87,7 @@ def tree(root: int) -> list[int]:
 
 
 def look(pid: int) -> Process | None:
-    """A process as it is now; None: it has ended."""
+    """Return the present values of a process; None: it has ended."""
     fields = _stat(pid)
     if not fields:
         return None
@@ -99,7 +101,7 @@ def look(pid: int) -> Process | None:
 
 
 def name_of(command: Sequence[str]) -> str:
-    """What a command line is known by: module and service, the title of a database's process, or what multiprocessing starts.
+    """Return a short name for a command line: module and service, the title of a database's process, or what multiprocessing starts.
 
     >>> name_of(["/usr/bin/python", "-m", "modyn.rpc", "storage", "--config", "x"]), name_of(["postgres: checkpointer ", ""])
     ('modyn.rpc storage', 'postgres: checkpointer')
@@ -115,7 +117,7 @@ def name_of(command: Sequence[str]) -> str:
 
 
 def describe(before: Iterable[Process], after: Sequence[Process], seconds: float) -> str:
-    """A table of the processes, and the sums."""
+    """Return a table of the processes, with sums."""
     earlier = {process.pid: process for process in before}
     rows = [
         f"| {process.name} | {process.pss / 2**20:.1f} | {(process.pss - earlier[process.pid].pss) / 2**20:+.1f} "
@@ -139,7 +141,7 @@ def describe(before: Iterable[Process], after: Sequence[Process], seconds: float
 
 
 def make_files(folder: Path, num_files: int) -> None:
-    """A dataset of small single samples."""
+    """Add a dataset of small single-sample files."""
     folder.mkdir(parents=True)
     for i in range(num_files):
         (folder / f"{i}.bin").write_bytes(i.to_bytes(4, "little"))
@@ -163,7 +165,7 @@ def _mebibytes(processes: Iterable[Process]) -> float:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat behind the command's name: state, parent, …; empty: the process has ended."""
+    """Return the fields of /proc/PID/stat after the command's name: state, parent, …; empty: the process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

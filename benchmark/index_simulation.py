@@ -1,4 +1,4 @@
-"""An index of a billion samples: what it takes on the disk and in memory, how long it takes to open, how fast keys are found in it.
+"""Index of a billion samples: its size on disk and in memory, the time to open it, and the rate of look-ups.
 
     python -m benchmark.index_simulation [--entries 1000000000] [--kinds records,rows,files] [--report]
 
@@ -6,7 +6,7 @@ records: files of 180,000 binary records of one size. rows: CSV files, rows of a
 the real writer, once for each kind; its bytes then make all others, with their own keys. Beyond a gigabyte a kind, the columns of further
 segments are holes in sparse files: they take memory and time as others do, but no disk, so that reading them cold means less.
 
-And deleted keys among so many samples: none, a few, and more, at random.
+It also measures deleted keys among them: none, a few, and more, at random.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from modyn.storage.index.tombstones import Tombstones
 
 RECORDS_A_FILE, RECORD_BYTES = 180_000, 160
 REAL_BYTES = 1 << 30
-"""Bytes of segments of a kind that are written in full."""
+"""Bytes of the segments of one kind that are written in full."""
 BATCH, BATCHES, SETTLED = 65_536, 40, 10
 """Keys a lookup, lookups a measurement, and how many of the last ones count as warm."""
 _PREFIX_BYTES = 20
@@ -83,7 +83,7 @@ def records(rng: np.random.Generator) -> SegmentColumns:
 
 
 def csv_rows(rng: np.random.Generator) -> SegmentColumns:
-    """Rows of about 150 bytes with a time of their own, in files of 150 MB."""
+    """Columns of rows of about 150 bytes, each with its own time, in files of 150 MB."""
     lengths = rng.integers(100, 200, SEGMENT_ROWS)
     ends = np.cumsum(lengths + 1)
     return SegmentColumns(
@@ -96,7 +96,7 @@ def csv_rows(rng: np.random.Generator) -> SegmentColumns:
 
 
 def single_files(rng: np.random.Generator) -> SegmentColumns:
-    """Images of up to 200 KB, each file with its own time, in no order of time."""
+    """Columns of images of up to 200 KB; each file has its own time, and files are not in the order of time."""
     return SegmentColumns(
         np.arange(SEGMENT_ROWS, dtype=np.uint32),
         np.zeros(SEGMENT_ROWS, np.int64),
@@ -114,7 +114,7 @@ COLUMNS: dict[str, Callable[[np.random.Generator], SegmentColumns]] = {
 
 
 def build(folder: Path, columns: SegmentColumns, entries: int) -> None:
-    """Writes enough segments like `columns` for `entries`."""
+    """Write enough segments like `columns` for `entries`."""
     template = folder / "template"
     write_segment(template, 0, columns)
     content = template.read_bytes()
@@ -135,7 +135,7 @@ def build(folder: Path, columns: SegmentColumns, entries: int) -> None:
 
 
 def measure(folder: Path) -> dict[str, float]:
-    """In a process of its own, so that its memory is the index's."""
+    """Measure in a process of its own, so that its memory is that of the index."""
     paths = sorted(folder.iterdir())
     drop(paths)
     before = memory("RssAnon")
@@ -162,7 +162,7 @@ def timed(work: Callable[[], T]) -> tuple[float, T]:
 
 
 def memory(name: str) -> float:
-    """MiB of this process, from the field `name` of /proc/self/status."""
+    """Return the field `name` of /proc/self/status in MiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024
 

@@ -1,4 +1,4 @@
-"""Lines over a common axis as a picture, without a browser or a plotting library: SVG, which a page or a report can show."""
+"""Line chart as SVG for pages and reports. It needs no browser and no plotting library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def line_chart(
     marks: Mapping[str, Sequence[float]] | None = None,
     height: int = 220,
 ) -> str:
-    """SVG of the lines, each through its points in order. Args: marks: name → places on the x axis that get an upright line."""
+    """Return the lines as SVG, each through its points in order. Args: marks: name → positions on the x axis that get a vertical line."""
     marks = marks or {}
     points = [point for line in lines.values() for point in line]
     xs = [x for x, _ in points] + [x for places in marks.values() for x in places]

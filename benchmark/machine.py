@@ -1,4 +1,4 @@
-"""What a figure was measured on, and how a dated report is written."""
+"""Description of the machine of a figure, and dated reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REPORTS = Path(__file__).parent / "reports"
 
 
 def describe() -> str:
-    """Processor, cores, memory and software of this machine, one line."""
+    """Return processor, cores, memory and software of this machine in one line."""
     model = next(
         (
             line.split(":", 1)[1].strip()
@@ -33,7 +33,7 @@ def describe() -> str:
 
 
 def busy_cores(seconds: float = 1.0) -> float:
-    """Cores that worked during the last `seconds`, for any process. The load average still counts what ran minutes ago."""
+    """Return the number of busy cores during the last `seconds`. The load average would still count processes of minutes ago."""
 
     def worked() -> float:
         user, nice, system, _, _, *interrupts = (
@@ -46,41 +46,42 @@ def busy_cores(seconds: float = 1.0) -> float:
     return (worked() - before) / seconds
 
 
-def cpu_s(process: int, redis_url: str = "") -> float:
-    """CPU seconds of a process and all that descend from it, and of the Redis at a URL if there is one."""
-    ticks, parents = {}, {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has just ended
-            fields = path.read_text().rpartition(")")[2].split()
-            parents[int(path.parent.name)] = int(fields[1])
-            ticks[int(path.parent.name)] = sum(
-                map(int, fields[11:15])
-            )  # user and system, of itself and of children that have ended
-    family, left = set(), {process}
-    while left:
-        family |= left
-        left = {child for child, parent in parents.items() if parent in left}
-    seconds = sum(ticks.get(member, 0) for member in family) / os.sysconf("SC_CLK_TCK")
+def family(*processes: int) -> list[int]:
+    """Return some processes and all that descend from them, none twice. One that ends meanwhile has no descendants."""
+    members = list(dict.fromkeys(processes))
+    for member in members:
+        for tasks in Path(f"/proc/{member}/task").glob("*/children"):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                members += [child for child in map(int, tasks.read_text().split()) if child not in members]
+    return members
+
+
+def cpu_s(*processes: int, redis_url: str = "") -> float:
+    """CPU seconds of some processes and all that descend from them, and of the Redis at a URL if there is one."""
     if redis_url:
         with Redis.from_url(redis_url) as client:
             info: Any = client.info("server")
-        if info["process_id"] not in family:
-            seconds += ticks.get(info["process_id"], 0) / os.sysconf("SC_CLK_TCK")
-    return seconds
+        processes = *processes, info["process_id"]
+    ticks = 0
+    for member in family(*processes):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            fields = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))  # user and system, of itself and of children that have ended
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def spread(values: Sequence[float], unit: str = "s") -> str:
-    """Median with minimum and maximum."""
+    """Return the median with minimum and maximum."""
     return f"{statistics.median(values):.2f} {unit} ({min(values):.2f}–{max(values):.2f})"
 
 
 def dated(name: str) -> str:
-    """`name` with today's date before it, as reports and what belongs to them are called."""
+    """Return `name` with today's date before it, as reports and their files are named."""
     return f"{dt.date.today().isoformat()}-{name}"
 
 
 def write_report(name: str, command: str, body: str, folder: Path = REPORTS) -> Path:
-    """Writes `<folder>/<date>-<name>.md` and returns where it is."""
+    """Write `<folder>/<date>-<name>.md` and return its path."""
     folder.mkdir(exist_ok=True)
     path = folder / f"{dated(name)}.md"
     path.write_text(

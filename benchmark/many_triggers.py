@@ -1,10 +1,10 @@
-"""A run of many triggers of a fake trainer: whether journal, memory and time of a trigger stay what they were at its start.
+"""Run of many triggers with a fake trainer: do journal, memory and time of a trigger grow during the run?
 
     python -m benchmark.many_triggers [--triggers 10000] [--evaluation] [--drift] [--report]
 
 The supervisor's executor and journal are real, on a PostgreSQL of its own; the other services are fakes in memory that answer at once, so
 that what is measured is the supervisor. With `--evaluation`, each model is evaluated around its own data and on the time until the next trigger,
-so that the intervals depend on the triggers, by two fakes at once while the run goes on. With `--drift`, each trigger
+so that the intervals depend on the triggers, by two fakes at once during the run. With `--drift`, each trigger
 is fired by a drift check, whose distance a fake gives: what a check costs the supervisor is its question, its
 evidence and the policy's state. The last line is the time of the last hundred triggers as a ratio to that of the
 first hundred; where other programs work on the machine, the processor time of this process says more.
@@ -33,10 +33,10 @@ from modyn.evaluator.client import DriftDistance, DriftRequest, MeasuredDrift
 from modyn.local.databases import PostgresServer
 from modyn.rpc.retry import CancellationToken
 from modyn.supervisor.client import RunMode, RunOptions, RunState
-from modyn.supervisor.events import EventHub
-from modyn.supervisor.executor import RunExecutor
-from modyn.supervisor.journal import Journal
-from modyn.supervisor.records import NewRun
+from modyn.supervisor.journal.events import EventHub
+from modyn.supervisor.journal.journal import Journal
+from modyn.supervisor.journal.records import NewRun
+from modyn.supervisor.run.executor import RunExecutor
 from modyn.testing.services import InMemoryServices, pipeline_yaml
 from modyn.trainer_server.client import TrainingRequest
 
@@ -47,7 +47,7 @@ RESULT: Mapping[str, Any] = {
     "num_samples": 1,
     "loss": 0.5,
     "epoch_losses": [0.5],
-    "losses": [0.5] * 20,
+    "losses": [[batch, 0.5] for batch in range(1, 21)],
     "seconds": {"forward": 0.1},
 }
 EVALUATION: Mapping[str, Any] = {
@@ -76,28 +76,28 @@ DRIFT: Mapping[str, Any] = {
 
 
 def drifted(request: DriftRequest) -> MeasuredDrift:
-    """Any two windows are far apart."""
+    """Return a distance above every threshold, for any two windows."""
     windows = (request.question.reference, request.question.current)
     return MeasuredDrift(dict.fromkeys(request.question.metrics, DriftDistance(1.0)), *(w.stop - w.start for w in windows))
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a run had used when a training began."""
+    """Resources that a run had used when a training began."""
 
     seconds: float
     processor_s: float
-    """Of this process, without PostgreSQL."""
+    """Processor seconds of this process, without PostgreSQL."""
     statements: int
-    """Of SQL."""
+    """Number of SQL statements."""
     resident_bytes: int
-    """Of this process."""
+    """Memory of this process in bytes."""
     held_bytes: int = 0
-    """Of these, what the fakes hold of triggers and models so far; 0: not looked at."""
+    """Bytes of it that the fakes hold of triggers and models so far; 0: not measured."""
 
     @property
     def own_bytes(self) -> int:
-        """Without what the fakes hold."""
+        """Memory without what the fakes hold."""
         return self.resident_bytes - self.held_bytes
 
 
@@ -108,7 +108,7 @@ def run_triggers(
     evaluation: Mapping[str, Any] | None = None,
     trigger: Mapping[str, Any] = AMOUNT,
 ) -> tuple[str, list[Mark]]:
-    """Run a pipeline of so many triggers to its end; return its run id, and a mark at each of its trainings.
+    """Run a pipeline of this number of triggers to its end; return its run id, and a mark at each of its trainings.
 
     Args: evaluation: that section of the pipeline, on the dataset `train`. trigger: that section; it fires after each sample.
     """
@@ -153,12 +153,12 @@ def run_triggers(
 
 
 def resident_bytes() -> int:
-    """Memory of this process."""
+    """Return the memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 def held_bytes(services: InMemoryServices) -> int:
-    """Size of all that the fakes hold: their records of triggers, models, questions and samples."""
+    """Return the size of what the fakes hold: records of triggers, models, questions and samples."""
     fakes = (services.storage, services.selector, services.model_storage, services.trainer_server, services.evaluator)
     seen, total, left = set[int](), 0, list[object](fakes)
     while left:
@@ -174,20 +174,20 @@ def held_bytes(services: InMemoryServices) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Hundred:
-    """What a hundred triggers used."""
+    """Resources that a hundred triggers used."""
 
     seconds: float
     processor_s: float
     statements: int
     own_bytes: int
-    """By which the memory of the process grew, beyond what the fakes hold."""
+    """Growth of the process's memory, without what the fakes hold."""
 
     def __str__(self) -> str:
         return f"{self.seconds:.2f} s, {self.processor_s:.2f} s of processor time, {self.statements} SQL statements"
 
 
 def compare(marks: list[Mark]) -> tuple[Hundred, Hundred, float]:
-    """The first and the last hundred triggers, and bytes of memory a trigger behind the first, without what the fakes hold."""
+    """Return the first and the last hundred triggers, and the bytes of memory a trigger after the first hundred, without what the fakes hold."""
     first, last = (
         Hundred(
             end.seconds - begin.seconds,
@@ -228,7 +228,7 @@ def main() -> None:
         f"{options.triggers:,} triggers in {marks[-1].seconds - marks[0].seconds:.1f} s\n"
         f"first hundred: {first}\n"
         f"last hundred:  {last}\n"
-        f"memory of the process without what the fakes hold: {grown:,.0f} bytes a trigger behind the first hundred; "
+        f"memory of the process without what the fakes hold: {grown:,.0f} bytes a trigger after the first hundred; "
         f"first hundred {first.own_bytes / HUNDRED:,.0f}, last hundred {last.own_bytes / HUNDRED:,.0f} bytes a trigger\n"
         f"the fakes hold {(marks[-1].held_bytes - marks[HUNDRED].held_bytes) / max(len(marks) - 1 - HUNDRED, 1):,.0f} bytes a trigger"
     )

@@ -1,4 +1,4 @@
-"""What the platform costs on top of the work: a run of many short trainings against one hand-written PyTorch script.
+"""Overhead of the platform: a run of many short trainings compared with one hand-written PyTorch script.
 
     python -m benchmark.orchestration_overhead [--triggers 50] [--pairs 3] [--report]
 
@@ -82,8 +82,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--triggers", type=int, default=50, help="trainings in a run")
     parser.add_argument("--samples", type=int, default=4096, help="samples a trigger")
-    parser.add_argument("--epochs", type=int, default=0, help="epochs a trigger; 0: as many as take about a second here")
-    parser.add_argument("--pairs", type=int, default=3, help="how often both sides run, in turn")
+    parser.add_argument("--epochs", type=int, default=0, help="epochs a trigger; 0: the number that takes about a second here")
+    parser.add_argument("--pairs", type=int, default=3, help="number of runs of each side, in turn")
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="modyn-overhead-") as name:
@@ -109,7 +109,7 @@ def main() -> None:
 
 
 def make_data(folder: Path, triggers: int, samples: int) -> None:
-    """One file a trigger with times that keep the files in order, and one test file."""
+    """Write one file a trigger, with times that keep the files in order, and one test file."""
     rng = np.random.default_rng(0)
     patterns = rng.normal(size=(CLASSES, 1, SIDE, SIDE))
     for split, files, count in (("train", triggers, samples), ("test", 1, TEST_SAMPLES)):
@@ -124,12 +124,12 @@ def make_data(folder: Path, triggers: int, samples: int) -> None:
 
 
 def calibrate(folder: Path, samples: int) -> int:
-    """Epochs that take about a second in the script. The quickest of three: other processes use this machine too."""
+    """Return the number of epochs that take about a second in the script, by the fastest of three runs: other processes use this machine too."""
     return max(1, round(4 / min(run_script(folder, 1, samples, 4) for _ in range(3))))
 
 
 def measure(folder: Path, triggers: int, samples: int, epochs: int, pairs: int) -> tuple[list[float], list[float]]:
-    """Seconds of both sides, pair by pair; the side that goes first changes from pair to pair."""
+    """Return the seconds of both sides, pair by pair; the side that runs first changes from pair to pair."""
     config = SystemConfig(state_dir=folder / "state")
     pipeline = folder / "pipeline.yaml"
     pipeline.write_text(json.dumps(pipeline_of(samples, epochs)))  # JSON is YAML
@@ -166,7 +166,7 @@ def register(client: Client, folder: Path) -> None:
 
 
 def run_pipeline(client: Client, pipeline: Path, triggers: int) -> float:
-    """Seconds from submission to the end, evaluations included."""
+    """Return the seconds from submission to the end, with evaluations."""
     started = time.perf_counter()
     run = client.wait(client.run(pipeline).run_id)
     seconds = time.perf_counter() - started
@@ -179,7 +179,7 @@ def run_pipeline(client: Client, pipeline: Path, triggers: int) -> float:
 
 
 def run_script(folder: Path, triggers: int, samples: int, epochs: int) -> float:
-    """Seconds that the script counts itself, without its imports."""
+    """Return the seconds that the script measures itself, without its imports."""
     arguments = [str(folder), str(triggers), str(samples), str(epochs), str(BATCH_SIZE)]
     done = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, check=True)
     return float(json.loads(done.stdout)["seconds"])

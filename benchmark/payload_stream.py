@@ -1,4 +1,4 @@
-"""How fast one client gets payloads by key over Flight, against NumPy's fancy indexing of one memory map in the same process.
+"""Rate at which one client gets payloads by key over Flight, compared with NumPy's fancy indexing of one memory map in the same process.
 
     python -m benchmark.payload_stream [--samples 1000000] [--pairs 3] [--streams 1 2 4] [--replicas 0] [--report]
 
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=1_000_000)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--replicas", type=int, default=0, help="further payload servers beside storage's own")
+    parser.add_argument("--replicas", type=int, default=0, help="payload servers in addition to storage's own")
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
     options = parser.parse_args()
     ratios: dict[tuple[str, int], float] = {}
@@ -71,7 +71,7 @@ def orders(num_samples: int) -> dict[str, Int64Array]:
 def compare(
     order: str, streams: int, keys: Int64Array, client: PayloadClient, flat: npt.NDArray[np.uint8], pairs: int
 ) -> tuple[float, str]:
-    """The median ratio of `pairs`, after one that is not counted, and a line about it."""
+    """Return the median ratio of `pairs`, after one pair that is not counted, and a line about it."""
 
     def ours() -> int:
         return sum(len(payloads) for payloads in client.fetch("records", keys))

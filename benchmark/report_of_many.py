@@ -1,4 +1,4 @@
-"""The report of a run with many models: seconds to make it, and its size.
+"""Report of a run with many models: seconds to make it, and its size.
 
     python -m benchmark.report_of_many [--models 400] [--intervals 400] [--report]
 
@@ -17,13 +17,14 @@ from modyn.analysis.results import RunResults, evaluations_table, triggers_table
 from modyn.evaluator.client import EvaluationResult
 from modyn.records import EvalInterval, RunId
 from modyn.supervisor.client import Run, RunMode, RunState, TriggerRecord, TriggerState
+from modyn.trainer_server.client import TrainingResult
 
 DAY = 86_400
 RUN = RunId("many-0001")
 
 
 def invented_results(models: int, intervals: int) -> RunResults:
-    """The results of a run with a model a day, each evaluated on `intervals` days: on all, or on those behind its own data."""
+    """Return the results of a run with a model a day, each evaluated on `intervals` days: on all, or on those after its own data."""
     triggers = [
         TriggerRecord(
             trigger_id=i,
@@ -37,7 +38,7 @@ def invented_results(models: int, intervals: int) -> RunResults:
             num_keys=100,
             model_id=i + 1,
             weights_sha256="ab" * 32,
-            training_result={"loss": 1 / (i + 1)},
+            training_result=TrainingResult.from_mapping({"loss": 1 / (i + 1), "num_samples": 100}),
             seconds={"select": 0.1, "train": 0.3, "store": 0.05, "evaluate": 0.2, "total": 0.65},
         )
         for i in range(models)

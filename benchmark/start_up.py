@@ -1,4 +1,4 @@
-"""How long the embedded stack takes from `modyn up` to healthy, once its state folder is initialised.
+"""Time from `modyn up` until the embedded stack is healthy, once its state folder is initialised.
 
     python -m benchmark.start_up [--runs 5] [--report]
 
@@ -20,7 +20,7 @@ from modyn.config.system import SystemConfig
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5, help="counted starts, after the one that initialises the folder")
+    parser.add_argument("--runs", type=int, default=5, help="measured starts, after the one that initialises the folder")
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="modyn-start-") as folder:
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def timed_start(client: Client) -> float:
-    """Seconds until every service is healthy; the stack is stopped again."""
+    """Start the stack, return the seconds until every service is healthy, and stop it."""
     started = time.perf_counter()
     client.up()
     seconds = time.perf_counter() - started

@@ -26,12 +26,12 @@ from scipy.stats import mannwhitneyu, ttest_ind
 from torch import nn
 
 from benchmark.cache.reading import Images, command, served
+from benchmark.cache.samplers.compared_loader import ComparedLoader
 from benchmark.cache.sides import CACHED, CHECKED, OURS, PLAIN, Side, open_side
 from benchmark.cache.training_processes import TrainingProcesses
 from benchmark.machine import busy_cores, write_report
 from examples.digits.make_data import IMAGE_SIZE, draw
 from modyn.dataset.config import DataConfig
-from modyn.dataset.sampler_loader import SamplerLoader
 from modyn.models.weights import build_model
 
 NAME = "cache-accuracy"
@@ -50,7 +50,7 @@ MODEL: Final = {"in_channels": 1, "image_size": IMAGE_SIZE, "num_classes": 10, "
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """A training of a model, from fresh weights. Picklable."""
+    """Training of a model from fresh weights. Picklable."""
 
     side: Side
     epochs: int
@@ -58,12 +58,12 @@ class Learning:
 
 
 class Difference(NamedTuple):
-    """Between two sides."""
+    """Difference between two sides."""
 
     welch_p: float
     mann_whitney_p: float
     low: float
-    """Bounds of the 95 % confidence interval of the difference of means, by Welch."""
+    """Bounds of the 95 % confidence interval of the difference of means, by Welch's test."""
     high: float
 
 
@@ -74,7 +74,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--share", type=float, default=0.4, help="of the decoded bytes that the cache holds")
+    parser.add_argument("--share", type=float, default=0.4, help="share of the decoded bytes that the cache holds")
     parser.add_argument("--side", choices=CACHED, default=CHECKED)
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
     options = parser.parse_args()
@@ -114,7 +114,7 @@ def main() -> None:
 
 @contextmanager
 def digits() -> Iterator[Images]:
-    """The digits for training, and services, which are gone at the end."""
+    """Start services with the digits for training, and remove them at the end."""
     with tempfile.TemporaryDirectory(prefix="modyn-cache-") as name:
         folder = Path(name) / "images"
         folder.mkdir()
@@ -148,7 +148,7 @@ def learn(learning: Learning) -> tuple[float, float]:
             losses = nn.functional.cross_entropy(model(batch.data), batch.labels, reduction="none")
             losses.mean().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            if isinstance(loader, SamplerLoader) and loader.needs_losses:
+            if isinstance(loader, ComparedLoader) and loader.needs_losses:
                 loader.rank(batch.keys.numpy(), losses.detach().numpy())
     pixels, labels = _digits(held_out=True)
     images = np.stack([np.asarray(draw(image, shifted=False), np.float32) / 255 for image in pixels])

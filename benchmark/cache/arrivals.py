@@ -1,4 +1,4 @@
-"""When the samples of trainings arrived, and how fast all together were while all of them ran. Pure functions."""
+"""Times at which samples of trainings arrived, and the rate of all trainings while all of them ran. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import numpy.typing as npt
 
 
 class Arrivals(NamedTuple):
-    """The batches of one training."""
+    """Batches of one training."""
 
     times: npt.NDArray[np.float64]
     """(n,), seconds of a clock that all processes share; ascending."""
     samples: npt.NDArray[np.int64]
-    """(n,), how many had arrived by then."""
+    """(n,), number of samples that had arrived by then."""
     hits: float = 0.0
     """Part of the samples after the first epoch that came from a cache."""
 
     def reached(self, num_samples: int) -> float:
-        """When so many had arrived. Raises ValueError: they never had."""
+        """Return when this number of samples had arrived. Raises ValueError: it never had."""
         at = int(np.searchsorted(self.samples, num_samples))
         if at == len(self.samples):
             raise ValueError(f"a training has {self.samples[-1] if at else 0} samples, and {num_samples} were waited for")
         return float(self.times[at])
 
     def until(self, time: float) -> int:
-        """How many had arrived at a time."""
+        """Return the number of samples that had arrived at a time."""
         at = int(np.searchsorted(self.times, time, side="right"))
         return int(self.samples[at - 1]) if at else 0
 
 
 def together(jobs: Sequence[Arrivals], warm_up: int) -> float:
-    """Samples/s of all trainings, in the time in which all of them run: from when the last has had `warm_up` samples until the first has ended.
+    """Return samples/s of all trainings while all of them run: after each has had `warm_up` samples, until the first one ends.
 
     Raises: ValueError: there is no such time, for one had ended before another was warm.
 

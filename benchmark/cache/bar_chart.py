@@ -1,4 +1,4 @@
-"""Values by name as bars beside each other, with a goal as a line: SVG, which a report can show."""
+"""Values by name as bars next to each other, with a goal as a line: SVG, which a report can show."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TOP: Final = 40
 
 
 def bar_chart(title: str, values: Mapping[str, float], goal: float) -> str:
-    """SVG of a bar for each value, from 0 on, and a dashed line at the goal."""
+    """Return SVG with a bar from 0 for each value, and a dashed line at the goal."""
     most, bottom = max([*values.values(), goal]), _TOP + _ROW * len(values)
 
     def at(value: float) -> float:

@@ -198,10 +198,10 @@ def read(batches: BatchLoader, epochs: int, a_epoch: int, begin: Callable[[], ob
         keys.append(batch.keys.numpy())
         cached[epoch] += sum(batch.cached)
         if (epoch, index) == (1, a_epoch // 4):
-            begun_cpu_s = cpu_s(os.getpid(), "")
+            begun_cpu_s = cpu_s(os.getpid())
             begin()
         elif (epoch, index) == (1, 3 * a_epoch // 4):
-            used_cpu_s = cpu_s(os.getpid(), "") - begun_cpu_s
+            used_cpu_s = cpu_s(os.getpid()) - begun_cpu_s
             end()
         last = time.perf_counter()
     served = [np.sort(np.concatenate(keys[start : start + a_epoch])) for start in range(0, len(keys), a_epoch)]
@@ -211,7 +211,7 @@ def read(batches: BatchLoader, epochs: int, a_epoch: int, begin: Callable[[], ob
 
 @contextmanager
 def broken_redis() -> Iterator[BrokenRedis]:
-    """One that is ended at the end, whatever has happened to it."""
+    """A server that is ended at the end, in any state."""
     with tempfile.TemporaryDirectory(prefix="modyn-") as folder, ExitStack() as stack:
         server = BrokenRedis(Path(folder))
         stack.callback(server.stop)

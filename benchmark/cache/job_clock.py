@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from modyn.cache.samplers import SAMPLERS, CacheJob, Shade
+from benchmark.cache.samplers import SAMPLERS, CacheJob, Shade
 
 BINS = 20
 
@@ -30,30 +30,30 @@ class Setting:
 
     @staticmethod
     def in_step(num_samples: int, share: float, num_jobs: int, epochs: int = 3, batch_size: int = 256) -> Setting:
-        """Jobs that begin together and are of one speed."""
+        """Return jobs that begin together and have one speed."""
         return Setting(num_samples, share, (0.0,) * num_jobs, (1.0,) * num_jobs, epochs, batch_size)
 
 
 class Outcome(NamedTuple):
-    """What came of it, in the epochs after the first of each job, until the first job ends."""
+    """Results of the epochs after the first of each job, until the first job ends."""
 
     hits: float
-    """Of each served sample."""
+    """Share of the served samples that are hits."""
     prepared: float
     """For each served sample, in the background too."""
     position: float
-    """Mean place of the hits in their epochs, 0 … 1; NaN: there are none."""
+    """Mean position of the hits in their epochs, 0 … 1; NaN: there are none."""
     by_position: NDArray[np.float64]
     """(BINS,), share of hits in each part of an epoch."""
     repeats_order: float
     """Correlation of the places of samples in one epoch of the first job and the next; NaN: fewer than two."""
     pace: float
-    """Samples served until the end, of those that jobs would be served that never wait."""
+    """Share of the samples that jobs which never wait would be served."""
     seconds: float
 
 
 class _Tally:
-    """Sums over the servings that count, and orders of the first job."""
+    """Sums over the counted servings, and orders of the first job."""
 
     def __init__(self, setting: Setting) -> None:
         self.bins = np.zeros((2, BINS))
@@ -84,7 +84,7 @@ def simulate(name: str, setting: Setting) -> Outcome:
         sampler.rank(np.random.default_rng(setting.seed).lognormal(size=setting.num_samples))
     tally, samples = _Tally(setting), np.arange(setting.num_samples)
     starts = [start * setting.num_samples / setting.speeds[0] for start in setting.starts]
-    # None goes on when another has ended: it would be alone at the cache, which is another setting.
+    # All end when one has ended: another would be alone at the cache, which is another setting.
     end = min(at + setting.epochs * setting.num_samples / speed for at, speed in zip(starts, setting.speeds, strict=True))
     turns = [(at, number) for number, at in enumerate(starts)]
     heapq.heapify(turns)

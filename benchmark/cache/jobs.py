@@ -1,4 +1,4 @@
-"""Trainings that run at once over JPEG files of about 100 KB: how many samples a second all together are served, by each side.
+"""Samples a second of trainings that run at the same time over JPEG files of about 100 KB, for each side.
 
     python -m benchmark.cache jobs [--samples 20000] [--rounds 3] [--jobs 1 2 4 8] [--shares 0.2 0.4 0.8] [--sides plain static] [--report]
     python -m benchmark.cache jobs --samples 400 --rounds 1 --jobs 2 --shares 0.4                     (in a minute)
@@ -23,11 +23,11 @@ from benchmark.cache.sides import OURS, PLAIN, SIDES, Side, open_side
 from benchmark.cache.training_processes import Training, TrainingProcesses
 from benchmark.line_chart import line_chart
 from benchmark.machine import REPORTS, busy_cores, dated, write_report
-from modyn.cache.profile import CacheProfile
+from modyn.cache.plan.profile import CacheProfile
 
 NAME = "cache-jobs"
 WORKERS = os.cpu_count() or 1
-"""Of the profile: as many as the machine has cores, which trainings share."""
+"""Workers of the profile: one for each core of the machine, which trainings share."""
 GOAL_JOBS, GOAL_SHARE = 4, 0.4
 Rates = Mapping[tuple[int, float, str], Sequence[float]]
 """Samples/s of each round, by jobs, share and side."""
@@ -39,17 +39,21 @@ def main() -> None:
         prog="python -m benchmark.cache jobs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--samples", type=int, default=20_000)
-    parser.add_argument("--epochs", type=int, default=2, help="of each training, after the first one")
+    parser.add_argument("--epochs", type=int, default=2, help="epochs of each training, after the first one")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--jobs", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument(
-        "--shares", type=float, nargs="+", default=[0.2, 0.4, 0.8], help="of the decoded bytes that the cache holds"
+        "--shares", type=float, nargs="+", default=[0.2, 0.4, 0.8], help="shares of the decoded bytes that the cache holds"
     )
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--store", choices=("memory", "redis"), default="memory")
-    parser.add_argument("--workers", type=int, default=1, help="of each training: one is a thread of it, more are processes")
+    parser.add_argument(
+        "--workers", type=int, default=1, help="workers of each training: one is a thread of it, more are processes"
+    )
     parser.add_argument("--accelerator", type=float, default=float("inf"), help="samples/s that each training could train on")
-    parser.add_argument("--seconds", type=float, default=20.0, help="for the profile that ours is planned by; 0: without one")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="seconds for the profile that our side is planned with; 0: no profile"
+    )
     parser.add_argument("--report", action="store_true", help="write a dated report with a picture below benchmark/reports/")
     options = parser.parse_args()
     busy = busy_cores()
@@ -75,7 +79,7 @@ def main() -> None:
 
 
 def measure(found: Images, profile: CacheProfile | None, options: argparse.Namespace) -> Rates:
-    """All rounds of all settings. Plain does not depend on the size of the cache: it is measured once a round."""
+    """Measure all rounds of all settings. Plain does not depend on the size of the cache: it is measured once a round."""
     rates: dict[tuple[int, float, str], list[float]] = {}
     for jobs in options.jobs:
         with TrainingProcesses(jobs) as processes:
@@ -99,7 +103,7 @@ def measure(found: Images, profile: CacheProfile | None, options: argparse.Names
 
 
 def _rate(processes: TrainingProcesses, side: Side, jobs: int, number: int, options: argparse.Namespace) -> tuple[float, float]:
-    """Samples/s of all trainings, and which part came from the cache."""
+    """Return samples/s of all trainings, and the share that came from the cache."""
     trainings = [
         Training(side, 1 + options.epochs, 100 * number + job, options.accelerator, options.workers) for job in range(jobs)
     ]
@@ -116,7 +120,7 @@ def _described(side: Side) -> str:
 
 
 def table(rates: Rates) -> str:
-    """A row for each setting and side."""
+    """Return a row for each setting and side."""
     head = "| trainings | cache for | side | samples/s | times plain |\n|---|---|---|---|---|"
     rows = []
     for (jobs, share, name), found in rates.items():

@@ -1,4 +1,4 @@
-"""Twelve trainings that arrive over time, of which at most two run at once: how long all of them take, by each side.
+"""Time that twelve trainings take which arrive over time, of which at most two run at once, for each side.
 
     python -m benchmark.cache makespan [--samples 4000] [--epochs 5] [--rounds 1] [--sides plain static] [--report]
     python -m benchmark.cache makespan --samples 200 --epochs 2 --trainings 4 --gap 2                 (in a minute)
@@ -35,7 +35,7 @@ MODELS: Final = {"large": 400.0, "medium": 800.0, "small": 1600.0, "smaller": 32
 
 
 class Schedule(NamedTuple):
-    """When trainings arrive, and what they train. Both in order of arrival."""
+    """Arrival times and models of trainings, in order of arrival."""
 
     starts_s: Sequence[float]
     models: Sequence[str]
@@ -51,7 +51,7 @@ class Schedule(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One training of a schedule, in seconds after the first arrival."""
+    """Training of a schedule, in seconds after the first arrival."""
 
     model: str
     arrived_s: float
@@ -65,14 +65,16 @@ def main() -> None:
         prog="python -m benchmark.cache makespan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--samples", type=int, default=4000)
-    parser.add_argument("--epochs", type=int, default=5, help="of each training")
+    parser.add_argument("--epochs", type=int, default=5, help="epochs of each training")
     parser.add_argument("--trainings", type=int, default=12)
     parser.add_argument("--gap", type=float, default=20.0, help="mean seconds between arrivals")
-    parser.add_argument("--share", type=float, default=0.4, help="of the decoded bytes that the cache holds")
+    parser.add_argument("--share", type=float, default=0.4, help="share of the decoded bytes that the cache holds")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--store", choices=("memory", "redis"), default="memory")
-    parser.add_argument("--seconds", type=float, default=20.0, help="for the profile that ours is planned by; 0: without one")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="seconds for the profile that our side is planned with; 0: no profile"
+    )
     parser.add_argument("--report", action="store_true", help="write a dated report with a picture below benchmark/reports/")
     options = parser.parse_args()
     busy = busy_cores()
@@ -117,7 +119,7 @@ def carry_out(schedule: Schedule, side: Side, epochs: int, processes: TrainingPr
 
 
 def _timed(training: Training) -> tuple[float, Arrivals]:
-    """When it began, and its batches."""
+    """Return when it began, and its batches."""
     started = time.monotonic()
     return started, read(training)
 
@@ -132,7 +134,7 @@ def makespan(runs: Sequence[Run]) -> float:
 
 
 def finished(runs: Sequence[Run]) -> Line:
-    """How many trainings have ended by when: a staircase.
+    """Return the number of ended trainings over time, as a staircase.
 
     >>> finished([Run("small", 0.0, 0.0, 9.0), Run("small", 3.0, 3.0, 7.0)])
     [(0.0, 0), (7.0, 0), (7.0, 1), (9.0, 1), (9.0, 2)]
@@ -144,7 +146,7 @@ def finished(runs: Sequence[Run]) -> Line:
 
 
 def summary(runs: Mapping[str, Sequence[Sequence[Run]]]) -> str:
-    """A row for each side."""
+    """Return a row for each side."""
     rows = []
     for name, rounds in runs.items():
         spans = [makespan(found) for found in rounds]
@@ -154,7 +156,7 @@ def summary(runs: Mapping[str, Sequence[Sequence[Run]]]) -> str:
 
 
 def table(runs: Mapping[str, Sequence[Sequence[Run]]]) -> str:
-    """A row for each training."""
+    """Return a row for each training."""
     rows = []
     for number, training in enumerate(zip(*(rounds[0] for rounds in runs.values()), strict=True)):
         times = " | ".join(f"{run.began_s:.1f} – {run.ended_s:.1f}" for run in training)

@@ -32,7 +32,7 @@ from modyn.cache.keys import NAMESPACE_BYTES
 from modyn.cache.sharing.redis_state import RedisState
 from modyn.cache.sharing.shared_job import SharedJob
 from modyn.cache.sharing.state import SharePlace
-from modyn.cache.tier import StoreName
+from modyn.cache.tiers.tier import StoreName
 from modyn.dataset.batch import Batch
 
 NAME = "cache-overhead"
@@ -104,7 +104,7 @@ def _read_side(found: Images, side: str, workers: int) -> Cost:
 
 
 def _metadata_bytes(url: str, share: float, num_jobs: int) -> float:
-    """Of each sample in what the jobs know together, once each has begun a second epoch."""
+    """Bytes of the shared state for each sample, once each job has begun a second epoch."""
     keys, size = np.arange(METADATA_SAMPLES), METADATA_SAMPLES // 20
     place = SharePlace(os.urandom(NAMESPACE_BYTES), int(share * METADATA_SAMPLES))
     jobs = [SharedJob(RedisState(place, url, 20.0), keys, seed, True) for seed in range(num_jobs)]
@@ -119,11 +119,11 @@ def _metadata_bytes(url: str, share: float, num_jobs: int) -> float:
 
 
 def _cost(batches: Iterable[Batch], found: Images) -> Cost:
-    """Of all batches behind the first one: starting processes is not counted, nor is their end."""
+    """Time of all batches after the first: starting and ending processes is not counted."""
     redis_url = found.redis_url
 
     def now() -> Cost:
-        return np.array([time.perf_counter(), cpu_s(os.getpid(), redis_url)])
+        return np.array([time.perf_counter(), cpu_s(os.getpid(), redis_url=redis_url)])
 
     start, seen = None, 0
     for batch in batches:

@@ -1,4 +1,4 @@
-"""Points in groups against a diagonal as a picture: SVG, which a report can show."""
+"""Chart of points in groups with a diagonal, as SVG for reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TOP: Final = 40
 
 
 def point_chart(title: str, axes: tuple[str, str], groups: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """SVG of the points by group. Both axes have one scale, from 0 on; on the dashed line both values are equal."""
+    """Return SVG of the points by group. Both axes have one scale, from 0; on the dashed line both values are equal."""
     most = max((value for points in groups.values() for point in points for value in point), default=1.0) or 1.0
     bottom, right = _TOP + _SIDE, _LEFT + _SIDE
 

@@ -29,28 +29,28 @@ from benchmark.cache.profiled import profiled
 from benchmark.cache.reading import Images, command, images
 from benchmark.machine import REPORTS, busy_cores, dated, write_report
 from modyn.cache.keys import TierName
-from modyn.cache.performance_model import Split, Workload, predict, storage_limits
-from modyn.cache.profile import CacheProfile
+from modyn.cache.plan.performance_model import Split, Workload, predict, storage_limits
+from modyn.cache.plan.profile import CacheProfile
 
 NAME = "cache-predict"
 
 
 class Outcome(NamedTuple):
-    """A split of a cache of one size. Rates are samples/s."""
+    """Split of a cache of one size. Rates are samples/s."""
 
     size: float
     split: Split
     predicted: float
     by_rates: float
-    """Predicted by equation 9 of the paper."""
+    """Rate by equation 9 of the paper."""
     rounds: tuple[float, ...]
-    """Measured."""
+    """Measured rates."""
     is_chosen: bool
-    """By the model, for this size."""
+    """Whether the model chooses this split for this size."""
 
     @property
     def measured(self) -> float:
-        """The median."""
+        """Median of the measured rates."""
         return statistics.median(self.rounds)
 
 
@@ -60,14 +60,14 @@ def main() -> None:
         prog="python -m benchmark.cache predict", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--samples", type=int, default=2000)
-    parser.add_argument("--splits", type=int, default=16, help="of each size, beside the one that the model chooses")
+    parser.add_argument("--splits", type=int, default=16, help="of each size, in addition to the one that the model chooses")
     parser.add_argument(
-        "--sizes", type=float, nargs="+", default=[0.25, 0.5, 1.0], help="of the cache, as a part of the decoded bytes"
+        "--sizes", type=float, nargs="+", default=[0.25, 0.5, 1.0], help="sizes of the cache, as shares of the decoded bytes"
     )
-    parser.add_argument("--epochs", type=int, default=2, help="that count")
+    parser.add_argument("--epochs", type=int, default=2, help="counted epochs")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2, help="processes that decode")
-    parser.add_argument("--seconds", type=float, default=60.0, help="for the profile")
+    parser.add_argument("--seconds", type=float, default=60.0, help="seconds for the profile")
     parser.add_argument("--store", choices=("memory", "redis"), default="memory")
     parser.add_argument("--report", action="store_true", help="write a dated report with a picture below benchmark/reports/")
     options = parser.parse_args()
@@ -100,13 +100,13 @@ def main() -> None:
 
 
 def reading(profile: CacheProfile) -> Workload:
-    """The workload of trainings that do not train: no accelerator limits."""
+    """Return the workload of trainings that do not train: no accelerator limits them."""
     workload = profile.workload
     return dataclasses.replace(workload, nodes=dataclasses.replace(workload.nodes, accelerator_samples_per_s=math.inf))
 
 
 def measure(found: Images, profile: CacheProfile, options: argparse.Namespace) -> list[Outcome]:
-    """All splits of all sizes, those with the same size one after the other, in the other order in every second round."""
+    """Measure all splits of all sizes, those of one size in a row; every second round runs in reverse order."""
     workload, outcomes = reading(profile), list[Outcome]()
     for size in options.sizes:
         budget = found.budget(size)
@@ -146,12 +146,12 @@ def _rate(found: Images, budgets: Mapping[TierName, int] | None, options: argpar
 
 
 def correlation(predicted: Sequence[float], measured: Sequence[float]) -> float:
-    """Pearson's."""
+    """Return Pearson's correlation."""
     return float(pearsonr(predicted, measured).statistic)
 
 
 def correlations(outcomes: Sequence[Outcome]) -> str:
-    """A table of both correlations, of both predictions."""
+    """Return a table of both correlations of both predictions."""
     measured = [o.measured for o in outcomes]
     predictions = {
         "as the model predicts": [o.predicted for o in outcomes],
@@ -170,7 +170,7 @@ def _off(predicted: Sequence[float], measured: Sequence[float]) -> float:
 
 
 def chosen(outcomes: Sequence[Outcome]) -> dict[float, tuple[Outcome, Outcome]]:
-    """By size: the split that the model chooses, and that with the largest measured throughput."""
+    """Return, by size, the split that the model chooses, and the one with the largest measured throughput."""
     choices = {o.size: o for o in outcomes if o.is_chosen}
     return {
         size: (choice, max((o for o in outcomes if o.size == size), key=lambda o: o.measured)) for size, choice in choices.items()
@@ -178,12 +178,12 @@ def chosen(outcomes: Sequence[Outcome]) -> dict[float, tuple[Outcome, Outcome]]:
 
 
 def missed(outcomes: Sequence[Outcome]) -> dict[float, float]:
-    """By size: which part of the best measured throughput the chosen split misses."""
+    """Return, by size, the share of the best measured throughput that the chosen split misses."""
     return {size: 1 - choice.measured / best.measured for size, (choice, best) in chosen(outcomes).items()}
 
 
 def choices(outcomes: Sequence[Outcome]) -> str:
-    """A row for each size."""
+    """Return a row for each size."""
     rows = [
         f"| {size:.0%} | {choice.split} | {choice.measured:,.0f} | {best.split} | {best.measured:,.0f} | {1 - choice.measured / best.measured:.1%} |"
         for size, (choice, best) in chosen(outcomes).items()
@@ -192,7 +192,7 @@ def choices(outcomes: Sequence[Outcome]) -> str:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """A row for each split."""
+    """Return a row for each split."""
     head = "| cache for | split | predicted | by equation 9 | measured |\n|---|---|---|---|---|"
     return "\n".join([head, *map(_row, outcomes)])
 
@@ -203,7 +203,7 @@ def _row(o: Outcome) -> str:
 
 
 def parameters(profile: CacheProfile, store: str) -> str:
-    """What the profile found, in a sentence."""
+    """Return the results of the profile in a sentence."""
     return (
         f"Profile: storage {profile.storage_bytes_per_s / 1e6:,.0f} MB/s, {store} {profile.stores[store].read_bytes_per_s / 1e6:,.0f} MB/s, "
         f"decoding and augmenting {profile.decode_and_augment_samples_per_s:,.0f} samples/s, augmenting {profile.augment_samples_per_s:,.0f} "

@@ -6,15 +6,15 @@ import torch
 from torch import nn
 
 from benchmark.cache.reading import BATCH_SIZE, Images
-from modyn.cache.profile import CacheProfile
-from modyn.cache.tier import StoreName
+from modyn.cache.plan.profile import CacheProfile
+from modyn.cache.tiers.tier import StoreName
 from modyn.config.base import Section
 from modyn.config.pipeline import ModelReference
 from modyn.models import MODELS
 from modyn.registry import Plugin
-from modyn.trainer_server.cache_profile import measure_profile
-from modyn.trainer_server.config import TrainingConfig
-from modyn.trainer_server.profiled_pipeline import ProfiledPipeline
+from modyn.trainer_server.cache_plan.cache_profile import measure_profile
+from modyn.trainer_server.cache_plan.profiled_pipeline import ProfiledPipeline
+from modyn.trainer_server.request.config import TrainingConfig
 
 
 class MeanColour(nn.Module):

@@ -1,6 +1,6 @@
-"""What the figures about real samples share: JPEG files of about 100 KB, and epochs over them with and without a cache.
+"""Shared parts of the figures about real samples: JPEG files of about 100 KB, and epochs over them with and without a cache.
 
-Samples are decoded and resized, which a cache may keep, and cropped and mirrored at random, which is done anew for each use.
+Samples are decoded and resized, which a cache may keep, and cropped and mirrored at random, which is done again for each use.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from PIL import Image
 
 from benchmark.data_path.installation import Installation, installation
 from modyn.cache.keys import NAMESPACE_BYTES, TierName
-from modyn.cache.memory_tier import MemoryTier
-from modyn.cache.stores import clear_memory, clear_redis
-from modyn.cache.tier import StoreName, TierPlace
+from modyn.cache.tiers.memory_tier import MemoryTier
+from modyn.cache.tiers.stores import clear_memory, clear_redis
+from modyn.cache.tiers.tier import StoreName, TierPlace
 from modyn.config.dataset import DatasetConfig
-from modyn.dataset.cache_source import CacheSource
+from modyn.dataset.cached.cache_source import CacheSource
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetSource
 from modyn.dataset.loader import BatchLoader
@@ -38,7 +38,7 @@ from modyn.state_folders import shared_folder
 BATCH_SIZE = 64
 SIDE, RESIZED, CROPPED = 530, 256, 224
 _DISTINCT = 200
-"""Making an image takes longer than decoding it: the files repeat after so many."""
+"""Making an image takes longer than decoding it: the files repeat after this number."""
 DECODED_BYTES = 3 * RESIZED * RESIZED
 T = TypeVar("T")
 
@@ -77,20 +77,20 @@ def _jpeg(number: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """The images of a running installation, as a trigger set."""
+    """Images of a running installation, as a trigger set."""
 
     services: Installation
     trigger_set: TriggerSetInfo
     mean_bytes: float
-    """Of a file."""
+    """Mean bytes of a file."""
     data: DataConfig = DATA
     decoded_bytes: int = DECODED_BYTES
-    """Of a sample."""
+    """Bytes of a decoded sample."""
     over_flight: bool = False
-    """Payloads come over Flight, as from another machine; else from the files themselves."""
+    """Whether payloads come over Flight, as from another machine; else from the files themselves."""
 
     def cache(self, store: StoreName, budgets: Mapping[TierName, int]) -> CacheSource:
-        """A cache that holds nothing yet; what was in one before is forgotten. Args: budgets: in bytes."""
+        """Return an empty cache; the content of an earlier one is forgotten. Args: budgets: in bytes."""
         namespace = os.urandom(NAMESPACE_BYTES)
         places = {name: TierPlace(name, namespace, budget) for name, budget in budgets.items() if budget}
         self.clear()
@@ -104,21 +104,21 @@ class Images:
 
     @property
     def folder(self) -> Path:
-        """Of caches in shared memory, which is that of the services, and is gone when they end."""
+        """Folder of caches in shared memory: that of the services, which is removed when they end."""
         return shared_folder(self.services.config.state_dir)
 
     @property
     def redis_url(self) -> str:
-        """Of the embedded Redis; empty: none runs."""
+        """URL of the embedded Redis; empty: none runs."""
         return self.services.config.resolved_redis_url() or ""
 
     def budget(self, share: float) -> int:
-        """Bytes that hold this share of the samples decoded."""
+        """Return the bytes that hold this share of the decoded samples."""
         tier = MemoryTier(TierPlace("decoded", bytes(NAMESPACE_BYTES), 0), self.folder)
         return int(share * self.trigger_set.num_keys * tier.charge(self.decoded_bytes + 256))
 
     def source(self, cache: CacheSource | None) -> DatasetSource:
-        """What a training opens to read them."""
+        """Return what a training opens to read them."""
         config = self.services.config
         if self.over_flight:
             config = config.model_copy(update={"storage": config.storage.model_copy(update={"short_cut": "off"})})
@@ -126,14 +126,14 @@ class Images:
 
     @contextmanager
     def batches(self, cache: CacheSource | None, epochs: int, workers: int, seed: int = 0) -> Iterator[tuple[BatchLoader, int]]:
-        """The batches of all epochs, and how many an epoch has."""
+        """Return the batches of all epochs, and their number in an epoch."""
         options = LoadOptions(BATCH_SIZE, drop_last=False, shuffle=True, seed=seed, epochs=epochs)
         dataset = TriggerSetDataset(self.trigger_set, self.data, self.source(cache).connect, options)
         with BatchLoader(dataset, workers) as loader:
             yield loader, dataset.num_batches
 
     def read(self, cache: CacheSource | None, epochs: int, workers: int, seed: int = 0) -> list[float]:
-        """Seconds of each epoch. The first one begins with the first batch: starting processes is not counted."""
+        """Return the seconds of each epoch. The first epoch begins with its first batch: the start of processes does not count."""
         ends: list[float] = []
         seen = 0
         with self.batches(cache, epochs, workers, seed) as (loader, _):
@@ -150,7 +150,7 @@ class Images:
 
 @contextmanager
 def images(num_files: int) -> Iterator[Images]:
-    """Files and services, which are gone at the end."""
+    """Make files and services, and remove them at the end."""
     with tempfile.TemporaryDirectory(prefix="modyn-cache-") as name:
         folder, mean_bytes = write_images(Path(name) / "images", num_files)
         with served(folder, num_files, ".jpg") as (services, trigger_set):
@@ -159,7 +159,7 @@ def images(num_files: int) -> Iterator[Images]:
 
 @contextmanager
 def served(folder: Path, num_files: int, extension: str) -> Iterator[tuple[Installation, TriggerSetInfo]]:
-    """Services with files and their labels as the dataset `images`, and all of it as a trigger set."""
+    """Start services with files and labels as the dataset `images`, and make all of it a trigger set."""
     torch.set_num_threads(1)
     dataset = DatasetConfig(
         name=DATA.dataset_id,
@@ -174,7 +174,7 @@ def served(folder: Path, num_files: int, extension: str) -> Iterator[tuple[Insta
 
 
 def command(figure: str, options: argparse.Namespace) -> str:
-    """What to write into a report: the figure with all of its options."""
+    """Return the figure with all of its options, for a report."""
     given = {
         name.replace("_", "-"): " ".join(map(str, value)) if isinstance(value, list) else value
         for name, value in vars(options).items()
@@ -184,12 +184,12 @@ def command(figure: str, options: argparse.Namespace) -> str:
 
 
 def compared(rounds: int, ours: Callable[[], float], theirs: Callable[[], float]) -> tuple[list[float], list[float]]:
-    """Seconds of both sides, as `in_turn`."""
+    """Return the seconds of both sides, as `in_turn`."""
     return in_turn(rounds, ours, theirs)
 
 
 def in_turn(rounds: int, ours: Callable[[], T], theirs: Callable[[], T]) -> tuple[list[T], list[T]]:
-    """What both sides return, in turn, the order changing from round to round; the first round does not count."""
+    """Run both sides in turn and return their results. The order changes from round to round; the first round does not count."""
     measured: tuple[list[T], list[T]] = ([], [])
     for number in range(rounds + 1):
         for side in (0, 1) if number % 2 else (1, 0):
@@ -200,5 +200,5 @@ def in_turn(rounds: int, ours: Callable[[], T], theirs: Callable[[], T]) -> tupl
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """How many times faster ours is: of medians."""
+    """Return how many times faster our side is, by medians."""
     return statistics.median(theirs) / statistics.median(ours)

@@ -19,9 +19,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from benchmark.cache.job_clock import BINS, Outcome, Setting, simulate
+from benchmark.cache.samplers import SAMPLERS
 from benchmark.line_chart import line_chart
 from benchmark.machine import REPORTS, busy_cores, dated, write_report
-from modyn.cache.samplers import SAMPLERS
 
 NAME = "cache-simulate"
 JOBS = range(1, 9)

@@ -30,12 +30,12 @@ from benchmark.data_path.figure import Missing, Side
 from benchmark.data_path.peers import PYTHON, missing
 from benchmark.data_path.side_process import SideProcesses
 from benchmark.machine import REPORTS, busy_cores, dated, write_report
-from modyn.cache.tier import StoreName
+from modyn.cache.tiers.tier import StoreName
 from modyn.config.base import load_section
+from modyn.dataset.cached.pipeline_cache import training_cache
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetSource
 from modyn.dataset.loader import BatchLoader
-from modyn.dataset.pipeline_cache import training_cache
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.records import TriggerSetInfo
 
@@ -43,12 +43,12 @@ NAME = "cache-single"
 STORES: Final[tuple[StoreName, ...]] = ("memory", "redis")
 SHARES: Final = (0.5, 1.0)
 PEERS: Final = {"Hugging Face datasets": ("datasets", "hugging_face"), "torchdata": ("torchdata.datapipes.iter", "torch_data")}
-"""The package, and the program."""
+"""Package and program of a peer."""
 PLAIN, GOAL = "no cache", "memory, room for 100%"
 
 
 class Seconds(NamedTuple):
-    """Of one run."""
+    """Seconds of one run."""
 
     whole: float
     last: float
@@ -56,7 +56,7 @@ class Seconds(NamedTuple):
 
 
 Runs = Mapping[str, Sequence[Seconds]]
-"""By side."""
+"""Seconds of each run, by side."""
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2, help="processes that decode")
-    parser.add_argument("--records", type=int, default=2_000_000, help="of the dataset where a cache cannot help")
+    parser.add_argument("--records", type=int, default=2_000_000, help="records of the dataset where a cache cannot help")
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
     options = parser.parse_args()
     busy = busy_cores()
@@ -114,7 +114,7 @@ def main() -> None:
 def all_sides(
     found: Images, processes: SideProcesses, options: argparse.Namespace
 ) -> tuple[Mapping[str, Callable[[], Seconds]], Mapping[str, str]]:
-    """What is measured, by name, and what is missing here, with the reason."""
+    """Return the sides by name, and those that are missing here, with the reason."""
     sides: dict[str, Callable[[], Seconds]] = {PLAIN: lambda: _ours(found, None, 0.0, options)}
     for store in STORES:
         for share in SHARES:
@@ -190,7 +190,7 @@ def _read_records(trigger_set: TriggerSetInfo, data: DataConfig, source: Dataset
 
 
 def table(runs: Runs) -> str:
-    """A row for each side, with how many times faster than no cache it is."""
+    """Return a row for each side, with its speed relative to no cache."""
     plain = runs[PLAIN]
     rows = []
     for name, found in runs.items():
@@ -205,7 +205,7 @@ def table(runs: Runs) -> str:
 
 
 def last_line(runs: Runs, help_ratio: float) -> str:
-    """In words.
+    """Return the result in words.
 
     >>> last_line({"no cache": [Seconds(9, 3)], "memory, room for 100%": [Seconds(3, 1)], "torchdata": [Seconds(6, 2)]}, 0.99)
     'single: 3.00 times no cache, 2.00 times the best library, 0.99 where a cache cannot help'

@@ -27,11 +27,10 @@ from benchmark.cache.arrivals import Arrivals
 from benchmark.cache.reading import Images, command, images
 from benchmark.cache.sides import CACHED, CHECKED, PLAIN, open_side
 from benchmark.cache.training_processes import Training, TrainingProcesses
-from benchmark.data_path.resident import family
 from benchmark.line_chart import line_chart
-from benchmark.machine import REPORTS, busy_cores, dated, write_report
-from modyn.cache.redis_address import RedisAddress
-from modyn.cache.tier import StoreName
+from benchmark.machine import REPORTS, busy_cores, dated, family, write_report
+from modyn.cache.tiers.redis_address import RedisAddress
+from modyn.cache.tiers.tier import StoreName
 
 NAME = "cache-soak"
 GROWTH, GROWTH_BYTES = 0.05, 32e6
@@ -48,7 +47,7 @@ class Memory(NamedTuple):
     services: float
     trainings: float
     shm: float
-    """Of the cache, below /dev/shm."""
+    """Bytes of the cache, below /dev/shm."""
     redis: float
     """`used_memory` of INFO."""
 
@@ -164,7 +163,7 @@ def fifths(looks: Sequence[Memory], name: str) -> tuple[float, float]:
 
 
 def row(title: str, looks: Sequence[Memory]) -> str:
-    """Of the table."""
+    """Row of the table."""
     cells = [f"{early / 1e6:.1f} → {late / 1e6:.1f}" for early, late in (fifths(looks, name) for name in SERIES)]
     return f"| {title} | {' | '.join(cells)} |"
 
@@ -189,7 +188,7 @@ def _own_bytes(pid: int) -> float:
 
 
 def _bytes_below(folder: Path) -> float:
-    """Of memory that files below a folder have; of what goes meanwhile, none."""
+    """Memory of the files below a folder; files that are removed meanwhile do not count."""
     total = 0
     for below, _, names in os.walk(folder):
         for name in names:

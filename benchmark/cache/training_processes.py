@@ -33,7 +33,7 @@ class Training:
     epochs: int
     seed: int
     samples_per_s: float = float("inf")
-    """That the accelerator it stands for would train."""
+    """Rate of the accelerator that it simulates."""
     workers: int = 1
     """One is a thread of its process; more are processes."""
 

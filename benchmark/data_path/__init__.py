@@ -18,11 +18,11 @@ A figure is one module `figure_<letter>.py` here with a constant `FIGURE`; nothi
 - `Case.theirs` is the other side, or a number where a published figure is what is compared with, or `Missing(why)` where a peer is not
   installed: such a case is reported and not measured. `theirs=None` measures without comparing.
 - A cold run drops `Side.files`, or `Case.data` if it names none, after `Side.fresh` ended processes that hold maps of it. `cold=False` has its
-  reason beside it.
+  reason next to it.
 - One `Side` object that stands in several cases runs once a round. Every second round goes from the last side to the first.
 - Data of samples is laid out so that `contents` can check whether the right ones came.
 - `more_is_better=False` for seconds and bytes: the ratio is then theirs / ours, so that a ratio of at least `target` is always what is wanted.
-- `Figure.conclude` writes more files beside the report, or a paragraph into it.
+- `Figure.conclude` writes more files next to the report, or a paragraph into it.
 
 Programs that must run in a process of their own (training processes, peers in their own environment): `side_process`. Services:
 `installation`. The records of figures a, b, c and k: `records`. Importing a figure must not need torch or any peer.

@@ -33,12 +33,12 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("figure", choices=figures, metavar="FIGURE", help="one letter, see below")
-    parser.add_argument("--samples", type=int, help="work on so many samples in place of the figure's own number")
-    parser.add_argument("--pairs", type=int, help="how often both sides run, in turn (default: the figure's own number)")
+    parser.add_argument("--samples", type=int, help="number of samples, in place of the figure's own")
+    parser.add_argument("--pairs", type=int, help="number of runs of each side, in turn (default: the figure's own)")
     cache = parser.add_mutually_exclusive_group()
     cache.add_argument("--warm", action="store_true", help="only with the data in the page cache")
     cache.add_argument("--cold", action="store_true", help="only with the data out of the page cache")
-    parser.add_argument("--only", default="", metavar="TEXT", help="only the cases whose name holds this text")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only cases whose names contain this text")
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
     parser.add_argument("--folder", type=Path, help="make the data below this folder, e.g. on another disk (default: TMPDIR)")
     options = parser.parse_args()
@@ -60,7 +60,7 @@ def measure(
     report: bool = False,
     only: str = "",
 ) -> list[str]:
-    """Runs a figure; `caches` says whether cold, in which order. Prints as it goes and returns the lines of the cases and the last one."""
+    """Run a figure and print its progress. Returns the lines of the cases and the last line. Args: caches: for each pass, whether it is cold."""
     busy = busy_cores()
     with tempfile.TemporaryDirectory(prefix=f"modyn-figure-{figure.letter}-", dir=folder) as name:
         print(f"{figure.letter}. {figure.title}: {samples:,} samples, {pairs} pairs", flush=True)

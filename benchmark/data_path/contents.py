@@ -1,4 +1,4 @@
-"""Whether the samples that came are the right ones, each once, with their own labels. Looked at in the run that does not count.
+"""Check that the right samples came, each once, with their own labels. It is made in the run that does not count.
 
 A sample's number stands in its data or in its label: feature 0 of a record (`records`), the label of an image (`images`) by tens. Peers
 import this module in their own environment.
@@ -12,18 +12,18 @@ NUMBERS = 2**23
 """Feature 0 of record i is i % NUMBERS, which a float32 holds exactly."""
 _LABELS_OF_RECORDS, _LABELS_OF_IMAGES = 2, 10
 _TOO_FEW = 20
-"""Samples that may well be in stored order after shuffling."""
+"""Samples that may be in stored order by chance after shuffling."""
 
 
 class Contents:
-    """What came in one epoch, batch by batch."""
+    """Samples of one epoch, batch by batch."""
 
     def __init__(self) -> None:
         self._numbers: list[Any] = []
         self._labels: list[Any] = []
 
     def add(self, tensors: list[Any]) -> None:
-        """A batch: its data, then its labels. They are copied: a buffer may be used again."""
+        """Add a batch: its data, then its labels. They are copied, since a buffer may be reused."""
         import numpy as np
 
         data, labels = tensors
@@ -32,7 +32,7 @@ class Contents:
         self._labels.append(np.asarray(labels).astype(np.int64).reshape(-1))
 
     def check(self, num_samples: int, *, shuffled: bool) -> None:
-        """Raises unless samples 0 to `num_samples` came, each once, in another order if shuffled."""
+        """Raise unless samples 0 to `num_samples` came, each once, in another order if shuffled."""
         import numpy as np
 
         labels = np.concatenate(self._labels)

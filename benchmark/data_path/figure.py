@@ -1,4 +1,4 @@
-"""What a figure consists of. See the package for how to write one."""
+"""Parts of a figure. The package says how to write one."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class Side:
     run: Callable[[Callable[[], None]], Measured]
     fresh: Callable[[], None] | None = None
     files: Sequence[Path] = ()
-    """What it reads, where that is not `Case.data`."""
+    """Files that it reads, if they are not `Case.data`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A side that cannot run here, and what would have to be done."""
+    """Side that cannot run here, and what to do about it."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """One comparison. target: the least ratio that is wanted. data: files and folders that a cold run finds out of the page cache."""
+    """One comparison. target: the least accepted ratio. data: files and folders that are not in the page cache when a cold run begins."""
 
     name: str
     target: float | None
@@ -47,7 +47,7 @@ class Case:
     theirs: Side | float | Missing | None
     data: Sequence[Path] = ()
     cold: bool = True
-    """Whether a cold run says anything new. Where not, the figure says why."""
+    """Whether a cold run gives new information. If not, the figure says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +66,15 @@ _COLD_BELOW = 5.0
 
 
 class Conclude(Protocol):
-    """Reads all that was measured, in order of cases, as `rounds.Result`; the paragraphs that go into the report."""
+    """Read all results in the order of cases, and return paragraphs for the report."""
 
     def __call__(self, results: Sequence[Result], name: str) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
-    """The runs of a case, warm or cold, round by round; theirs is empty where there is no other side. warming: the runs that do not count, by
-    side; the first of a process starts what later ones find running, such as the fork server."""
+    """Runs of a case, warm or cold, round by round; theirs is empty if there is no other side. warming: runs that do not count, by
+    side; the first of a process starts, for example, the fork server that later ones use."""
 
     case: Case
     cold: bool
@@ -85,7 +85,7 @@ class Result:
 
     @property
     def cache(self) -> str:
-        """How the page cache was: `warm`, `cold`, or that it was meant to be cold and how much was in memory all the same."""
+        """State of the page cache: `warm`, `cold`, or the share that was in memory although it was meant to be cold."""
         if not self.cold:
             return "warm"
         left = max((run.details.get(IN_MEMORY, 0.0) for run in (*self.ours, *self.theirs)), default=0.0)
@@ -108,7 +108,7 @@ class Figure:
 
 
 def letters() -> list[str]:
-    """The figures that there are."""
+    """Return the letters of all figures."""
     return sorted(path.stem.removeprefix("figure_") for path in Path(__file__).parent.glob("figure_?.py"))
 
 

@@ -1,4 +1,4 @@
-"""The whole path in stream order against a reader that emits files from end to end."""
+"""The whole data path in stream order, compared with a reader that emits files from end to end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shuffled globally, by key through all services, against NumPy's gather from a memory map."""
+"""The data path shuffled globally, by key through all services, compared with NumPy's gather from a memory map."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmark.data_path.side_process import SideProcesses
 from benchmark.data_path.training_side import ShortCut, TrainingProcess
 
 TARGETS: dict[ShortCut, float] = {"on": 0.5, "off": 0.25}
-"""By short cut."""
+"""Target by the setting of the short cut."""
 
 
 @contextmanager

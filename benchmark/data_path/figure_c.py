@@ -1,4 +1,4 @@
-"""The task of figure b against the libraries that people use for it: one epoch, shuffled globally.
+"""The task of figure b, one globally shuffled epoch, compared with the libraries that people use for it.
 
 All records for torch; for those that take half a minute and more a round with all of them, a part, on both sides, as the case says. That favours
 them: our start is a larger part of so short a run.
@@ -22,7 +22,7 @@ from benchmark.data_path.training_side import TrainingProcess
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """package: what it needs beside torch. part: both sides serve one n-th of the samples. files: its own, below the figure's folder.
+    """package: what it needs in addition to torch. part: both sides serve one n-th of the samples. files: its own, below the figure's folder.
     cold: whether it is measured cold."""
 
     name: str

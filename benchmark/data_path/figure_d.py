@@ -1,4 +1,4 @@
-"""Small JPEG files, shuffled, two workers: against a plain torch Dataset, and against DALI on the CPU."""
+"""Small JPEG files, shuffled, with two workers, compared with a plain torch Dataset and with DALI on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ingestion of fixed-size records against the published rate, and beside `cat` of the same files for scale."""
+"""Ingestion of fixed-size records compared with the published rate, and with `cat` of the same files for scale."""
 
 from __future__ import annotations
 

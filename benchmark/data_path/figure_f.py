@@ -1,4 +1,4 @@
-"""Ingestion of small files, each one sample with its label beside it, against looking at the same tree with os.scandir and stat."""
+"""Ingestion of small files, each one sample with a label file, compared with os.scandir and stat of the same tree."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def prepare(setting: Setting) -> Iterator[list[Case]]:
 
 
 def _write_tree(folder: Path, num_samples: int) -> Path:
-    """Sample files of 1 KB and their label files, a thousand of each in a folder: what `os.scandir` sees are twice as many files."""
+    """Write sample files of 1 KB and their label files, a thousand of each in a folder: `os.scandir` sees two files a sample."""
     payload = np.random.default_rng(0).bytes(1000)
     for i in range(num_samples):
         inside = folder / f"{i // _SAMPLES_PER_FOLDER:04d}"

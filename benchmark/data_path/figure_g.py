@@ -1,4 +1,4 @@
-"""Ingestion of one large CSV file against pyarrow's CSV reader with its own defaults."""
+"""Ingestion of one large CSV file compared with pyarrow's CSV reader with its own defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Informing, triggering and reading of keys in columnar files against NumPy writing and reading the same bytes.
+"""Informing, triggering and reading of keys in columnar files, compared with NumPy writing and reading the same bytes.
 
 NumPy writes keys, timestamps and labels of each batch into three columns of one file, reads the keys, writes keys and weights to another file and
 reads it by partitions. The target is for NumPy as it is: nothing it wrote is on the disk when it says so. Beside it, NumPy with the selector's
@@ -22,7 +22,7 @@ from benchmark.data_path.selector_side import PARTITION, Order, parts, selector_
 from modyn.records import SampleBatch
 
 _HEAD_BYTES = 4096
-"""Before the columns: how many rows there are."""
+"""Number of rows, before the columns."""
 
 
 def numpy_side(folder: Path, samples: SampleBatch, *, durable: bool) -> Side:

@@ -1,4 +1,4 @@
-"""Informing, triggering and reading of keys as rows in PostgreSQL against psycopg2 copying the same rows into one plain table.
+"""Informing, triggering and reading of keys as rows in PostgreSQL, compared with psycopg2 copying the same rows into one plain table.
 
 The plain table has neither index nor constraint, and lies in the same server. Its rows come from NumPy as binary COPY, which is the fastest
 way known to us. It is filled in two ways, both of which are compared with: each batch is made and then copied, a transaction each; or a thread makes
@@ -31,7 +31,7 @@ _HEADER, _TRAILER = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
 
 
 _ROWS_A_TRANSACTION = 1 << 20
-"""As the selector's copies."""
+"""Rows of one transaction, as in the selector's copies."""
 _ROWS_AT_ONCE = 65_536
 
 
@@ -46,7 +46,7 @@ def encoded(samples: SampleBatch, first: int, last: int) -> bytes:
 
 
 class MadeAhead(io.RawIOBase):
-    """Rows [start, end) as binary COPY data: a file to read from. A thread makes rows while those before are read."""
+    """File of the rows [start, end) as binary COPY data. A thread makes rows while earlier ones are read."""
 
     def __init__(self, maker: Executor, samples: SampleBatch, start: int, end: int) -> None:
         self._maker = maker
@@ -86,7 +86,7 @@ WAYS: dict[str, Callable[[SampleBatch], Iterator[io.IOBase]]] = {
     "a batch after the other": _in_series,
     "a million rows a transaction, made ahead": _made_ahead,
 }
-"""The data of the transactions, by way."""
+"""Data of the transactions, by way."""
 
 
 def copy_side(url: str, samples: SampleBatch, way: str) -> Side:

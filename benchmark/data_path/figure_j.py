@@ -14,7 +14,7 @@ Bounds are made of what is configured, here by its defaults, and of constants of
   (`FetchLimits.buffer_bytes`). All payloads together are several times as much. With worker processes, as much for each. The process
   has the environment of the trainer's workers.
 
-Selector and storage are started anew for each run, so that none begins with what the one before left. Growth of a training process counts from
+Selector and storage are restarted for each run, so that none begins with the memory of the run before. Growth of a training process counts from
 its first run. Processes below the one that is watched are counted with it.
 """
 
@@ -42,10 +42,10 @@ from modyn.storage.index.segment_file import SEGMENT_ROWS
 
 _RUN = RunId("memory")
 _RECORDS, _RECORDS_PER_SAMPLE = 20_000_000, 5_000_000
-"""What training processes read, in batches, and sample by sample, which takes longer: 3.2 GB and 0.8 GB."""
+"""Records that training processes read: 3.2 GB in batches, and 0.8 GB sample by sample, which takes longer."""
 _PREFETCHED = 2
 _UNUSED_BUFFERS = 128 * MIB
-"""That `_core` keeps at most (cpp/src/buffers.cpp)."""
+"""Most bytes that `_core` keeps (cpp/src/buffers.cpp)."""
 
 
 def selector_side(services: Installation, num_samples: int) -> Side:

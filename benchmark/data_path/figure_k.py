@@ -1,4 +1,4 @@
-"""The grid of the paper's Figure 15 in small: what to set when."""
+"""A small grid like the paper's Figure 15: which settings are fastest when."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def prepare(setting: Setting) -> Iterator[list[Case]]:
 
 @contextmanager
 def _installations(setting: Setting) -> Iterator[dict[int, Installation]]:
-    """One for each number of storage threads, which is fixed when storage starts."""
+    """Installations, one for each number of storage threads, which is fixed when storage starts."""
     with ExitStack() as stack:
         found = {}
         for threads in STORAGE_THREADS:
@@ -64,7 +64,7 @@ def _installations(setting: Setting) -> Iterator[dict[int, Installation]]:
 
 
 def conclude(results: Sequence[Result], name: str) -> str:
-    """Writes the grid as CSV and as a heat map beside the report."""
+    """Write the grid as CSV and as a heat map next to the report."""
     cells = {tuple(result.case.name.split(": ")): statistics.median(run.value for run in result.ours) for result in results}
     stem = REPORTS / dated(name)
     REPORTS.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Indexing of files that code of others reads, in processes of bounded memory: for comparisons of checkouts, there is no other side."""
+"""Indexing of files that library code reads in processes of bounded memory. It has no other side: it is for comparisons of checkouts."""
 
 from __future__ import annotations
 

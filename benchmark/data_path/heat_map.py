@@ -1,4 +1,4 @@
-"""A table of numbers as a coloured picture, without a browser or a plotting library: SVG, which a report can show."""
+"""Heat map as SVG for reports. It needs no browser and no plotting library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _WIDTH, _HEIGHT, _LABELS, _TOP = 76, 34, 220, 76
 
 
 def heat_map(title: str, cells: Mapping[tuple[str, ...], float]) -> str:
-    """SVG of `cells`, by (row, column): the larger the number, the darker its cell."""
+    """Return `cells`, by (row, column), as SVG: the larger the number, the darker its cell."""
     rows = list(dict.fromkeys(row for row, _ in cells))
     columns = list(dict.fromkeys(column for _, column in cells))
     largest = max(cells.values(), default=1.0)

@@ -13,7 +13,7 @@ from modyn.config.dataset import DatasetConfig
 
 SIDE, BATCH_SIZE = 160, 128
 _DISTINCT = 300
-"""Making an image takes longer than decoding it: the files repeat after so many."""
+"""Number of different images. It takes longer to make an image than to decode it, so files repeat after this number."""
 
 PIL = """
 import io
@@ -47,11 +47,11 @@ def batch_parser_function(data, offsets):
         simplejpeg.decode_jpeg(data[offsets[i] : offsets[i + 1]], buffer=image)
     return torch.from_numpy(images)
 """
-"""Both decoders let other threads run meanwhile, so workers that are threads decode on as many cores."""
+"""Both decoders release the interpreter's lock, so threads decode on several cores."""
 
 
 def write_images(folder: Path, num_files: int) -> Path:
-    """`num_files` files `<number>.jpg` with `<number>.label` beside them. Returns the folder."""
+    """Write `num_files` files `<number>.jpg`, each with a `<number>.label`, and return their folder."""
     folder.mkdir(parents=True)
     images = [_jpeg(number) for number in range(min(_DISTINCT, num_files))]
     for number in range(num_files):
@@ -74,7 +74,7 @@ def images_dataset(name: str, folder: Path) -> DatasetConfig:
 
 
 def _jpeg(number: int) -> bytes:
-    """Smooth colours with noise, coarse and fine, whose strength grows with `number` and with it the size of the file."""
+    """Make smooth colours with coarse and fine noise. Its strength, and so the size of the file, grows with `number`."""
     random = np.random.default_rng([7, number])
     y, x = np.mgrid[0:SIDE, 0:SIDE].astype(np.float32) * (2 * np.pi / SIDE)
     waves = random.uniform(-1, 1, (3, 5))

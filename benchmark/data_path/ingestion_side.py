@@ -1,4 +1,4 @@
-"""Our side as an ingestion: a client asks storage to index a dataset's folder, and has its answer when every sample is committed."""
+"""Our side of an ingestion: a client asks storage to index a dataset's folder, and is answered when every sample is committed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from modyn.config.dataset import DatasetConfig
 
 
 def ingestion_side(services: Installation, dataset: DatasetConfig, num_samples: int, amount: float) -> Side:
-    """Indexes a dataset of `num_samples` that nothing is known of. The value is `amount` (samples, files, MB) a second."""
+    """Index a new dataset of `num_samples`. The value is `amount` (samples, files, MB) a second."""
 
     def run(ready: Callable[[], None]) -> Measured:
         services.client.register_dataset(dataset)

@@ -1,4 +1,4 @@
-"""The services of a figure: PostgreSQL, storage, selector and the others, as real processes that the local stack starts and stops."""
+"""Services of a figure, PostgreSQL included, as real processes that the local stack starts and stops."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _RESTART_PATIENCE_S = 60.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Installation:
-    """A running one. `config_file` is what other processes load."""
+    """Running installation. config_file: system file for other processes."""
 
     config: SystemConfig
     config_file: Path
     client: Client
 
     def ingest(self, dataset: DatasetConfig, expected: int) -> None:
-        """Registers and indexes a dataset. Raises if it then does not hold `expected` samples."""
+        """Register and index a dataset. Raises if it does not hold `expected` samples then."""
         self.client.register_dataset(dataset)
         info = self.client.ingest(dataset.name)
         if info.num_samples != expected or info.num_problems:
@@ -40,7 +40,7 @@ class Installation:
             )
 
     def empty_dataset(self) -> str:
-        """Registers a dataset without samples, for runs that are informed of made-up ones; returns its name."""
+        """Register a dataset without samples, for runs that are informed of made-up ones; return its name."""
         folder = self.config_file.parent / "empty"
         folder.mkdir(exist_ok=True)
         config = {"record_size": 2, "label_size": 1}
@@ -51,7 +51,7 @@ class Installation:
         return dataset.name
 
     def restart(self, service: str) -> None:
-        """Ends a service; the stack starts it again. Returns once it serves."""
+        """End a service, which the stack restarts, and wait until it serves."""
         old = self.pid(service)
         os.kill(old, signal.SIGTERM)
         deadline = time.monotonic() + _RESTART_PATIENCE_S
@@ -70,7 +70,7 @@ class Installation:
         return next(part for part in self.client.status().parts if part.name == service)
 
     def trigger_set(self, run: str, dataset: str, partition_size: int, num_samples: int | None = None) -> TriggerSetInfo:
-        """All samples of a dataset, or its first ones, as the trigger set of a new run: informed in stream order, as a supervisor does."""
+        """Make all samples of a dataset, or its first ones, the trigger set of a new run, informed in stream order as a supervisor does."""
         strategy = {"name": "NewDataStrategy", "maximum_keys_in_memory": partition_size, "tail_triggers": 0}
         position = 0
         with SelectorClient(self.config.endpoint("selector")) as selector:
@@ -86,7 +86,7 @@ class Installation:
 
 @contextmanager
 def installation(folder: Path, **sections: Any) -> Iterator[Installation]:
-    """A stack with its state below `folder`, stopped at the end. `sections` are those of the system file."""
+    """Start a stack with its state below `folder`, and stop it at the end of the block. Args: sections: of the system file."""
     config_file = folder / "modyn.yaml"
     config = SystemConfig(state_dir=folder / "state", **sections)
     config_file.write_text(config.model_dump_json(exclude_defaults=True))  # JSON is YAML

@@ -27,7 +27,7 @@ def prepare(task: dict[str, Any]) -> Arrange:
             labels = gathered.view(np.int64)[:, 0]
             yield torch.from_numpy(gathered)[:, LABEL_BYTES // 4 :], torch.from_numpy(labels)
 
-    # Mapped anew for each run: what is mapped cannot be dropped from the page cache.
+    # Mapped again for each run: mapped pages cannot be dropped from the page cache.
     return lambda _: partial(batches, np.memmap(task["file"], np.float32, mode="r").reshape(-1, RECORD_BYTES // 4))
 
 

@@ -1,4 +1,4 @@
-"""Making files cold: their pages leave the page cache, so that the next read goes to the disk."""
+"""Removal of files from the page cache, so that the next read goes to the disk."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _EVERYTHING = "3"
 
 
 def how() -> str:
-    """Which way is open here, for the report."""
+    """Return which method works on this machine, for the report."""
     return (
         "drop_caches" if _may_drop(_SWITCH) else "posix_fadvise(DONTNEED) on the data, names and inodes of files stay in memory"
     )
 
 
 def drop(paths: Iterable[Path], switch: Path = _SWITCH) -> float:
-    """All pages, names and inodes of the machine where that is allowed, pages of the files below `paths` elsewhere; written out first.
+    """Drop all pages, names and inodes of the machine if that is allowed, else pages of the files below `paths`. They are written out first.
 
-    Pages that a process has mapped stay, either way. Returns the share of the bytes that is still in memory, of that one of `paths` of which
+    Mapped pages stay in both cases. Returns the share of the bytes that is still in memory, of that one of `paths` of which
     most is. switch: the kernel's file that drops the page cache of the machine.
     """
     os.sync()
@@ -53,7 +53,7 @@ def _advise(files: Iterable[Path]) -> None:
 
 
 def _resident(files: Iterable[Path]) -> float:
-    """The share of the pages of `files` that is in memory, according to mincore(2)."""
+    """Return the share of the pages of `files` that is in memory, by mincore(2)."""
     libc = ctypes.CDLL(None, use_errno=True)
     pages = present = 0
     for path in files:

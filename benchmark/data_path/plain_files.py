@@ -1,4 +1,4 @@
-"""A plain torch Dataset over image files: paths and labels in lists, shuffled, decoded by the same function as on our side."""
+"""Plain torch Dataset over image files: paths and labels in lists, shuffled, decoded by the same function as on our side."""
 
 from __future__ import annotations
 

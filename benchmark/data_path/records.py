@@ -1,4 +1,4 @@
-"""The records of figures a, b, c and k: 160 bytes as in the paper (7.3), in files of 180,000, and how both sides parse them.
+"""Records of figures a, b, c and k, of 160 bytes as in the paper (7.3) in files of 180,000, and the parsers of both sides.
 
 A record is a label (int64) and 38 float32: what a sample of the paper's Criteo files holds.
 """
@@ -30,7 +30,7 @@ def batch_parser_function(data, offsets):
 
 
 def write_records(folder: Path, num_records: int) -> Path:
-    """`num_records` records in files of RECORDS_PER_FILE, one second apart; feature 0 of record i is i % NUMBERS. Returns the folder."""
+    """Write `num_records` records in files of RECORDS_PER_FILE, one second apart, and return their folder. Feature 0 of record i is i % NUMBERS."""
     folder.mkdir(parents=True)
     random = np.random.default_rng(0)
     kind = np.dtype([("label", "<i8"), ("features", "<f4", (FEATURES,))])
@@ -53,7 +53,7 @@ def records_dataset(name: str, folder: Path) -> DatasetConfig:
 
 
 def write_flat(source: Path, path: Path) -> Path:
-    """All records of `source` in one file, for sides that map one file. Returns its path."""
+    """Write all records of `source` to one file, for sides that map one file, and return its path."""
     with path.open("wb") as flat:
         for file in sorted(source.iterdir()):
             with file.open("rb") as opened:

@@ -1,4 +1,4 @@
-"""From measured rounds to what is printed and what is kept."""
+"""Lines and reports of measured rounds."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from benchmark.data_path import page_cache
 from benchmark.data_path.figure import Case, Figure, Measured, Missing, Result
 
 _QUIET_CORES = 0.2
-"""Cores that may be busy with something else before a figure begins."""
+"""Most cores that other processes may use when a figure begins."""
 
 
 def headline(results: Sequence[Result]) -> Result | None:
-    """The case, warm or cold, that is worst off against its target; None where nothing was compared."""
+    """Return the case, warm or cold, with the worst ratio to its target; None: nothing was compared."""
     compared = [result for result in results if result.ratios and result.case.target is not None]
     return min(compared, key=lambda result: statistics.median(result.ratios) / (result.case.target or 1.0), default=None)
 
 
 def named(cases: Sequence[Case], results: Sequence[Result]) -> list[str]:
-    """A line with the name of the case that the last line is about, if it is about one."""
+    """Return a line with the name of the case that the last line is about, if it is about one."""
     worst = None if _missing(cases) else headline(results)
     return [f"least against its target: {worst.case.name}, {worst.cache}"] if worst is not None else []
 
 
 def last_line(figure: Figure, cases: Sequence[Case], results: Sequence[Result]) -> str:
-    """`a: 1.07`. Its best value for a figure that compares nothing; `incomplete` if other sides are missing."""
+    """Return the last line, as `a: 1.07`. A figure that compares nothing has its best value; `incomplete`: other sides are missing."""
     if _missing(cases):
         return f"{figure.letter}: incomplete"
     worst = headline(results)
@@ -39,7 +39,7 @@ def last_line(figure: Figure, cases: Sequence[Case], results: Sequence[Result]) 
 
 
 def case_lines(figure: Figure, cases: Sequence[Case], results: Sequence[Result]) -> list[str]:
-    """One line for each case: `a[workers=1]: 1.12 (target 1.0)`."""
+    """Return a line for each case: `a[workers=1]: 1.12 (target 1.0)`."""
     lines = []
     for result in results:
         name = f"{figure.letter}[{result.case.name}{f', {result.cache}' if result.cold else ''}]"
@@ -60,7 +60,7 @@ def body(
     samples: int,
     busy: float,
 ) -> str:
-    """The report below its heading."""
+    """Return the report without its heading."""
     cold = f"; cold by {page_cache.how()}" if any(result.cold for result in results) else ""
     parts = [
         f"Figure {figure.letter}: {figure.title}. {samples:,} samples unless the case says otherwise{cold}. All sides in turn, in the other "
@@ -109,7 +109,7 @@ def _details(results: Sequence[Result]) -> str:
     return (
         "\n".join(
             [
-                "Medians beside the figure itself:",
+                "Further medians:",
                 "",
                 "| case | page cache | side | what | median |",
                 "|---|---|---|---|---|",
@@ -139,7 +139,7 @@ def _rounds(figure: Figure, results: Sequence[Result]) -> str:
 
 
 def _spread(runs: Sequence[Measured]) -> str:
-    """Median with minimum and maximum."""
+    """Return the median with minimum and maximum."""
     if not runs:
         return "–"
     values = [run.value for run in runs]

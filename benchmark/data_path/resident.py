@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from benchmark.machine import family
 
 _EVERY_S = 0.005
 MIB = 2**20
@@ -28,18 +30,8 @@ class Watched:
         self.grown = max(self.grown, sum(size - self.before[member] for member, size in now.items()))
 
 
-def family(pid: int) -> list[int]:
-    """A process and all below it. One that ends meanwhile has none."""
-    members = [pid]
-    for member in members:
-        for tasks in Path(f"/proc/{member}/task").glob("*/children"):
-            with suppress(FileNotFoundError, ProcessLookupError):
-                members += map(int, tasks.read_text().split())
-    return members
-
-
 def own_bytes(pid: int) -> int:
-    """Anonymous and shared memory of a process now; none if it has ended."""
+    """Return the anonymous and shared memory of a process; none if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -49,7 +41,7 @@ def own_bytes(pid: int) -> int:
 
 @contextmanager
 def watching(pid: int, before: Mapping[int, int] | None = None) -> Iterator[Watched]:
-    """Looks 200 times a second until the block ends. before: of processes that were seen in an earlier run already."""
+    """Measure 200 times a second until the block ends. Args: before: of processes that an earlier run has seen."""
     watched = Watched(dict(before or {}))
     watched.look(pid)
     ended = threading.Event()

@@ -12,10 +12,11 @@ from benchmark.data_path.figure import IN_MEMORY, Case, Figure, Measured, Missin
 def run_rounds(
     figure: Figure, cases: Sequence[Case], pairs: int, *, cold: bool, uncounted: bool, log: Callable[[str], None]
 ) -> list[Result]:
-    """`pairs` rounds over the cases that can be measured. uncounted: after one that is not counted, and warm, which starts what later ones
-    find running and finds mistakes early.
+    """Run `pairs` rounds over the cases that can be measured.
 
-    Each side runs once a round, however many cases it stands in; every second round goes through the sides from the last to the first.
+    Each side runs once a round, also if it is in several cases. Every second round runs the sides in reverse order.
+
+    Args: uncounted: run a warm round before them that is not counted. It starts processes that later rounds use, and finds mistakes early.
     """
     results = [Result(case, cold) for case in cases if not isinstance(case.theirs, Missing) and (case.cold or not cold)]
     data: dict[Side, list[Path]] = {}
@@ -35,7 +36,7 @@ def run_rounds(
 
 
 def _record(figure: Figure, result: Result, ran: dict[Side, Measured], number: int) -> str:
-    """Adds a round to the result of a case, and describes it in a line."""
+    """Add a round to the result of a case, and describe it in a line."""
     case = result.case
     ours = ran[case.ours]
     result.ours.append(ours)
@@ -59,7 +60,7 @@ def _run_cold(side: Side, data: Sequence[Path]) -> Measured:
 
 
 def _nothing() -> None:
-    """Everything is in the page cache already."""
+    """Do nothing before a warm run: all data is in the page cache."""
 
 
 def _sides(case: Case) -> list[Side]:

@@ -1,4 +1,4 @@
-"""The selector as figures h, i and j drive it: through its client, from a stream of samples to the partitions of a trigger set."""
+"""Use of the selector by figures h, i and j: through its client, from a stream of samples to the partitions of a trigger set."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from modyn.records import RunId, SampleBatch
 from modyn.selector.client import SelectorClient
 
 STEP = 100_000
-"""Samples that are informed at once."""
+"""Samples of one call of `inform`."""
 PARTITION = 1_000_000
 
 Order = Literal["ascending", "random"]
@@ -24,7 +24,7 @@ _numbers = itertools.count()
 
 
 def stream(num_samples: int, order: Order) -> SampleBatch:
-    """A replay: timestamps rise, labels are of ten classes; keys rise too, or come in any order, which cannot be packed as well."""
+    """Replay whose timestamps rise, with labels of ten classes. Keys rise too, or come in random order, which packs less well."""
     rng = np.random.default_rng(17)
     positions = np.arange(num_samples)
     keys = rng.permutation(num_samples) if order == "random" else positions
@@ -32,13 +32,13 @@ def stream(num_samples: int, order: Order) -> SampleBatch:
 
 
 def parts(samples: SampleBatch) -> Iterator[tuple[int, SampleBatch]]:
-    """The samples in steps, each with its position."""
+    """Yield the samples in steps, each with its position."""
     for first in range(0, len(samples), STEP):
         yield first, samples.slice(first, first + STEP)
 
 
 def selector_side(services: Installation, samples: SampleBatch, backend: Literal["local", "database"]) -> Side:
-    """Informs, triggers, and reads every partition. The value is keys a second of all three together."""
+    """Inform, trigger, and read every partition. The value is keys a second of all three together."""
 
     config, dataset = services.config, services.empty_dataset()
 

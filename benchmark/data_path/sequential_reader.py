@@ -1,4 +1,4 @@
-"""The paper's local baseline (7.3.1): each DataLoader worker reads its share of the files from end to end and emits all samples in them.
+"""Local baseline of the paper (7.3.1): each DataLoader worker reads its share of the files from end to end and emits all samples in them.
 
 Nothing is selected, nothing is looked up. The parsers are those of our side, compiled from the same source, in the same loop. Its ways are tried on
 a run's own files before the first run, and the fastest is measured: a batch at once, or in pieces that stay in the processor's cache until they
@@ -18,7 +18,7 @@ from benchmark.data_path.side_process import Arrange, Start, serve
 
 _READ_BYTES = 4 << 20
 _PIECES = {"whole batches": 1, "pieces of 640 KB": 16}
-"""Into how many pieces a batch is read."""
+"""Number of pieces that a batch is read in."""
 _KEEP_MEMORY = {-3: 32 << 20, -1: 1 << 30}
 """Options of mallopt(3): M_MMAP_THRESHOLD, its largest value, and M_TRIM_THRESHOLD."""
 
@@ -60,7 +60,7 @@ def prepare(task: dict[str, Any]) -> Arrange:
                             yield parse(view[at + LABEL_BYTES : at + size]), label
 
         def batches(self, files: list[str]) -> Iterator[Any]:
-            """Full batches, across the ends of files: pieces are read, and their payloads and labels copied into the batch."""
+            """Yield full batches, also across the ends of files: pieces are read, and their payloads and labels are copied into the batch."""
             piece = np.empty((BATCH_SIZE // self.pieces, RECORD_BYTES), np.uint8)
             buffer = piece.reshape(-1).data
             payloads, labels = empty()

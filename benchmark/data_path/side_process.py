@@ -1,4 +1,4 @@
-"""Sides in processes of their own: their own memory and imports, perhaps another Python environment.
+"""Sides in processes of their own, with their own memory and imports, perhaps another Python environment.
 
 The process reads a task, prepares, and then serves one run after the other: it reads what the run is about, opens what may be open
 beforehand, writes `@ready`, waits for `go`, and answers with what it measured. One line of JSON each. Its first run counts in no figure (see
@@ -31,7 +31,7 @@ Arrange = Callable[[dict[str, Any]], Start]
 
 
 class SideProcesses:
-    """The processes of a figure. Each starts when it is first used; `close` ends them all."""
+    """Processes of a figure. Each starts when it is first used; `close` ends all."""
 
     def __init__(self) -> None:
         self._opened: list[SideProcess] = []
@@ -50,13 +50,13 @@ class SideProcesses:
         python: Path | str = sys.executable,
         environment: Mapping[str, str] | None = None,
     ) -> SideProcess:
-        """`python -m module`, whose main is `serve(prepare)`; prepare gets `task`. environment: what is set in it beside our own."""
+        """Return the process `python -m module`, whose main is `serve(prepare)`. Args: task: for prepare. environment: variables besides our own."""
         self._opened.append(SideProcess([str(python), "-m", module], task, environment or {}))
         return self._opened[-1]
 
 
 class SideProcess:
-    """One of them. Serves any number of sides, one run at a time."""
+    """Process that serves any number of sides, one run at a time."""
 
     def __init__(self, command: list[str], task: Mapping[str, Any], environment: Mapping[str, str]) -> None:
         self._command = command
@@ -83,12 +83,12 @@ class SideProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process, once a run has begun."""
+        """Id of the process, once a run has begun."""
         assert self._process is not None
         return self._process.pid
 
     def close(self) -> None:
-        """Ends it: by itself, so that it gives back shared memory and the like, or by force."""
+        """End the process: by itself, so that it frees shared memory, or else by force."""
         if self._process is None:
             return
         try:
@@ -125,7 +125,7 @@ class SideProcess:
 
 
 def serve(prepare: Callable[[dict[str, Any]], Arrange]) -> None:
-    """The process's main. The clock of a run starts before `start()` and stops after the last batch."""
+    """Run the process's main. The clock of a run starts before `start()` and stops after the last batch."""
     arrange = prepare(json.loads(sys.stdin.readline()))
     for line in sys.stdin:
         run = json.loads(line)
@@ -143,7 +143,7 @@ def serve(prepare: Callable[[dict[str, Any]], Arrange]) -> None:
 
 
 def consume(start: Start, expected: int | None, contents: Contents | None = None) -> dict[str, Any]:
-    """The loop of all sides: one element of each tensor is touched, samples are counted. Raises if they are not `expected`. contents: where
+    """Run the loop of all sides: read one element of each tensor, and count samples. Raises if they are not `expected`. contents: where
     they are kept for a check, out of what counts."""
     began = perf_counter()
     first_at, first, samples = 0.0, 0, 0
@@ -166,7 +166,7 @@ def consume(start: Start, expected: int | None, contents: Contents | None = None
 
 
 def _tensors(batch: Any) -> list[Any]:
-    """All tensors of a batch: one, several by position or name, or a Batch of ours."""
+    """Return all tensors of a batch: one, several by position or name, or those of our Batch."""
     if hasattr(batch, "ndim"):
         return [batch]
     if isinstance(batch, dict):

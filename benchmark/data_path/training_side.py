@@ -1,4 +1,4 @@
-"""Our side as a training process: trigger sets through OnlineDataset, served by the BatchLoader that the trainer uses."""
+"""Our side of a training process: trigger sets through OnlineDataset, by the BatchLoader that the trainer uses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ShortCut = Literal["auto", "on", "off"]
 
 
 class TrainingProcess:
-    """A training process of one installation, with the short cut as given, and the environment of a worker."""
+    """Training process of one installation, with the given short cut and the environment of a worker."""
 
     def __init__(self, processes: SideProcesses, services: Installation, short_cut: ShortCut = "auto") -> None:
         task = {"config_file": str(services.config_file), "short_cut": short_cut}

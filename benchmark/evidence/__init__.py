@@ -1,1 +1,1 @@
-"""What comes out of pipelines on data whose changes are known: real trainings, several seeds, dated reports with pictures."""
+"""Results of pipelines on data whose changes are known: real trainings, several seeds, dated reports with pictures."""

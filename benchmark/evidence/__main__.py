@@ -1,4 +1,4 @@
-"""What comes out of pipelines on data whose changes are known: real trainings, several seeds.
+"""Results of pipelines on data whose changes are known: real trainings, several seeds.
 
 python -m benchmark.evidence triggers [--stream digits] [--seeds 3] [--policy NAME ...] [--report] [--kept FOLDER]
 python -m benchmark.evidence selection [--stream shifted] [--seeds 3] [--policy NAME ...] [--report] [--kept FOLDER]
@@ -47,7 +47,7 @@ def main() -> None:
                 "--at-once",
                 type=int,
                 default=1,
-                help="runs that go side by side: seeds, and if there are fewer scenarios; times mean something with cores for each",
+                help="runs at the same time: seeds, and if there are fewer, scenarios; times are comparable if each has its cores",
             )
         command.set_defaults(run=run, streams=sorted(streams))
     options = vars(parser.parse_args())

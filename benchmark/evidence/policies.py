@@ -60,7 +60,7 @@ def _quantile() -> Section:
 
 
 def _misclassification_cost(stream: Stream, dataset: str) -> Section:
-    """A tenth of a year's samples that are misclassified in vain for a year are worth a second of training."""
+    """Avoidable misclassification of a tenth of a year's samples for a year is worth a second of training."""
     year = stream.train_a_year
     return {
         "id": "AvoidableMisclassificationCostTrigger",

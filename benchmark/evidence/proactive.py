@@ -1,12 +1,12 @@
-"""What proactive training costs and what it comes to, against periodic retraining and online updates alone (the paper's scenarios).
+"""Cost and error of proactive training, compared with periodic retraining and with online updates alone (the paper's scenarios).
 
-All scenarios begin with the same initial model, whose cost is spared, and all are tested on exactly the samples behind it, each before anything was
+All scenarios begin with the same initial model, whose cost is spared, and all are tested on exactly the samples after it, each before anything was
 trained on it. By which model differs:
 
 - B (periodic retraining): by the version that was trained on all samples up to the last retraining, as a server has it; that a retraining takes time
   delays nothing. It is the evaluation of the active model between two retrainings. None stands at the end of the stream, where nothing is tested.
-- A and C (steps): by the weights as they are within the stretch, with all steps before that of the sample, since the test is the pass of the step
-  itself. A server has these weights at the end of the stretch, as the next version. So the errors of A and C are a little lower than those of the
+- A and C (steps): by the weights between the steps, with all steps before that of the sample, since the test is the pass of the step
+  itself. A server has these weights after the last of these steps, as the next version. So the errors of A and C are a little lower than those of the
   versions that would have been served.
 
 Training seconds are those of the trainer: the start of each training, payloads, tests, steps and storing the version; selection (history sampling,
@@ -33,13 +33,13 @@ from benchmark.machine import REPORTS, dated, write_report
 from modyn.client import Client
 from modyn.config.system import SystemConfig
 from modyn.supervisor.client import RunState
-from modyn.supervisor.records import TriggerRecord
+from modyn.supervisor.journal.records import TriggerRecord
 
 NUM_SAMPLES: Final = 1_000_000
 INITIAL_PARTS, PARTS_BETWEEN, VERSIONS = 10, 5, 90
 """The parts of the stream of the initial model, those between two retrainings, and the versions of those that learn online."""
 RETRAININGS: Final = (PARTS - INITIAL_PARTS) // PARTS_BETWEEN - 1
-"""Behind the initial model; each is followed by tests, so there is none at the end of the stream."""
+"""Number of retrainings after the initial model; each is followed by tests, so there is none at the end of the stream."""
 BATCH: Final = 512
 INITIAL_EPOCHS: Final = 2
 
@@ -48,10 +48,10 @@ WHOLE_HISTORY: Final = {"name": "NewDataStrategy", "maximum_keys_in_memory": 100
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run; all but `total_s` is of what is behind the initial model.
+    """One run; all but `total_s` is about the samples after the initial model.
 
     num_tested: samples that `error` is over. num_trainings: retrainings, or stretches of steps. num_trained: samples that these were trained on, each
-    epoch. curve: (samples tested, cumulated error). cost: (cumulated seconds of training, cumulated error until then), behind each training.
+    epoch. curve: (samples tested, cumulated error). cost: (cumulated seconds of training, cumulated error until then), after each training.
     """
 
     stream: str
@@ -75,7 +75,7 @@ def scenarios(num_samples: int) -> dict[str, dict[str, Any]]:
     initial = position_of(INITIAL_PARTS, num_samples)
     version = {"id": "DataAmountTrigger", "num_samples": (num_samples - initial) // VERSIONS}
     once = {"id": "InitialTrigger", "num_samples": initial}
-    # Periods end at the initial model, and each PARTS_BETWEEN behind it; the last one ends with the stream, and so does not fire.
+    # Periods end at the initial model, and each PARTS_BETWEEN after it; the last one ends with the stream, and so does not fire.
     begin = timestamp_of(INITIAL_PARTS - PARTS_BETWEEN)
     again = {"id": "TimeTrigger", "every": PARTS_BETWEEN * PART_S, "start_timestamp": begin}
     updates = {"trigger": version, "step_samples": BATCH // 8}
@@ -170,7 +170,7 @@ def parts_of(seeds: int, chosen: Sequence[str], at_once: int) -> list[tuple[int,
 
 
 def check_tested(outcomes: Sequence[Outcome], num_samples: int) -> None:
-    """Raise SystemExit where a scenario was tested on other samples than those behind the initial model."""
+    """Raise SystemExit if a scenario was tested on other samples than those after the initial model."""
     expected = num_samples - position_of(INITIAL_PARTS, num_samples)
     for one in outcomes:
         if one.num_tested != expected:
@@ -246,7 +246,7 @@ def _run(client: Client, stream: OnlineStream, path: Path, name: str, seed: int,
 
 @dataclass(frozen=True)
 class ErrorSoFar:
-    """How far the tests were. num: samples so far, error: the mean over them, trigger_id: of the training that comes behind them, or that they are
+    """How far the tests were. num: samples so far, error: the mean over them, trigger_id: of the training that comes after them, or that they are
     a part of; None: none comes."""
 
     num: int
@@ -270,7 +270,7 @@ def _tested_stretches(client: Client, stream: OnlineStream, run_id: str) -> list
 
 
 def cost_of(records: Sequence[TriggerRecord], tested: Sequence[ErrorSoFar]) -> list[tuple[float, float]]:
-    """(cumulated seconds of training, cumulated error) behind each training, over what was tested until then; at last over all."""
+    """Return (cumulated seconds of training, cumulated error) after each training, over all tests until then; at the end over all."""
     errors = {found.trigger_id: found.error for found in tested}
     seconds = np.cumsum([_train_s(record) for record in records]).tolist()
     points = [(second, errors[record.trigger_id]) for second, record in zip(seconds, records, strict=True)]

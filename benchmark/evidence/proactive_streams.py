@@ -17,7 +17,7 @@ from modyn.config.dataset import DatasetConfig
 DAY: Final = 86_400
 FIRST: Final = 0
 DAYS, PARTS = 50, 100
-"""Of a stream, and the files of it: one for each half day, all of whose samples have one timestamp."""
+"""Days of a stream, and its files: one for each half day, all of whose samples have one timestamp."""
 PART_S: Final = DAYS * DAY // PARTS
 FIELDS, BUCKETS = 20, 1 << 18
 """Categories of a click, and the features that they are hashed to."""
@@ -49,7 +49,7 @@ class OnlineStream:
     preprocessing: Mapping[str, Any] | None = None
 
     def error(self, value: float) -> float:
-        """The error that a value of the metric stands for."""
+        """Return the error of a value of the metric."""
         return 1 - value if self.metric["name"] == "Accuracy" else value
 
     def register(self, client: Client, folder: Path, seed: int, num_samples: int) -> str:

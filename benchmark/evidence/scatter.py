@@ -1,4 +1,4 @@
-"""Points with names as a picture, without a browser or a plotting library: SVG, which a report can show."""
+"""Scatter plot of named points as SVG for reports. It needs no browser and no plotting library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Point(NamedTuple):
 
 
 def scatter(title: str, axes: tuple[str, str], points: Mapping[str, Point]) -> str:
-    """SVG of the points. Those that no other is better than, by less of x and more of y, are joined: the Pareto front."""
+    """Return SVG of the points. Points of the Pareto front, less x and more y, are joined."""
     xs, ys = [p.x for p in points.values()], [p.y for p in points.values()]
     low, high = min(ys) - 0.01, max(ys) + 0.01
 
@@ -53,5 +53,5 @@ def scatter(title: str, axes: tuple[str, str], points: Mapping[str, Point]) -> s
 
 
 def is_best(point: Point, points: Mapping[str, Point]) -> bool:
-    """Whether no other point has at most as much of x and at least as much of y, and more of one."""
+    """Whether no other point has at most this x and at least this y, and is better in one of them."""
     return not any((p.x <= point.x and p.y >= point.y) and (p.x, p.y) != (point.x, point.y) for p in points.values())

@@ -1,4 +1,4 @@
-"""How accurate models are that were trained on a part of the samples, chosen by selection policies, on streams whose changes are known."""
+"""Accuracy of models that were trained on a share of the samples, chosen by selection policies, on streams whose changes are known."""
 
 from __future__ import annotations
 

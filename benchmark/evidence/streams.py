@@ -44,7 +44,7 @@ class Stream:
 
     @property
     def data(self) -> dict[str, Any]:
-        """The part of `data` that says what a record is."""
+        """Return the fields of `data` that describe a record."""
         return {"record_layout": {"dtype": "float32", "shape": list(self.shape)}}
 
     def register(self, client: Client, folder: Path, seed: int) -> tuple[str, str]:
@@ -202,6 +202,6 @@ DROPOUT: Final = replace(
     training={**DIGITS.training, "epochs_per_trigger": 40},
     draw=partial(_digits, _upright),
 )
-"""What a model knows by heart in evaluation mode has a loss in training."""
+"""With dropout, a memorised sample still has a loss in training."""
 TRIGGER_STREAMS: Final = {stream.name: stream for stream in (DIGITS, HYPERPLANE)}
 SELECTION_STREAMS: Final = {stream.name: stream for stream in (SHIFTED, NOISY, DROPOUT)}

@@ -1,4 +1,4 @@
-"""How good and how costly trigger policies are on streams whose changes are known."""
+"""Accuracy and cost of trigger policies on streams whose changes are known."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Outcome:
     num_checks: int
     total_s: float
     simulated_triggers: int
-    """By `modyn simulate` on the run of the reference policy."""
+    """Number of triggers by `modyn simulate` on the run of the reference policy."""
     estimated_accuracy: float
-    """By the same: the mean over the years that have an estimate."""
+    """Mean accuracy by the same, over the years that have an estimate."""
 
 
 def run_streams(names: Sequence[str], seeds: int, only: Sequence[str], *, report: bool, kept: Path | None = None) -> None:
@@ -115,7 +115,7 @@ def _of_seed(client: Client, stream: Stream, folder: Path, seed: int, wanted: Se
 
 
 def _outcome(client: Client, stream: Stream, run_id: str) -> Callable[..., Outcome]:
-    """What the run itself says of its outcome."""
+    """Return the outcome that the run itself reports."""
     results = client.results(run_id)
     ((_, cells),) = series_cells(results.evaluations)
     scored = composite_scores(cells, results.triggers, "active").dropna(subset="value")
@@ -159,7 +159,7 @@ def _table(outcomes: Sequence[Outcome]) -> str:
 
 
 def _error_of_estimate(outcome: Outcome) -> float:
-    """How far the simulation's estimate lies above the run's own mean accuracy, over the years in which the run has one."""
+    """Return the simulation's estimate minus the run's own mean accuracy, over the years in which the run has one."""
     return outcome.estimated_accuracy - statistics.fmean(value for value in outcome.accuracies if value is not None)
 
 

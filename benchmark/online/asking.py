@@ -1,4 +1,4 @@
-"""Clients that ask a server without pause, from a process of their own, and keep which version gave each answer."""
+"""Clients that send requests without pause, from a process of their own, and record the version of each answer."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from benchmark.online.http_load import Load, ask
 
 PATH: Final = "/v2/models/m/infer"
 _TURN_S: Final = 5.0
-"""After so long connections are made anew, and whether to go on is looked at."""
+"""Seconds after which connections are replaced, and the end of the block is checked."""
 
 
 @dataclass
 class Seen:
-    """What came, in order; there once the asking has ended. at: when, by `time.perf_counter`; values: the number that all outputs of the answer are,
-    NaN where they differ."""
+    """Answers in order, filled at the end of the block. at: times by `time.perf_counter`; values: the value of all outputs of an answer,
+    NaN if they differ."""
 
     at: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     versions: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
@@ -38,7 +38,7 @@ class Seen:
 
 @contextmanager
 def asking(address: str, body: bytes, connections: int, turn_s: float = _TURN_S) -> Iterator[Seen]:
-    """Ask on so many connections until the block ends, from the first answer on. Yields what is filled then.
+    """Send requests on a number of connections from the first answer until the block ends. Yields a record that is filled then.
 
     Raises SystemExit: the process of the clients ended early.
     """
@@ -60,7 +60,7 @@ def asking(address: str, body: bytes, connections: int, turn_s: float = _TURN_S)
 
 
 def version_and_value(content: bytes) -> tuple[int, float]:
-    """The version that an answer names, and the number that all its outputs are, NaN where they differ."""
+    """Return the version that an answer names, and the value of all its outputs, NaN if they differ."""
     answer = orjson.loads(content)
     first, *others = answer["outputs"][0]["data"]
     return int(answer["model_version"]), first if all(value == first for value in others) else np.nan

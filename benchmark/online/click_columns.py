@@ -1,4 +1,4 @@
-"""The clicks of `clicks.py` as files of text, and as what a pipeline with a section `preprocessing` makes of them."""
+"""Clicks of `clicks.py` as text files, and as the features that a pipeline with a section `preprocessing` makes of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SECTION: Final[Mapping[str, Any]] = {
 
 
 class ClickColumns(OnlineStream):
-    """Rows of text with a label, 13 numbers and 26 categories. Labels are drawn by themselves: only time is measured with them."""
+    """Rows of text with a label, 13 numbers and 26 categories. Labels are independent of them, since only time is measured."""
 
     def register(self, client: Client, folder: Path, seed: int, num_samples: int) -> str:
         """Write the rows of a seed as CSV, and register them; return the name of the dataset."""
@@ -54,7 +54,7 @@ class ClickColumns(OnlineStream):
         return name
 
     def transformed(self, num_batches: int, batch_size: int) -> list[tuple[dict[str, Tensor], Tensor]]:
-        """Features and labels of the first batches, each of which has updated the statistics before it was transformed."""
+        """Return features and labels of the first batches. Each batch updates the statistics before it is transformed."""
         preprocessing, found = Preprocessing(SECTION), []
         for number, columns in enumerate(ClickStream(num_batches * batch_size).batches(batch_size)):
             features = preprocessing.update_and_transform(columns).to_torch()
@@ -64,7 +64,7 @@ class ClickColumns(OnlineStream):
 
 
 def csv_of(columns: Mapping[str, pa.Array], labels: np.ndarray[Any, np.dtype[np.int64]]) -> bytes:
-    """Lines of text, the label first; what is missing is empty."""
+    """Return lines of text, the label first; missing values are empty."""
     file = io.BytesIO()
     options = pacsv.WriteOptions(include_header=False, quoting_style="none")
     pacsv.write_csv(pa.table({"label": pa.array(labels), **columns}), file, options)

@@ -1,4 +1,4 @@
-"""A stream of clicks in the shape of Criteo's: 13 numbers with missing values, 26 categories whose vocabularies grow."""
+"""Stream of clicks like Criteo's: 13 numbers with missing values, and 26 categories whose vocabularies grow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 NUMBERS = tuple(f"i{number}" for number in range(1, 14))
 CATEGORIES = tuple(f"c{number}" for number in range(1, 27))
 _CARDINALITIES = np.geomspace(4, 2_000_000, len(CATEGORIES)).astype(np.int64)
-"""Of the published data set: a few columns of less than 30 values, others of millions."""
+"""Sizes of vocabularies in the published dataset: some columns have less than 30 values, others millions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class ClickStream:
     seed: int = 0
 
     def batches(self, batch_size: int) -> Iterator[dict[str, pa.Array]]:
-        """Arrow columns by name; the last batch may be shorter."""
+        """Yield Arrow columns by name; the last batch may be shorter."""
         generator = np.random.default_rng(self.seed)
         for start in range(0, self.num_rows, batch_size):
             size = min(batch_size, self.num_rows - start)

@@ -1,4 +1,4 @@
-"""A client that asks a server over HTTP on many connections at once, from one process, and notes how long each answer takes.
+"""Client that sends HTTP requests on many connections from one process, and measures the latency of each answer.
 
 It writes one prepared request over and over and reads no more of an answer than its status and length, unless it is asked to: the two sides share
 a machine, and what the client takes is not there for the server.
@@ -18,8 +18,8 @@ import uvloop
 
 @dataclass(frozen=True)
 class Load:
-    """How a server is asked. rate: requests a second, of all connections together, whatever the server does; None: each asks again once it has
-    its answer. warm_up_s: at the begin, which does not count."""
+    """Load of a server. rate: requests a second of all connections together, independent of the answers; None: each connection sends a request once
+    it has the answer to the last one. warm_up_s: seconds at the start that do not count."""
 
     address: str
     path: str
@@ -32,7 +32,7 @@ class Load:
 
 @dataclass
 class Answers:
-    """What came. latencies_ms: of each answer; with a rate, since the time at which it was due."""
+    """Answers of a server. latencies_ms: of each answer; with a rate, since the time at which its request was due."""
 
     seconds: float
     latencies_ms: list[float] = field(default_factory=list)
@@ -40,17 +40,17 @@ class Answers:
     last: bytes = b""
 
     def quantile(self, share: float) -> float:
-        """A quantile of the latencies, in ms."""
+        """Return a quantile of the latencies, in ms."""
         return float(np.quantile(self.latencies_ms, share))
 
     @property
     def rate(self) -> float:
-        """Answers a second."""
+        """Number of answers a second."""
         return len(self.latencies_ms) / self.seconds
 
 
 def ask(load: Load, each: Callable[[bytes], object] | None = None) -> Answers:
-    """Ask for `load.seconds`. Args: each: called with the content of each answer that counts. Raises SystemExit: the server answers nothing."""
+    """Send requests for `load.seconds`. Args: each: called with the content of each counted answer. Raises SystemExit: the server answers nothing."""
     found = uvloop.run(_ask(load, each))
     if not found.latencies_ms:
         raise SystemExit(f"{load.address} answered none of the requests, the last with {found.last[:200]!r}")
@@ -71,7 +71,7 @@ async def _ask(load: Load, each: Callable[[bytes], object] | None) -> Answers:
 
 
 class _Client(asyncio.Protocol):
-    """One connection, with one request at a time."""
+    """Connection with one request at a time."""
 
     def __init__(
         self, load: Load, answers: Answers, begin: float, number: int, each: Callable[[bytes], object] | None = None
@@ -87,12 +87,12 @@ class _Client(asyncio.Protocol):
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: Any) -> None:
-        """Begin to ask."""
+        """Send the first request."""
         self._transport = transport
         self._ask_when_due()
 
     def data_received(self, data: bytes) -> None:
-        """Take a part of an answer."""
+        """Read a part of an answer."""
         if self._missing < 0:
             self._received += data
             end = self._received.find(b"\r\n\r\n")
@@ -106,7 +106,7 @@ class _Client(asyncio.Protocol):
             self._answered()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End; in the middle of an answer it counts as failed."""
+        """End the connection; an incomplete answer counts as failed."""
         if not self.ended.done():
             self._answers.failed += 1
             self.ended.set_result(None)

@@ -1,4 +1,4 @@
-"""How much longer a prediction takes while proactive training goes on, on the same machine.
+"""Increase of the latency of predictions during proactive training on the same machine.
 
     python -m benchmark.online latency [--schedule both] [--stream clicks] [--seconds 20] [--rate 50] [--rounds 3] [--report]
 
@@ -44,12 +44,14 @@ def main() -> None:
     )
     parser.add_argument("--schedule", choices=["always", "dynamic", "both"], default="both")
     parser.add_argument("--stream", choices=sorted(STREAMS), default="clicks")
-    parser.add_argument("--samples", type=int, default=4_000_000, help="always: of the stream; a round must not come to its end")
+    parser.add_argument(
+        "--samples", type=int, default=4_000_000, help="samples of the stream (with `always`); a round must not reach its end"
+    )
     parser.add_argument("--initial", type=int, default=20_000, help="samples of the initial model")
-    parser.add_argument("--arrivals", type=int, default=2000, help="dynamic: samples that come each second")
-    parser.add_argument("--max-share", type=float, default=0.25, help="dynamic: of the time, for steps")
-    parser.add_argument("--latency-limit-ms", type=float, default=20.0, help="dynamic: p99 above which steps pause")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
+    parser.add_argument("--arrivals", type=int, default=2000, help="samples that arrive each second (with `dynamic`)")
+    parser.add_argument("--max-share", type=float, default=0.25, help="largest share of the time for steps (with `dynamic`)")
+    parser.add_argument("--latency-limit-ms", type=float, default=20.0, help="p99 above which steps pause (with `dynamic`)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds of each measurement")
     parser.add_argument("--rate", type=float, default=50.0, help="predictions a second")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
@@ -78,7 +80,7 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Round:
-    """Answers with training and without, and the steps that were taken meanwhile."""
+    """Answers with and without training, and the number of steps during the training."""
 
     on: Answers
     off: Answers
@@ -86,7 +88,7 @@ class Round:
 
 
 def ratio(rounds: Sequence[Round]) -> float:
-    """p99 with training, by that without, each over the answers of all rounds: of the answers of one round only some are slower."""
+    """Ratio of the p99 with training to that without, over the answers of all rounds: only some answers of a round are slower."""
     return _p99(one.on for one in rounds) / _p99(one.off for one in rounds)
 
 
@@ -95,7 +97,7 @@ def _p99(answers: Iterable[Answers]) -> float:
 
 
 def always(client: Client, folder: Path, options: argparse.Namespace) -> Iterator[str]:
-    """Begin a run in each round, over a stream of files at full speed. Yields its id."""
+    """Start a run for each round, over a stream of files at full speed. Yields its id."""
     stream = STREAMS[options.stream]
     sections = {"trigger": {"id": "InitialTrigger", "num_samples": options.initial}, "online": ONLINE}
     path = pipeline_file(folder, stream, stream.register(client, folder / "data", 0, options.samples), sections)
@@ -104,7 +106,7 @@ def always(client: Client, folder: Path, options: argparse.Namespace) -> Iterato
 
 
 def dynamic(client: Client, folder: Path, options: argparse.Namespace) -> Iterator[str]:
-    """Begin a run in each round, in production mode over a dataset of records of its own, to which records come. Yields its id."""
+    """Start a production run for each round, over a dataset of its own, to which records are appended. Yields its id."""
     trigger = {
         "id": "DynamicScheduleTrigger",
         "evaluation_interval_data_points": NEW,
@@ -126,7 +128,7 @@ RUNS: Final[Mapping[str, Callable[[Client, Path, argparse.Namespace], Iterator[s
 
 
 def _measured(client: Client, run_id: str, options: argparse.Namespace) -> Round:
-    """Measure a run that has begun, stop it, and measure again."""
+    """Measure during a run, stop it, and measure again."""
     stream = STREAMS[options.stream]
     with serving(client, run_id, input_of(stream), "newest") as address:
         eventually(lambda: num_steps(client, run_id) > 0, timeout_s=300)
@@ -142,13 +144,13 @@ def _measured(client: Client, run_id: str, options: argparse.Namespace) -> Round
 
 
 def num_steps(client: Client, run_id: str) -> int:
-    """Steps of proactive training whose versions are stored."""
+    """Return the number of steps of proactive training whose versions are stored."""
     versions = [record for record in client.supervisor.triggers(run_id) if record.online]
-    return sum(int(record.training_result.get("num_steps", 0)) for record in versions)
+    return sum(record.training_result.counts.num_steps for record in versions)
 
 
 def _asked(load: Load) -> Answers:
-    """Ask. Raises SystemExit: an answer failed."""
+    """Send requests. Raises SystemExit: an answer failed."""
     answers = ask(load)
     if answers.failed:
         raise SystemExit(f"{answers.failed} predictions failed, the last answer: {answers.last[:300]!r}")

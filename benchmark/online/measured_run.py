@@ -1,4 +1,4 @@
-"""What the programs share that measure a run: a stack with a stream and a pipeline, steps, `modyn serve`, a request, and the report."""
+"""Shared parts of programs that measure a run: a stack with a stream and a pipeline, steps, `modyn serve`, a request, and the report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmark.evidence.proactive_streams import OnlineStream
 from benchmark.machine import busy_cores, write_report
 from modyn.client import Client
 from modyn.config.system import SystemConfig
-from modyn.serving.signature import datatype_of
+from modyn.serving.messages.signature import datatype_of
 
 NEW, DRAWN, STEPS = 256, 256, 100
 """Samples of a step, and steps of a version."""
@@ -31,7 +31,7 @@ ONLINE: Final[dict[str, Any]] = {
 
 @contextmanager
 def stack(folder: Path, **sections: Any) -> Iterator[Client]:
-    """An embedded stack below `folder`; yields its client. Args: sections: of the system file."""
+    """Start an embedded stack below `folder`; yield its client. Args: sections: of the system file."""
     with Client(SystemConfig.model_validate({"state_dir": folder / "state", **sections}), start=True) as client:
         try:
             yield client
@@ -40,7 +40,7 @@ def stack(folder: Path, **sections: Any) -> Iterator[Client]:
 
 
 def pipeline_file(folder: Path, stream: OnlineStream, dataset: str, sections: dict[str, Any]) -> Path:
-    """Write a pipeline with these sections over a dataset, and return where it is."""
+    """Write a pipeline with these sections over a dataset, and return its path."""
     path = folder / f"{dataset}.yaml"
     path.write_text(json.dumps(pipeline_of(stream, dataset, 0, sections)))  # JSON is YAML
     return path
@@ -50,7 +50,7 @@ def pipeline_file(folder: Path, stream: OnlineStream, dataset: str, sections: di
 def installed(
     stream: OnlineStream, num_samples: int, sections: dict[str, Any], folder: Path, **system: Any
 ) -> Iterator[tuple[Client, Path]]:
-    """An embedded stack below `folder`; yields its client, and the file of a pipeline with these sections over the first samples of the stream.
+    """Start an embedded stack below `folder`; yield its client, and the file of a pipeline with these sections over the first samples of the stream.
 
     Args: system: sections of the system file.
     """
@@ -67,7 +67,7 @@ def serving(
     log: list[str] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Iterator[str]:
-    """`modyn serve` of a run; yields its address.
+    """Run `modyn serve` for a run; yield its address.
 
     Args: given, follow: as its options --input and --follow. log: gets the lines of its log. settings: section `serving` of its system file.
     """
@@ -100,13 +100,13 @@ def serving(
 
 
 def input_of(stream: OnlineStream) -> str:
-    """The input of a stream's model, for `--input`."""
+    """Return the input of a stream's model, for `--input`."""
     sample = np.dtype(stream.record)["sample"]
     return f"{','.join(map(str, sample.shape))}:{sample.base.name}"
 
 
 def request_of(stream: OnlineStream) -> bytes:
-    """A request for one sample."""
+    """Return the body of a request for one sample."""
     sample = np.dtype(stream.record)["sample"]
     datatype, size = datatype_of(sample.base), int(np.prod(sample.shape))
     tensor = {"name": "input", "datatype": datatype, "shape": [1, *sample.shape], "data": [0] * size}
@@ -114,7 +114,7 @@ def request_of(stream: OnlineStream) -> bytes:
 
 
 def show(figure: str, measured: str, table: Sequence[str], last: str, options: str | None) -> None:
-    """Print what a figure came to, and write a dated report. Args: measured: what, in a sentence. options: of the command, for the
+    """Print the result of a figure, and write a dated report. Args: measured: a sentence about what was measured. options: of the command, for the
     report; None: none is written."""
     body = f"{measured} Busy cores: {busy_cores():.1f}.\n\n" + "\n".join(table) + f"\n\n{last}\n"
     print(body, end="")

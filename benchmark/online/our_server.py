@@ -1,23 +1,23 @@
-"""Our model server over HTTP with the model of the peers, in a process of its own: all of `modyn serve` but the services that it follows."""
+"""Our HTTP model server with the model of the peers, in a process of its own: `modyn serve` without the services that it follows."""
 
 from __future__ import annotations
 
 from benchmark.online.peers import WIDTH, say_ready, served_model, wait_for_end
-from modyn.config.endpoint import Endpoint
-from modyn.config.security import SecurityConfig
 from modyn.config.serving import ServingConfig
+from modyn.config.system_sections.endpoint import Endpoint
+from modyn.config.system_sections.security import SecurityConfig
 from modyn.models.export import ModelInput
 from modyn.rpc.http_guard import HttpGuard
-from modyn.serving.http_app import HttpApp
-from modyn.serving.http_server import HttpServer
 from modyn.serving.model_server import ModelServer
-from modyn.serving.predictor import Predictor, VersionName
-from modyn.serving.process import answer_without_pauses, http_limits, server_limits
-from modyn.serving.torch_predictor import TorchPredictor
+from modyn.serving.protocol.http_app import HttpApp
+from modyn.serving.protocol.http_server import HttpServer
+from modyn.serving.run_server import answer_without_pauses, http_limits, server_limits
+from modyn.serving.versions.predictor import Predictor, VersionName
+from modyn.serving.versions.torch_predictor import TorchPredictor
 
 
 def load(name: VersionName) -> Predictor:
-    """The model, as any version."""
+    """Return the model, for any version."""
     return TorchPredictor(served_model(), [ModelInput((WIDTH,))])
 
 

@@ -1,4 +1,4 @@
-"""Samples of a stream that come as records, so many a second, as clients append what they observe."""
+"""Samples of a stream that arrive as records at a fixed rate, as clients append observations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from modyn.config.system import SystemConfig
 from modyn.storage.client import NewRecord
 
 _EVERY_S: Final = 0.1
-"""Between two calls that append."""
+"""Seconds between two calls that append."""
 _ROWS: Final = 50_000
 
 
@@ -31,14 +31,14 @@ def register(client: Client, name: str, stream: str, num_samples: int) -> None:
 
 
 def records(rows: Any, start: int, num_samples: int) -> list[NewRecord]:
-    """Samples [start, start + num_samples) of a stream that has these rows over and over; a sample's number is its key."""
+    """Return samples [start, start + num_samples) of a stream that repeats these rows; a sample's number is its key."""
     chosen = rows[np.arange(start, start + num_samples) % len(rows)]
     samples, labels = chosen["sample"], chosen["label"].tolist()
     return [NewRecord(key=f"{start + at}", payload=samples[at].tobytes(), label=labels[at]) for at in range(num_samples)]
 
 
 def drawn(stream: str) -> Any:
-    """Some rows of a stream, from its begin."""
+    """Return the first rows of a stream."""
     rows = np.empty(_ROWS, STREAMS[stream].record)
     DRAW[stream](rows, 0.0, np.random.default_rng(1000), np.random.default_rng(1))
     return rows
@@ -46,7 +46,7 @@ def drawn(stream: str) -> Any:
 
 @contextmanager
 def flowing(config: SystemConfig, name: str, stream: str, start: int, rate: int) -> Iterator[None]:
-    """Append `rate` records a second behind the first `start`, from a process of its own, until the block ends.
+    """Append `rate` records a second after the first `start`, from a process of its own, until the block ends.
 
     Raises SystemExit: it ended early.
     """

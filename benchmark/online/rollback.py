@@ -1,4 +1,4 @@
-"""How long after `modyn models rollback` no answer comes from the version that is taken back.
+"""Time from `modyn models rollback` to the last answer of the version that it removes.
 
     python -m benchmark.online rollback [--rollbacks 100] [--commands 5] [--report]
 
@@ -44,7 +44,7 @@ def main() -> None:
         prog="python -m benchmark.online rollback", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rollbacks", type=int, default=100)
-    parser.add_argument("--commands", type=int, default=5, help="rollbacks by the command")
+    parser.add_argument("--commands", type=int, default=5, help="number of rollbacks by the command")
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="modyn-rollback-") as folder:
@@ -63,7 +63,7 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of the version that serves, between two times of `time.perf_counter`: its begin, and that of the next one."""
+    """Change of the serving version, between two times of `time.perf_counter`: its begin, and that of the next change."""
 
     what: str
     before: int
@@ -73,14 +73,14 @@ class Change:
 
 
 def taken(seen: Seen, change: Change) -> float:
-    """Seconds until the version after has answered and the version before does no more."""
+    """Seconds until the new version has answered and the old one answers no more."""
     within = (seen.at >= change.begin) & (seen.at < change.end)
     of_after, of_before = (seen.at[within & (seen.versions == version)] for version in (change.after, change.before))
     return float(max(of_after.min(), of_before.max(initial=change.begin)) - change.begin)
 
 
 def measure(folder: Path, num_rollbacks: int, num_commands: int) -> tuple[Seen, list[Change]]:
-    """What clients saw, and the changes meanwhile."""
+    """Answers that clients got, and the changes meanwhile."""
     stream = STREAMS["taxi"]
     sections = {"trigger": {"id": "DataAmountTrigger", "num_samples": 2000}}
     with installed(stream, 4000, sections, folder) as (client, path):
@@ -125,13 +125,13 @@ def measure(folder: Path, num_rollbacks: int, num_commands: int) -> tuple[Seen, 
 
 
 class _Asked:
-    """A server that is asked on one connection."""
+    """Server that gets requests on one connection."""
 
     def __init__(self, address: str, body: bytes) -> None:
         self._connection, self._body = http.client.HTTPConnection(address, timeout=60), body
 
     def wait_for(self, version: int) -> None:
-        """Ask until a version answers. Raises SystemExit: it never does."""
+        """Send requests until a version answers. Raises SystemExit: it never does."""
         give_up = time.perf_counter() + _GIVE_UP_S
         while time.perf_counter() < give_up:
             self._connection.request("POST", "/v2/models/m/infer", self._body)

@@ -1,4 +1,4 @@
-"""Predictions a second over HTTP, ours against the same model behind a handler that is written by hand.
+"""Predictions a second over HTTP, compared with the same model in a handler that is written by hand.
 
     python -m benchmark.online serve [--connections 1 16 64] [--seconds 5] [--rounds 3] [--report]
 
@@ -44,8 +44,8 @@ def main() -> None:
         prog="python -m benchmark.online serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--connections", type=int, nargs="+", default=[1, 16, 64])
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
-    parser.add_argument("--rounds", type=int, default=3, help="of all sides in turn")
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds of each measurement")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds of all sides in turn")
     parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=list(SIDES))
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
     options = parser.parse_args()
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def why_missing(name: str) -> str:
-    """Why a side cannot run; empty: it can."""
+    """Return why a side cannot run; empty: it can."""
     _, python, module = SIDES[name]
     if not python.exists():
         return "not installed; make serving-peers"
@@ -99,7 +99,7 @@ def running(name: str) -> Iterator[str]:
 
 
 def check(name: str, answers: Answers) -> Answers:
-    """Return the answers. Raises SystemExit: some failed, or the last one is no prediction."""
+    """Return the answers. Raises SystemExit: some failed, or the last one is not a prediction."""
     head, _, content = answers.last.partition(b"\r\n\r\n")
     if answers.failed or len(json.loads(content)["outputs"][0]["data"]) != 10:
         raise SystemExit(f"{name} failed {answers.failed} requests; its last answer: {head[:80]!r} {content[:200]!r}")
@@ -107,7 +107,7 @@ def check(name: str, answers: Answers) -> Answers:
 
 
 def table(found: Mapping[tuple[str, int], Sequence[Answers]]) -> str:
-    """A row for each side and number of connections."""
+    """Return a row for each side and number of connections."""
     lines = ["| server | connections | predictions/s | p50, ms | p99, ms |", "|---|---|---|---|---|"]
     for (name, connections), rounds in sorted(found.items(), key=lambda item: item[0][1]):
         rate, p50, p99 = (
@@ -119,7 +119,7 @@ def table(found: Mapping[tuple[str, int], Sequence[Answers]]) -> str:
 
 
 def summary(found: Mapping[tuple[str, int], Sequence[Answers]], connections: Sequence[int]) -> str:
-    """The last line: the least ratio of ours to the best peer, over the numbers of connections."""
+    """Return the last line: the least ratio of our rate to that of the best peer, over the numbers of connections."""
     rates = {key: statistics.median(answers.rate for answers in rounds) for key, rounds in found.items()}
     ratios = [
         rates["ours", number] / max(rates[name, number] for name in COMPARED if (name, number) in rates)

@@ -1,4 +1,4 @@
-"""How many rows a second the whole preprocessing of clicks takes in and transforms, against scikit-learn on the same batches.
+"""Rows a second of the whole preprocessing of clicks, statistics and features, compared with scikit-learn on the same batches.
 
     python -m benchmark.online statistics [--rows 100000] [--batch-sizes 256 1000 10000] [--rounds 5] [--report]
 
@@ -51,7 +51,7 @@ SIDES = ("ours", "hasher", "one-hot")
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Seconds of one pass over a stream. converting: those of them that turned Arrow into what the side reads."""
+    """Seconds of one pass over a stream. converting: part of them that converts Arrow to the input of the side."""
 
     seconds: float
     converting: float = 0.0
@@ -67,13 +67,13 @@ def ours(batches: Sequence[Batch]) -> Timed:
 
 
 class SklearnNumbers:
-    """What users of scikit-learn write for numbers of a stream."""
+    """Code that users of scikit-learn write for numbers of a stream."""
 
     def __init__(self) -> None:
         self._sums, self._counts, self._scaler = np.zeros(len(NUMBERS)), np.zeros(len(NUMBERS)), StandardScaler()
 
     def __call__(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-        """Fill with the mean so far and scale by what was seen so far. Args: values: float64 (n, 13), NaN where missing."""
+        """Fill in the mean of earlier rows, and scale by their statistics. Args: values: float64 (n, 13), NaN if missing."""
         missing = np.isnan(values)
         self._sums += np.where(missing, 0, values).sum(axis=0)
         self._counts += (~missing).sum(axis=0)
@@ -83,17 +83,17 @@ class SklearnNumbers:
 
 
 def number_matrix(batch: Batch) -> npt.NDArray[np.float64]:
-    """float64 (n, 13)."""
+    """Return the numbers as float64 (n, 13)."""
     return np.stack([batch[name].to_numpy(zero_copy_only=False) for name in NUMBERS], axis=1)
 
 
 def category_matrix(batch: Batch) -> npt.NDArray[np.object_]:
-    """Python strings (n, 26), missing ones as one of their own."""
+    """Return the categories as Python strings (n, 26); missing ones are a category of their own."""
     return np.stack([batch[name].fill_null("").to_numpy(zero_copy_only=False) for name in CATEGORIES], axis=1)
 
 
 def hasher(batches: Sequence[Batch]) -> Timed:
-    """Numbers as above, categories by FeatureHasher."""
+    """Numbers as `SklearnNumbers`, categories by FeatureHasher."""
     numbers, hashing, converting = SklearnNumbers(), FeatureHasher(1 << 18, input_type="string", dtype=np.float32), 0.0
     begun = time.perf_counter()
     for batch in batches:
@@ -124,22 +124,22 @@ RUN: Mapping[str, Callable[[Sequence[Batch]], Timed]] = {"ours": ours, "hasher":
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one size of batches came to. rates: median rows/s by side; converted: without what turns Arrow into its input."""
+    """Result of one size of batches. rates: median rows/s by side; converted: without the conversion from Arrow."""
 
     batch_size: int
     rates: Mapping[str, float]
     converted: Mapping[str, float]
     spread: tuple[float, float]
-    """Slowest and fastest round of ours, rows/s."""
+    """Rows/s of our slowest and fastest round."""
 
     @property
     def ratio(self) -> float:
-        """Of ours to the faster one of scikit-learn."""
+        """Ratio of our rate to that of the faster side of scikit-learn."""
         return self.rates["ours"] / max(rate for side, rate in self.rates.items() if side != "ours")
 
     @property
     def converted_ratio(self) -> float:
-        """The same, where scikit-learn's input is there already and ours is still Arrow."""
+        """The same ratio, if scikit-learn gets its input converted and we get Arrow."""
         return self.rates["ours"] / max(rate for side, rate in self.converted.items() if side != "ours")
 
 
@@ -160,7 +160,7 @@ def measure(stream: ClickStream, batch_size: int, rounds: int) -> Result:
 
 
 def table(results: Sequence[Result]) -> str:
-    """Markdown."""
+    """Return the report as Markdown."""
     lines = [
         "| batch | ours, rows/s | scikit-learn with hasher | with one-hot | ratio | input converted before |",
         "|---|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""What a step of proactive training costs, against the bare step of PyTorch on data in memory.
+"""Cost of a step of proactive training, compared with the bare step of PyTorch on data in memory.
 
     python -m benchmark.online step [--stream clicks] [--samples 200000] [--rounds 3] [--report]
 
@@ -41,8 +41,7 @@ from benchmark.online.measured_run import DRAWN, NEW, ONLINE, STEPS, installed, 
 from modyn.models.calls import forward
 from modyn.models.weights import build_model
 from modyn.supervisor.client import RunState
-from modyn.supervisor.records import TriggerRecord
-from modyn.supervisor.work_clock import trained_seconds
+from modyn.supervisor.journal.records import TriggerRecord
 
 TARGET: Final = 1.3
 STREAMS: Final = {**proactive_streams.STREAMS, CLICK_COLUMNS.name: CLICK_COLUMNS}
@@ -50,9 +49,9 @@ PARTS: Final = ("history", "payloads", "transform", "passes", "tests", "version"
 _STAGES: Final = {"load": "payloads", "transform": "transform", "hooks": "tests"} | dict.fromkeys(
     ("forward", "backward", "step"), "passes"
 )
-"""Stage of the trainer → part; others are of the version."""
+"""Part of each stage of the trainer; other stages are of the version."""
 Parts = Mapping[str, float]
-"""Seconds a step."""
+"""Seconds of a step, by part."""
 
 
 def main() -> None:
@@ -60,8 +59,8 @@ def main() -> None:
         prog="python -m benchmark.online step", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--stream", action="append", choices=sorted(STREAMS), help="default: all")
-    parser.add_argument("--samples", type=int, default=200_000, help="of the stream")
-    parser.add_argument("--rounds", type=int, default=3, help="of both sides in turn")
+    parser.add_argument("--samples", type=int, default=200_000, help="samples of the stream")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds of both sides in turn")
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
     options = parser.parse_args()
     names, worst = options.stream or sorted(STREAMS), 0.0
@@ -79,7 +78,7 @@ def main() -> None:
 
 
 def summary(name: str, ours: Sequence[Parts], bare: Sequence[float]) -> tuple[str, float]:
-    """The row of a stream, and its ratio. Args: ours, bare: of each round."""
+    """Return the row of a stream, and its ratio. Args: ours, bare: of each round."""
     whole, alone = ([sum(parts[part] for part in chosen) for parts in ours] for chosen in (PARTS, PARTS[:-1]))
     step = statistics.median(bare)
     ratio, without = statistics.median(whole) / step, statistics.median(alone) / step
@@ -91,7 +90,7 @@ def summary(name: str, ours: Sequence[Parts], bare: Sequence[float]) -> tuple[st
 
 
 def measure(stream: OnlineStream, folder: Path, num_samples: int, rounds: int) -> tuple[list[Parts], list[float]]:
-    """Seconds a step of ours, by part, and of the bare loop, of each round."""
+    """Return the seconds of our step by part, and of the bare loop, for each round."""
     ours, bare = list[Parts](), list[float]()
     sections = {"trigger": {"id": "InitialTrigger", "num_samples": num_samples // 10}, "online": ONLINE}
     with installed(stream, num_samples, sections, folder, trainer_server={"online_niceness": 0}) as (client, path):
@@ -111,21 +110,21 @@ def measure(stream: OnlineStream, folder: Path, num_samples: int, rounds: int) -
 
 
 def parts_of(versions: Sequence[TriggerRecord]) -> Parts:
-    """Seconds a step of each part, the medians over versions."""
+    """Return the seconds of each part of a step, as medians over versions."""
     found = list[dict[str, float]]()
     for record in versions:
         parts = dict.fromkeys(PARTS, 0.0)
-        for stage, seconds in trained_seconds(record.training_result).items():
+        for stage, seconds in record.training_result.seconds.items():
             if stage in _STAGES:
                 parts[_STAGES[stage]] += seconds
         parts["version"] = record.seconds["train"] - sum(parts.values())
         parts["history"] = record.seconds["select"]
-        found.append({name: seconds / record.training_result["num_steps"] for name, seconds in parts.items()})
+        found.append({name: seconds / record.training_result.counts.num_steps for name, seconds in parts.items()})
     return {name: statistics.median(parts[name] for parts in found) for name in PARTS}
 
 
 def in_memory(stream: OnlineStream, folder: Path, num_samples: int) -> list[tuple[Any, Tensor]]:
-    """Batches of the sizes of steps as tensors in memory, which the model takes as they are, with their labels."""
+    """Return batches of the size of steps as tensors in memory, ready for the model, with their labels."""
     size = NEW + DRAWN
     count = min(3 * STEPS, num_samples // size)
     if isinstance(stream, ClickColumns):
@@ -138,7 +137,7 @@ def in_memory(stream: OnlineStream, folder: Path, num_samples: int) -> list[tupl
 
 
 def bare_step(stream: OnlineStream, batches: Sequence[tuple[Any, Tensor]]) -> float:
-    """Seconds of a step of PyTorch alone: the mean over STEPS in a row, of which the median of three times."""
+    """Return the seconds of a step of PyTorch alone: the median of three means over STEPS steps."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

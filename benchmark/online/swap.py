@@ -1,9 +1,9 @@
-"""Hot swaps of a served model under load: answers that fail or mix two versions, and how long a swap takes.
+"""Hot swaps of a served model under load: failed answers, answers that mix two versions, and the time of a swap.
 
     python -m benchmark.online swap [--swaps 1000] [--connections 16] [--report]
 
 As in production: `modyn serve` follows a run of an embedded stack, whose versions (an MLP 64-128-10 of weights in files) lie in model storage. Each
-swap is the promotion of a version that was never loaded: the server sees it, fetches the file, builds the model, warms it up beside the one that
+swap is the promotion of a version that was never loaded: the server sees it, fetches the file, builds the model, warms it up next to the one that
 serves, and exchanges the table of routes. Clients in a process of their own ask without pause on all connections. All outputs of a version are one
 number, to which all of its weights add: an answer is mixed if it names another version than its numbers come from, or if they differ.
 
@@ -39,12 +39,12 @@ WIDTH, HIDDEN, CLASSES = 64, 128, 10
 MODEL: Final[dict[str, Any]] = {"input_size": WIDTH, "hidden_sizes": [HIDDEN], "num_classes": CLASSES}
 TARGET_MS: Final = 50.0
 LOOK_S: Final = 0.02
-"""Between two looks of the server which version is promoted: short, so that swaps follow one another."""
+"""Seconds between two checks of the server for a promoted version: short, so that swaps follow one another."""
 
 
 @dataclass(frozen=True)
 class Swapped:
-    """Milliseconds of a swap. waited: from the call of the promotion until the log says that the version serves."""
+    """Milliseconds of a swap. waited: from the call that promotes to the log line that says that the version serves."""
 
     load: float
     exchange: float
@@ -56,7 +56,7 @@ def main() -> None:
         prog="python -m benchmark.online swap", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--swaps", type=int, default=1000)
-    parser.add_argument("--connections", type=int, default=16, help="on which is asked all the time")
+    parser.add_argument("--connections", type=int, default=16, help="connections that send requests all the time")
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="modyn-swap-") as folder, stack(Path(folder)) as client:
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def measure(client: Client, folder: Path, num_swaps: int, connections: int) -> tuple[Seen, list[Swapped], dict[int, float]]:
-    """What the clients saw, all swaps, and the number that each version answers."""
+    """Answers that clients got, all swaps, and the value that each version answers."""
     run_id = _run(client, folder)
     answered = {store(client, run_id, number, folder): number * (HIDDEN + 1.0) for number in range(1, num_swaps + 2)}
     first, *others = answered
@@ -104,13 +104,13 @@ def measure(client: Client, folder: Path, num_swaps: int, connections: int) -> t
 
 
 def served(lines: Sequence[str], model_id: int) -> dict[str, Any] | None:
-    """The event of a log that says that a version serves; None: there is none."""
+    """Return the event of a log that says that a version serves; None: there is none."""
     events = (json.loads(line) for line in lines if '"version_serves"' in line)
     return next((event for event in events if event["version"] == str(model_id)), None)
 
 
 def mixed(seen: Seen, expected: dict[int, float]) -> int:
-    """How many answers have other numbers than the version that they name gives."""
+    """Return the number of answers with other values than the version that they name gives."""
     versions, at = np.unique(seen.versions, return_inverse=True)
     numbers = np.array([expected.get(version, np.nan) for version in versions.tolist()])
     return int((seen.values != numbers[at]).sum())
@@ -134,7 +134,7 @@ def store(client: Client, run_id: RunId, number: int, folder: Path) -> int:
 
 
 def _run(client: Client, folder: Path) -> RunId:
-    """A run that has finished, of which versions can be served."""
+    """Make a finished run, whose versions can be served."""
     stream = STREAMS["taxi"]
     dataset = stream.register(client, folder / "data", 0, 2000)
     path = pipeline_file(folder, stream, dataset, {"trigger": {"id": "DataAmountTrigger", "num_samples": 2000}})

@@ -1,4 +1,4 @@
-"""How much CPU time and memory facility location takes, against the libraries that maximize it.
+"""CPU time and memory of facility location, compared with the libraries that maximise it.
 
     python -m benchmark.selection greedy [--repetitions 3] [--libraries apricot] [--report]
 

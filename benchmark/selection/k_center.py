@@ -1,10 +1,10 @@
-"""How much CPU time k-center takes, against the way of DeepCore.
+"""CPU time of k-center, compared with the way of DeepCore.
 
     python -m benchmark.selection k_center [--repetitions 5] [--report]
 
 10,000 candidates of 128 normal values, float32, of which 1,000 are chosen; both sides in processes of their own, one for each repetition, in turn,
 on one thread of NumPy or torch. DeepCore (PatrickZH/DeepCore, deepcore/methods/kcentergreedy.py) cannot be installed; the comparison side,
-`deepcore_like` in sides.py, is written anew with the same steps, not copied: for each center it takes the rows that are not chosen out of the
+`deepcore_like` in sides.py, is our own code with the same steps, not a copy: for each center it takes the rows that are not chosen out of the
 matrix, the distances to these by the expansion of squares, with the squares of the rows computed again, writes them into one row of a matrix of
 centers × candidates, and takes the minimum with the row before. The radius of ours must be at most 1 % larger; the first center differs.
 The last line is the CPU time of that side, ours taken as 1, of the medians (goal: at least 10).
@@ -45,7 +45,7 @@ def main() -> None:
         raise SystemExit(f"the radius of ours is {radii['ours']:.4f}, of the other side {radii['deepcore_like']:.4f}")
     mine, theirs = (statistics.median(run["cpu"] for run in runs) for runs in found.values())
     lines = [
-        f"{options.samples:,} × {options.dimensions} normal values, a tenth chosen; one thread each. `deepcore_like` is written anew with the steps "
+        f"{options.samples:,} × {options.dimensions} normal values, a tenth chosen; one thread each. `deepcore_like` is our own code with the steps "
         "of DeepCore's `k_center_greedy`, see the program.",
         "",
         *result_rows(found, "radius", {side: f"{value:.4f}" for side, value in radii.items()}),

@@ -1,4 +1,4 @@
-"""Time and memory of choosing out of millions of candidates whose features lie on disk.
+"""Time and memory of a choice from millions of candidates whose features are on disk.
 
     python -m benchmark.selection many [--samples 10000000] [--dimensions 64] [--share 0.1] [--report]
 
@@ -86,7 +86,7 @@ def _side(choice: str, path: Path, share: float) -> dict[str, Any]:
 
 
 def _choose(choice: str, path: Path, share: float) -> dict[str, Any]:
-    from modyn.trainer_server.coresets import choices
+    from modyn.trainer_server.downsampling.coresets import choices
 
     features = np.load(path, mmap_mode="r")
     peak = [_anonymous()]

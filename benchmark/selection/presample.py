@@ -3,7 +3,7 @@
     python -m benchmark.selection presample [--samples 100000000] [--classes 1000] [--pairs 3] [--folder FOLDER] [--report]
 
 Ours is the call `trigger` of a running selector, from the log of samples on the disk to a trigger set that is durable. NumPy's is the same
-choice from arrays of labels and keys in memory, without any file: `bincount`, the quotas, a `choice` of so many samples of each class, the
+choice from arrays of labels and keys in memory, without any file: `bincount`, the quotas, a `choice` of the quota from each class, the
 positions of each class (`argsort` of 16-bit labels, a radix sort), and the keys in stream order. The sides take turns.
 
 Two ratios are printed, medians of NumPy's seconds divided by ours. The goal, at least 0.3, is of the whole: `bincount` and `choice` alone draw
@@ -33,7 +33,7 @@ from modyn.selector.window.quotas import quotas
 RUN = RunId("balanced")
 GOAL = 0.3
 STEP = 1_000_000
-"""Samples that are informed at once."""
+"""Samples of one call of `inform`."""
 
 
 def main() -> None:
@@ -41,9 +41,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=100_000_000, help="25 bytes of disk each, and 40 of memory for NumPy")
     parser.add_argument("--classes", type=int, default=1000)
-    parser.add_argument("--percent", type=int, default=10, help="of the samples that are kept")
+    parser.add_argument("--percent", type=int, default=10, help="percentage of the samples that are kept")
     parser.add_argument("--keys", type=int, default=1_000_000, help="maximum_keys_in_memory of the selector")
-    parser.add_argument("--pairs", type=int, default=3, help="turns of each side")
+    parser.add_argument("--pairs", type=int, default=3, help="runs of each side")
     parser.add_argument("--folder", type=Path, help="where to put the files (default: a temporary folder)")
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
     options = parser.parse_args()
@@ -129,7 +129,7 @@ def numpy_side(labels: Int64Array, size: int, seed: int) -> tuple[float, float, 
 
 @contextmanager
 def private_growth(pid: int) -> Iterator[list[int]]:
-    """Watch the private memory of a process while the block runs; the list then has by how many bytes it grew at most."""
+    """Watch the private memory of a process during the block; the list gets its largest growth in bytes."""
     before, most, ended = private_bytes(pid), 0, threading.Event()
 
     def watch() -> None:
@@ -148,6 +148,6 @@ def private_growth(pid: int) -> Iterator[list[int]]:
 
 
 def private_bytes(pid: int) -> int:
-    """Memory that only this process has, which the page cache is no part of."""
+    """Return the memory that only this process has, without the page cache."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
     return 1024 * sum(int(fields[name].split()[0]) for name in ("Private_Clean", "Private_Dirty"))

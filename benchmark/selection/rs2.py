@@ -1,4 +1,4 @@
-"""What RS2 costs: the time of a training on a new random half in each epoch, against one on a half that presampling has drawn once.
+"""Cost of RS2: the time of a training on a new random half in each epoch, compared with a half that presampling has drawn once.
 
 Both train as many epochs on as many samples. A SmallCNN is fast: what the selections add shows.
 """

@@ -28,7 +28,7 @@ Side = Callable[[Features, int], list[int]]
 
 
 def normal(samples: int, dimensions: int) -> Features:
-    """The features that both sides choose from."""
+    """Return the features that both sides choose from."""
     return np.random.default_rng(0).standard_normal((samples, dimensions), dtype=np.float32)
 
 
@@ -62,7 +62,7 @@ def main() -> None:
     base, cpu, wall = _peak(), time.process_time(), time.perf_counter()
     positions = choose(x, samples // 10)
     times = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
-    print()  # behind what a library says
+    print()  # ends a line that a library has printed
     print(json.dumps({"positions": sorted(positions), **times, "base": base, "peak": _peak()}))
 
 
@@ -71,7 +71,7 @@ def _peak() -> float:
 
 
 def craig() -> Side:
-    from modyn.trainer_server.coresets.choices import craig as choose
+    from modyn.trainer_server.downsampling.coresets.choices import craig as choose
 
     return lambda x, size: choose(x, size, np.random.default_rng(0)).positions.tolist()
 
@@ -102,7 +102,7 @@ def submodlib() -> Side:
 
 
 def k_centers() -> Side:
-    from modyn.trainer_server.coresets.choices import k_centers as choose
+    from modyn.trainer_server.downsampling.coresets.choices import k_centers as choose
 
     return lambda x, size: choose(x, size, np.random.default_rng(0)).positions.tolist()
 

@@ -1,4 +1,4 @@
-"""Trainings of this process on real storage and selector services: what the figures of downsampling compare."""
+"""Trainings of this process on real storage and selector services, for the figures of downsampling."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from modyn.records import Interval, ModelVersion, RunId
 from modyn.rpc.logs import configure_logs
 from modyn.selector.client import SelectorClient
 from modyn.trainer_server.client import TrainingRequest
-from modyn.trainer_server.config import TrainingConfig
-from modyn.trainer_server.inputs import TrainingContext, TrainingInputs
+from modyn.trainer_server.loop.inputs import TrainingContext, TrainingInputs
+from modyn.trainer_server.request.config import TrainingConfig
 from modyn.trainer_server.train import run_training
 from modyn.workers import JobConnection, KeptModels
 
@@ -43,7 +43,7 @@ class NobodyListens(JobConnection):
 
     @property
     def stopping(self) -> bool:
-        """Never."""
+        """Return False: nothing stops a training."""
         return False
 
 
@@ -85,18 +85,18 @@ class Trainings:
         inputs = self.inputs(training, selection, model)
         stored = run_training(inputs.request, inputs.context, NobodyListens())
         if not isinstance(stored, StoredModelInfo):
-            raise SystemExit(f"nothing was trained: {stored.reason}")
+            raise SystemExit(f"nothing was trained: {stored.nothing_trained}")
         return stored.training_result
 
 
 def seconds(result: Mapping[str, Any]) -> float:
-    """Of a training, without storing its model."""
+    """Seconds of a training, without those of storing its model."""
     return float(sum(value for stage, value in result["seconds"].items() if stage != "store"))
 
 
 @contextmanager
 def trainings(samples: int) -> Iterator[Trainings]:
-    """Real services with so many images, until the block ends."""
+    """Start real services with this number of images, and stop them at the end of the block."""
     configure_logs("benchmark", "ERROR")
     with tempfile.TemporaryDirectory(prefix="modyn-selection-") as name:
         folder = Path(name)
@@ -119,7 +119,7 @@ def parser_of(name: str, description: str | None, samples: int) -> argparse.Argu
     """The options that these figures share."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmark.selection {name}", description=description)
     parser.add_argument("--samples", type=int, default=samples, help="images in the trigger set")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each side is measured, in turn")
+    parser.add_argument("--rounds", type=int, default=3, help="number of measurements of each side, in turn")
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
     return parser
 

@@ -1,1 +1,1 @@
-"""Figures of triggers: what drift metrics, checks and simulations cost."""
+"""Figures of triggers: the cost of drift metrics, checks and simulations."""

@@ -4,10 +4,10 @@ python -m benchmark.triggers FIGURE [--help]
 
 drift      our MMD against that of alibi-detect, CPU time
 checks     what a drift check costs in a run, from the first to the last hundred
-power      how small a shift each test finds; writes the pictures of docs/triggers.md
+power      how small a shift each test finds; writes the pictures of docs/how-to/triggers.md
 simulate   samples/s of 20 policies together in a simulation, and what 200 drift policies cost that share a model
-pictures   writes the other pictures of docs/triggers.md
-rare_classes   how many samples a check needs to see a rare class; prints the table of docs/seasons.md
+pictures   writes the other pictures of docs/how-to/triggers.md
+rare_classes   how many samples a check needs to see a rare class; prints the table of docs/how-to/rare-classes.md
 """
 
 from __future__ import annotations

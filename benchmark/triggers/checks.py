@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import psycopg2
 
-from benchmark.machine import write_report
+from benchmark.machine import family, write_report
 from modyn.client import Client
 from modyn.config.dataset import DatasetConfig
 from modyn.config.system import SystemConfig
@@ -82,25 +82,25 @@ def _ratio(values: Sequence[float]) -> float:
 
 
 def measure(folder: Path, checks: int) -> Costs:
-    """Run a pipeline with so many checks on real services of its own."""
+    """Run a pipeline with this number of checks on real services of its own."""
     path = folder / "pipeline.yaml"
     path.write_text(json.dumps(pipeline()))  # JSON is YAML
     with services_with_data(folder, (checks + 1) * EVERY) as client:
         run = client.wait(client.run(path).run_id)
         if run.state is not RunState.FINISHED:
             raise SystemExit(f"{run.run_id} is {run.state}: {run.error}")
-        made = [check for check in client.supervisor.checks(run.run_id) if "mmd" in check.evidence][1:]
+        made = [check for check in client.supervisor.checks(run.run_id) if "mmd" in check.numbers][1:]
         return Costs(
             [check.seconds for check in made],
             _row_bytes(client, run.run_id, made),
-            [check.evidence["embedded_samples"] for check in made],
+            [check.numbers["embedded_samples"] for check in made],
             _worker_bytes(client),
         )
 
 
 @contextmanager
 def services_with_data(folder: Path, samples: int) -> Iterator[Client]:
-    """Real services of their own below a folder, with a dataset `train` of so many small images."""
+    """Real services of their own below a folder, with a dataset `train` of `samples` small images."""
     _make_data(folder / "data", samples)
     layout = {"record_size": RECORD.itemsize, "label_size": 8, "byteorder": "little", "file_extension": ".bin"}
     options: dict[str, Any] = {"file_wrapper": "BinaryFileWrapper", "file_wrapper_config": layout, "watch": False}
@@ -129,15 +129,7 @@ def _row_bytes(client: Client, run_id: str, made: Sequence[CheckRecord]) -> list
 def _worker_bytes(client: Client) -> int:
     """Private memory of the largest process below the evaluator: its worker."""
     (evaluator,) = (part.pid for part in client.status().parts if part.name == "evaluator")
-    return max((_private_bytes(pid) for pid in _below(evaluator or 0)), default=0)
-
-
-def _below(pid: int) -> list[int]:
-    found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, path.read_text().split()):
-            found += [child, *_below(child)]
-    return found
+    return max((_private_bytes(pid) for pid in family(evaluator or 0)[1:]), default=0)
 
 
 def _private_bytes(pid: int) -> int:
@@ -160,7 +152,7 @@ def _make_data(folder: Path, count: int) -> None:
 
 def pipeline() -> dict[str, Any]:
     """A pipeline on that dataset, whose policy checks every EVERY samples and fires but once."""
-    criterion = {"id": "ThresholdDecisionCriterion", "threshold": 1e9}
+    criterion = {"id": "ThresholdDecisionCriterion", "threshold": 2}
     training = {
         "use_previous_model": True,
         "batch_size": 50,

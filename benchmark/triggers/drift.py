@@ -1,4 +1,4 @@
-"""How much CPU time our MMD takes, against that of alibi-detect (torch).
+"""CPU time of our MMD, compared with that of alibi-detect (torch).
 
     python -m benchmark.triggers drift [--repetitions 5] [--permuted 1] [--threads 1] [--report]
 
@@ -29,7 +29,7 @@ Result = dict[str, Any]
 
 
 class Side:
-    """A process of one side, drift_side.py."""
+    """Process of one side, drift_side.py."""
 
     def __init__(self, python: str, *arguments: object) -> None:
         command = [python, "-W", "ignore", "-m", "benchmark.triggers.drift_side", *map(str, arguments)]
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument(
         "--permuted", type=int, default=1, help="repetitions with permutations, of which one of the library takes minutes"
     )
-    parser.add_argument("--threads", type=int, default=1, help="of torch, for each side")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch, for each side")
     parser.add_argument("--alibi-python", type=Path, default=ALIBI_PYTHON, help="where alibi-detect is installed")
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Pictures of docs/triggers.md: what each trigger policy sees of one small stream, and where it fires.
+"""Pictures of docs/how-to/triggers.md: what each trigger policy sees of one small stream, and where it fires.
 
     python -m benchmark.triggers pictures
 
@@ -22,7 +22,7 @@ from modyn.supervisor.triggers import TriggerContext, build_trigger
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, TriggerOutcome, next_position
 from modyn.testing.fake_evidence import FakeEvidence
 
-PICTURES: Final = Path(__file__).parents[2] / "docs" / "triggers"
+PICTURES: Final = Path(__file__).parents[2] / "docs" / "how-to" / "triggers"
 SAMPLES: Final = 1200
 DAY: Final = 86_400
 EVERY: Final = {"evaluation_interval_data_points": 25}
@@ -143,8 +143,8 @@ def picture(name: str) -> str:
     seen = follow(POLICIES[name])
     lines: dict[str, list[tuple[float, float]]] = {}
     for check in seen.checks:
-        for key, value in check.evidence.items():
-            if key in INSTEAD[name] if name in INSTEAD else is_judged(key, check.evidence):
+        for key, value in check.numbers.items():
+            if key in INSTEAD[name] if name in INSTEAD else is_judged(key, check.numbers):
                 lines.setdefault(key, []).append((check.position, value))
     if not lines:
         bounds = [0, *seen.fired, SAMPLES]
@@ -153,9 +153,9 @@ def picture(name: str) -> str:
     return line_chart(f"{POLICIES[name]['id']}: {len(seen.fired)} triggers", ("samples of the stream", ""), lines, marks=marks)
 
 
-def is_judged(series: str, evidence: Mapping[str, float]) -> bool:
+def is_judged(series: str, numbers: Mapping[str, float]) -> bool:
     """Whether it is a threshold, or a series that is unusual or not: `series.unusual`, or `series.criterion.unusual`."""
-    verdict = any(name.startswith(f"{series}.") and name.endswith(".unusual") for name in evidence)
+    verdict = any(name.startswith(f"{series}.") and name.endswith(".unusual") for name in numbers)
     return series.endswith(".threshold") or verdict
 
 

@@ -13,7 +13,7 @@ from benchmark.line_chart import line_chart
 from modyn.config.base import load_section
 from modyn.evaluator.drift import DRIFT_METRICS, DriftMetric, compare
 
-PICTURES: Final = Path(__file__).parents[2] / "docs" / "triggers"
+PICTURES: Final = Path(__file__).parents[2] / "docs" / "how-to" / "triggers"
 SAMPLES, FEATURES, CLASSES, LEVEL = 200, 32, 10, 0.05
 TESTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "MMDDriftMetric": {"num_permutations": 100},
@@ -38,7 +38,7 @@ def _mean_of_one(rows: torch.Tensor, size: float) -> torch.Tensor:
 
 
 def _more_of_one_class(labels: torch.Tensor, share: float) -> torch.Tensor:
-    """So many labels are those of a class in the middle, evenly over the classes that they had."""
+    """Replace a share of the labels by a class in the middle, evenly over their classes."""
     moved = labels.clone()
     moved[: round(share * len(labels))] = CLASSES // 2
     return moved
@@ -74,9 +74,9 @@ def power(metric: DriftMetric, kind: str, size: float, draws: int) -> float:
 
 
 def main() -> None:
-    """Write a picture for each kind of shift into the folder of docs/triggers.md."""
+    """Write a picture for each kind of shift into the folder of docs/how-to/triggers.md."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--draws", type=int, default=200, help="of each test at each size")
+    parser.add_argument("--draws", type=int, default=200, help="draws of each test at each size")
     draws = parser.parse_args().draws
     PICTURES.mkdir(exist_ok=True)
     for kind, (axis, sizes, _) in SHIFTS.items():

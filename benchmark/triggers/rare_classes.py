@@ -1,6 +1,6 @@
-"""How many samples a check needs to see a rare class: by the binomial distribution and the power of the chi-squared test.
+"""Number of samples that a check needs to see a rare class, by the binomial distribution and the power of the chi-squared test.
 
-Prints the table of docs/seasons.md. All windows are of equal size; the other classes, `OTHERS` of them, share the rest equally.
+Prints the table of docs/how-to/rare-classes.md. All windows are of equal size; the other classes, `OTHERS` of them, share the rest equally.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ LEVEL, POWER = 0.001, 0.9
 RIGHT, FALLEN = 0.9, 0.5
 """The share of right answers of the rare class before and after a change; those of the other classes do not change."""
 HEADER: Final = (
-    "| share of the class | one sample of it (95 %) | a cell of its own | its share doubles | it vanishes | its recall falls, by recall | its recall "
-    "falls, by accuracy |\n|---|---|---|---|---|---|---|"
+    "| share of the class | one sample (95 %) | own cell | share doubles | class vanishes | recall falls, recall watched | recall falls, "
+    "accuracy watched |\n|---|---|---|---|---|---|---|"
 )
 
 
@@ -63,7 +63,7 @@ def samples_for_accuracy(share: float) -> int:
 
 
 def table() -> str:
-    """The table, in Markdown."""
+    """Return the table in Markdown."""
     rows = [HEADER]
     for share in SHARES:
         numbers = (
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def _first(holds: Callable[[int], bool]) -> int:
-    """The first size, within a hundredth, from which on it holds."""
+    """Return the first size, within a hundredth, from which the condition holds."""
     size = 1
     while not holds(size):
         size += max(1, size // 100)
@@ -92,6 +92,6 @@ def _first(holds: Callable[[int], bool]) -> int:
 
 
 def _rounded(number: int) -> int:
-    """To two digits, upwards."""
+    """Round up to two digits."""
     unit = int(10 ** max(0, len(str(number)) - 2))
     return -(-number // unit) * unit

@@ -35,7 +35,7 @@ def missing(package: str, python: Path = PYTHON) -> Missing | None:
 
 
 def fastest(ways: Mapping[str, Start], num_batches: int | None) -> str:
-    """The way that takes least time for a whole epoch (None), or for `num_batches` batches after those that come first: starting workers takes
+    """Return the fastest way for a whole epoch (None), or for `num_batches` batches after the first ones: starting workers takes
     a large part of a small number of batches, and what they make meanwhile comes at once. Says on the error output which."""
     seconds = {}
     for name, start in ways.items():

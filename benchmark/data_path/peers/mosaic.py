@@ -3,7 +3,7 @@
 docs.mosaicml.com/projects/streaming: arrays of a fixed type and shape are encoded as `ndarray:dtype:shape`; `batch_size` is given to dataset and
 DataLoader alike; shards are stored where they are read, uncompressed; more DataLoader workers if loading is the bottleneck.
 
-Its package imports torchvision and transformers for datasets that are not used here. There is no torchvision for CPU beside this torch, so
+Its package imports torchvision and transformers for datasets that are not used here. There is no torchvision for CPU that fits this torch, so
 empty stand-ins take their place; nothing that is measured touches them.
 """
 

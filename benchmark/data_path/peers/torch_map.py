@@ -64,7 +64,7 @@ def prepare(task: dict[str, Any]) -> Arrange:
         for workers, threads in dict.fromkeys(counts)
     }
     best = ways[fastest({name: partial(way, Mapped()) for name, way in ways.items()}, num_batches=None)]
-    # Mapped anew for each run: what is mapped cannot be dropped from the page cache.
+    # Mapped again for each run: mapped pages cannot be dropped from the page cache.
     return lambda _: partial(best, Mapped())
 
 

@@ -1,4 +1,4 @@
-"""Runs an ASGI application on Uvicorn with the settings of our server (`modyn.serving.http_server`): uvloop, httptools, and nothing besides."""
+"""Run an ASGI application on Uvicorn with the settings of our server (`modyn.serving.protocol.http_server`): uvloop and httptools."""
 
 from __future__ import annotations
 
