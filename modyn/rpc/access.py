@@ -41,7 +41,7 @@ NEEDED: Final[dict[str, Role]] = {
         },
         "modyn.Storage": {
             Role.READER: "ListPlugins ListDatasets GetDataset ListProblems CountSamples SamplesInInterval NewSamples NewLabels SamplesByKey "
-            "LocateSamples DeletedKeys OfferShortCut CheckColumn ColumnValues",
+            "LocateSamples DeletedKeys OfferShortCut CheckColumn ListColumns ColumnValues",
             Role.WRITER: "RegisterDataset ChangeDataset Ingest ScrubDataset AppendRecords SetLabels",
             Role.ADMIN: "DeleteDataset DeleteSamples ForgetFile RebuildDataset",
         },

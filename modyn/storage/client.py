@@ -327,6 +327,14 @@ class StorageClient(ServiceClient):
         """
         self._stub.CheckColumn(storage_pb2.ColumnRequest(dataset=name, column=column, identity=identity))
 
+    def column_names(self, name: str, identity: str = "") -> list[str]:
+        """Return the names of the columns that the first and last samples of a dataset have. For CSV files, the names are the numbers of a row's
+        fields, from "0". Without samples, the list is empty.
+
+        Raises: ConfigError: the format has no columns. DataError: a file cannot be read.
+        """
+        return list(self._stub.ListColumns(storage_pb2.RegisteredDataset(dataset=name, identity=identity)).names)
+
     def column_values(self, name: str, keys: Int64Array, column: str, identity: str = "") -> Iterator[ColumnValues]:
         """Yield the values of the samples of `keys`, int64 (n,), in a column of their files, in the given order, in parts. Deleted samples have no
         value. A broken stream is opened again.

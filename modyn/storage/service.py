@@ -44,6 +44,7 @@ _ReadRequest = (
     | storage_pb2.NewLabelsRequest
     | storage_pb2.KeysRequest
     | storage_pb2.ColumnRequest
+    | storage_pb2.RegisteredDataset
     | storage_pb2.ColumnValuesRequest
 )
 
@@ -181,6 +182,11 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         self._dataset(request)
         self._store.column_reader(request.dataset, request.column).check()
         return common_pb2.Empty()
+
+    def ListColumns(self, request: storage_pb2.RegisteredDataset, context: Context) -> storage_pb2.ColumnNames:
+        """Return the names of the columns that the first and the last samples have."""
+        self._dataset(request)
+        return storage_pb2.ColumnNames(names=self._store.column_reader(request.dataset, "0").names())
 
     def ColumnValues(self, request: storage_pb2.ColumnValuesRequest, context: Context) -> Iterator[storage_pb2.ColumnValuesPart]:
         """Stream values of a column in the order of the keys, in parts that fit into messages; NOT_FOUND if a key is unknown."""

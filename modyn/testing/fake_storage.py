@@ -282,6 +282,11 @@ class FakeStorageClient(FakeClient, StorageClient):
                     f"dataset '{name}' has no column '{column}' in its first and last samples{near} Correct the name of the column"
                 )
 
+    def column_names(self, name: str, identity: str = "") -> list[str]:
+        """Return the names of the columns of a dataset. Raises NotFoundError."""
+        with self._storage.arrived:
+            return list(self._storage.find(name, identity).columns)
+
     def column_values(self, name: str, keys: Int64Array, column: str, identity: str = "") -> Iterator[ColumnValues]:
         """See `StorageClient.column_values`. Returns all values at once."""
         with self._storage.arrived:

@@ -39,6 +39,7 @@ class BadRows:
     """
 
     def __init__(self, path: str, most: int | None) -> None:
+        self.lines = LineCounter()
         self._path, self._most = path, most
         self._found: list[BadRow] = []
         self._num_taken = 0
@@ -83,7 +84,8 @@ def too_many(path: str, rows: Sequence[BadRow], most: int | None, least: str = "
 
 
 class LineCounter:
-    """Counts the lines of a text file, which end with \\n, \\r\\n or \\r. The file is read once, as far as numbers are asked for.
+    """Counts the lines of a text file, which end with \\n, \\r\\n or \\r. The file is read once, as far as numbers are asked for. Its
+    position stays.
 
     >>> import io
     >>> counter, file = LineCounter(), io.BytesIO(b"a\\nb\\r\\nc\\rd")
@@ -96,11 +98,13 @@ class LineCounter:
 
     def number(self, file: BinaryIO, offset: int) -> int:
         """Return the number, from 1, of the line that begins at byte `offset`, not less than at the last call. Raises: OSError."""
+        before = file.tell()
         file.seek(self._end)
         while self._end < offset and (part := file.read(min(offset - self._end, _READ_BYTES))):
             self._number += part.count(b"\n") + part.count(b"\r") - part.count(b"\r\n")
             self._number -= self._ends_with_cr and part.startswith(b"\n")
             self._end, self._ends_with_cr = self._end + len(part), part.endswith(b"\r")
+        file.seek(before)
         return self._number
 
 

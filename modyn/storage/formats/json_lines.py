@@ -24,7 +24,7 @@ from modyn.json_codec import MAX_EXACT_INT
 from modyn.records import Int64Array, LabelArray
 from modyn.storage.files.local import reading
 from modyn.storage.formats.arrow_times import times_of
-from modyn.storage.formats.bad_rows import BadRows, RowsConfig
+from modyn.storage.formats.bad_rows import BadRows, LineCounter, RowsConfig
 from modyn.storage.formats.base import FileFormat, FormatResume, RowColumn
 from modyn.storage.formats.json_fields import (
     FIELD_TIMES,
@@ -180,7 +180,7 @@ class JsonLinesFormat(FileFormat):
             cut = len(block) if not new else block.rfind(b"\n") + 1
             if not cut and len(block) > self.max_line_bytes:
                 raise DataError(
-                    f"{path}, line {_lines_before(file, offset) + 1} at byte {offset}: it is longer than {self.max_line_bytes} bytes; "
+                    f"{path}, line {LineCounter().number(file, offset)} at byte {offset}: it is longer than {self.max_line_bytes} bytes; "
                     f"split it, or give the data as files of one sample each"
                 )
             if cut:
@@ -251,16 +251,13 @@ class JsonLinesFormat(FileFormat):
         rows: list[int] = []
         labels: list[int | float] = []
         times: list[int] = []
-        lines_before: int | None = None
         for row, (begin, end, _) in enumerate(lines.T.tolist()):
             if not (line := block[begin:end]).strip():
                 continue
             try:
                 label, time = self._parse_line(line)
             except ValueError as error:
-                if lines_before is None:
-                    lines_before = _lines_before(file, offset)
-                number = lines_before + block.count(b"\n", 0, begin) + 1
+                number = bad_rows.lines.number(file, offset + begin)
                 advice = "end lines with \\n and not with \\r" if b"\r" in line else "correct the line"
                 bad_rows.add(BadRow(offset + begin, f"{path}, line {number} at byte {offset + begin}: {error}; {advice}"))
                 continue
@@ -381,14 +378,3 @@ def _check_line_ended(path: str, file: BinaryIO, end: int) -> None:
             f"{path}: the line that ended at byte {end} was continued since it was indexed; restore the file, or index what it contains now with "
             f"`modyn data reindex NAME FILE`; a last line that ends with a line break is taken when it is whole"
         )
-
-
-def _lines_before(file: BinaryIO, offset: int) -> int:
-    """Count the line breaks in the first `offset` bytes, for an error message."""
-    count, before = 0, file.tell()
-    file.seek(0)
-    while offset > 0 and (part := file.read(min(offset, 1 << 20))):
-        count += part.count(b"\n")
-        offset -= len(part)
-    file.seek(before)
-    return count

@@ -58,12 +58,9 @@ class ColumnReader:
 
         Raises: ConfigError: no sample has the column; the message names the nearest one. DataError: samples cannot be read.
         """
-        now, names = self._snapshot(), dict[str, None]()
-        first = next((batch.keys for batch in now.samples_from(0, LOOKED_AT)), np.zeros(0, np.int64))
-        last = np.arange(max(0, now.index.next_key - LOOKED_AT), now.index.next_key)
-        for keys in (first, last):
-            located = locate(self._snapshot, keys, "skip")
-            names |= dict.fromkeys(self._names(located))
+        names = dict[str, None]()
+        for keys in self._looked_at():
+            names |= dict.fromkeys(self._names(keys))
             if self._column in names:
                 for _ in self.values(keys):
                     pass  # Encoding checks the types of the values.
@@ -76,6 +73,10 @@ class ColumnReader:
         raise ConfigError(
             f"{self._where} has no column '{self._column}' in its first and last samples{near}{there} Correct the name of the column"
         )
+
+    def names(self) -> list[str]:
+        """Return the names of the columns that the first and the last LOOKED_AT samples have. Raises: DataError: samples cannot be read."""
+        return list(dict.fromkeys(name for keys in self._looked_at() for name in self._names(keys)))
 
     def values(self, keys: Int64Array, identity: str = "") -> Iterator[ColumnValues]:
         """Yield the values of samples in the given order, for at most KEYS_AT_ONCE samples at once. A sample that was deleted, or has no such column,
@@ -128,9 +129,15 @@ class ColumnReader:
             f"the columns of the sample with key {key} of {self._where} cannot be read: {error}; delete the sample", key
         )
 
-    def _names(self, located: LocatedSamples) -> Iterator[str]:
+    def _looked_at(self) -> tuple[Int64Array, Int64Array]:
+        """Return the keys of the first and of the last LOOKED_AT samples."""
+        now = self._snapshot()
+        first = next((batch.keys for batch in now.samples_from(0, LOOKED_AT)), np.zeros(0, np.int64))
+        return first, np.arange(max(0, now.index.next_key - LOOKED_AT), now.index.next_key)
+
+    def _names(self, keys: Int64Array) -> Iterator[str]:
         """Yield the names of the columns of samples. A name may occur several times."""
-        column = self._declared
+        located, column = locate(self._snapshot, keys, "skip"), self._declared
         if isinstance(column, RowGroups):
             from modyn.storage.read.row_groups import RowGroupColumn
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 from modyn.config.base import Problem, Severity, refuse, section_at, sections_in
 from modyn.config.online import ONLINE
@@ -27,8 +26,6 @@ from modyn.supervisor.journal.records import Run, RunMode, RunOptions
 from modyn.supervisor.run.scored_turns import check_scored_turns
 from modyn.supervisor.triggers import check_trigger_section, with_defaults
 
-_MOST_FIELDS: Final = 1 << 16
-"""More fields than rows have."""
 Check = Callable[[Mapping[str, Any]], list[Problem]]
 """Lists the mistakes in the sections that one service uses, given the whole pipeline."""
 
@@ -154,30 +151,19 @@ def _wrong_columns(pipeline: Mapping[str, Any], storage: StorageClient) -> list[
                 continue  # Rows are read in another way, so that their fields are others.
             if info.schema is not None or info.num_samples or info.config.holds_records:
                 found |= dict.fromkeys(wrong_names(section, name, info.schema))
-            if isinstance(names := section.get("names"), list) and (number := _num_fields(storage, info, len(names))):
+            if isinstance(names := section.get("names"), list) and (number := _num_fields(storage, info)):
                 found |= dict.fromkeys(wrong_number(names, name, number))
     return list(found)
 
 
-def _num_fields(storage: StorageClient, dataset: DatasetInfo, expected: int) -> int:
-    """Return the number of fields of a row in CSV files without names; 0: it is not known. Args: expected: the likely number."""
+def _num_fields(storage: StorageClient, dataset: DatasetInfo) -> int:
+    """Return the largest number of fields of a row in CSV files without names; 0: it is not known."""
     if dataset.config.file_wrapper != "CsvFileWrapper" or dataset.schema is not None or not dataset.num_samples:
         return 0
-
-    def lacks(number: int) -> bool:
-        try:
-            storage.check_column(dataset.name, str(number))
-        except ConfigError as error:
-            return f"has no column '{number}'" in error.message  # Other errors are about the values of the column.
-        return False
-
     try:
-        if lacks(expected) and not lacks(expected - 1):
-            return expected
-        found = bisect_left(range(_MOST_FIELDS), True, key=lacks)
+        return len(storage.column_names(dataset.name))  # No field is named if all samples that storage looks at were deleted.
     except (DataError, UnavailableError):
         return 0  # A file cannot be read; a run says why.
-    return found if found < _MOST_FIELDS else 0  # No column is lacking if all samples that storage looks at were deleted.
 
 
 def checked_references(pipeline: Pipeline, storage: StorageClient, model_storage: ModelStorageClient) -> list[Problem]:

@@ -121,6 +121,7 @@ def test_times_in_a_field_may_be_of_both_kinds(tmp_path: Path) -> None:
         (b"[1]\n", {}, "", "it is not a JSON object but a list"),
         (b'{"y":1', {}, "", "it is not JSON: Expecting ',' delimiter at its character 6"),
         (b'{"y":1} {"y":2}\n', {}, "", "it is not JSON: Extra data"),
+        (b'{"y":1, \r "x":2}\n{"y":1.0}\n', {}, "", "line 3 at byte 17: the label 'y' is a fraction"),  # As editors count.
         (b'{"y":\n1}\n', {}, "", "line 1 at byte 0: it is not JSON"),
         (b'{"y":1, "x":"\xff"} \n', {}, "", "it is not UTF-8"),
         (b'{"y":1, "t":"soon"}\n', {}, "field:t", "the time 't' 'soon' is neither a time in seconds since 1970 nor ISO 8601"),

@@ -105,6 +105,15 @@ def test_a_column_that_is_named_twice_is_read_by_its_number(storage: RunningStor
     assert texts(client, [0], "2") == ["e"]
 
 
+def test_columns_are_listed_by_their_names_or_by_the_numbers_of_fields(storage: RunningStorage, tmp_path: Path) -> None:
+    client = storage.client
+    client.register_dataset(column_dataset(tmp_path, "csv"))
+    assert client.column_names("sites") == []
+    (tmp_path / "0.csv").write_text("y,site,area\n5,d,e\n6,f,\n")
+    storage.ingest("sites")
+    assert client.column_names("sites") == ["0", "1", "2"]
+
+
 def test_a_format_without_columns_is_refused(numbers: RunningStorage) -> None:
     for call in (lambda: numbers.client.check_column("numbers", "site"), lambda: texts(numbers.client, [0], "site", "numbers")):
         with pytest.raises(

@@ -235,11 +235,12 @@ def test_deleted_rows_and_rows_that_cannot_be_read_have_no_known_number_of_field
     storage = csv_storage(num_fields=9)
     for error in (None, DataError("gone"), UnavailableError("down")):
 
-        def answer(self: object, *_: object, error: Exception | None = error) -> None:
+        def answer(self: object, *_: object, error: Exception | None = error) -> list[str]:
             if error is not None:
                 raise error
+            return []
 
-        monkeypatch.setattr(FakeStorageClient, "check_column", answer)
+        monkeypatch.setattr(FakeStorageClient, "column_names", answer)
         assert check(storage, section) == []
 
 
