@@ -174,7 +174,7 @@ def loader(workers: int, **fields: Any) -> BatchLoader:
     return BatchLoader(TriggerSetDataset(info, data, Connect(), LoadOptions(10, drop_last=False, epochs=2)), workers)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_loader_lists_the_bad_samples_of_all_its_workers_once(workers: int) -> None:
     with loader(workers) as batches:
         assert sum(map(len, batches)) == 2 * 18
@@ -184,7 +184,7 @@ def test_a_loader_lists_the_bad_samples_of_all_its_workers_once(workers: int) ->
     assert "ValueError: broken" in found[3].reason
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_bound_holds_for_all_processes_of_a_loader_together(workers: int) -> None:
     """Each of two processes meets one bad sample of an epoch."""
     with (

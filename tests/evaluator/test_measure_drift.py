@@ -364,12 +364,12 @@ def pairs_of(*numbers: tuple[int, int, int, int]) -> tuple[WindowPair, ...]:
     ("kind", "size"),
     [
         (ComparedData.EMBEDDINGS, None),
-        (ComparedData.PREDICTIONS, 300),
         (ComparedData.PAYLOAD, 300),
-        (ComparedData.LABELS, None),
         *(
             pytest.param(kind, size, marks=pytest.mark.slow)
             for kind, size in [
+                (ComparedData.PREDICTIONS, 300),
+                (ComparedData.LABELS, None),
                 (ComparedData.EMBEDDINGS, 300),
                 (ComparedData.PREDICTIONS, None),
                 (ComparedData.PAYLOAD, None),

@@ -68,7 +68,8 @@ def test_models_are_the_same_with_and_without_a_cache(stack: RunningStack, worke
     assert (shared_folder(stack.config.state_dir) / "decoded").is_dir()
 
 
-@pytest.mark.parametrize("store", ["memory", pytest.param("redis", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["memory", "redis"])
 def test_runs_that_may_share_samples_train_on_all_of_them(stack: RunningStack, store: str) -> None:
     """Each trains on every sample of each trigger once an epoch, in an order that the cache chooses. What trainings
     at once take from each other is tested in tests/trainer_server/test_cached_trainings.py."""

@@ -261,7 +261,7 @@ store.close()
 """
 
 
-@BOTH_WAYS
+@pytest.mark.parametrize("way", ["on", pytest.param("off", marks=pytest.mark.slow)], ids=["short cut", "flight"])
 def test_a_dataset_is_ingested_by_two_processes_at_once(breakable: BreakableStack, way: Way) -> None:
     """Another process on the same catalogue and two calls of the service ingest, while files grow and are added: each sample is there
     once, and a training that reads meanwhile has an exact epoch."""

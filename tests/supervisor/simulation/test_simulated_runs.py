@@ -218,15 +218,15 @@ def without_model(name: str, on: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "on"),
     [
-        ("DataDriftTrigger", "labels"),
         ("DataDriftTrigger with two metrics", "payload"),
         ("AutoDrift", "labels"),
-        ("EnsembleTrigger", "payload"),
         ("StreamDetectorTrigger on distance", "labels"),
+        pytest.param("DataDriftTrigger", "labels", marks=pytest.mark.slow),
         pytest.param("DataDriftTrigger", "payload", marks=pytest.mark.slow),
         pytest.param("DataDriftTrigger with two metrics", "labels", marks=pytest.mark.slow),
         pytest.param("AutoDrift", "payload", marks=pytest.mark.slow),
         pytest.param("EnsembleTrigger", "labels", marks=pytest.mark.slow),
+        pytest.param("EnsembleTrigger", "payload", marks=pytest.mark.slow),
         pytest.param("StreamDetectorTrigger on distance", "payload", marks=pytest.mark.slow),
     ],
 )

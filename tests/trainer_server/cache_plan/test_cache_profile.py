@@ -240,7 +240,7 @@ def _payloads(samples: list[bytes]) -> Payloads:
     return Payloads(keys, keys % 3, np.frombuffer(b"".join(samples), np.uint8), np.arange(len(samples) + 1) * size, size)
 
 
-@pytest.mark.parametrize("from_decoded", [False, True])
+@pytest.mark.parametrize("from_decoded", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_processes_decode_where_python_runs_for_each_sample(from_decoded: bool) -> None:
     data, pieces = pipeline().data, [_payloads(numbers(8))]
     rate, times = preparation_rate(
