@@ -34,8 +34,8 @@ def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
 def replacing(path: Path, temporary: Path | None = None, *, durable: bool = True) -> Iterator[BinaryIO]:
     """Open a new file `temporary` next to `path`. At the end of the block, the file durably replaces `path`; after an error, the file is removed.
 
-    Args: temporary: path of the new file; by default, a name that only this thread uses, with the ending TEMPORARY_SUFFIX. durable: if false, no call
-    waits for the disk. Then the file survives the death of the process, but a power loss may truncate or remove it.
+    Args: temporary: path of the new file; by default, a name that only this thread uses, with the ending TEMPORARY_SUFFIX. durable: if false, no
+    call waits for the disk. Then the file survives a kill of the process, but a power loss may truncate or remove the file.
     Raises: OSError: the file cannot be written; `path` is unchanged, unless the last sync of its folder failed.
     """
     temporary = temporary or path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}")
@@ -91,7 +91,7 @@ def sync_names(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Sync the content of a file, or the names in a folder, to the disk, so that a crash of the machine loses none of them. Raises: OSError."""
+    """Sync the content of a file, or the names in a folder, to the disk, so that they survive a crash of the machine. Raises: OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -101,7 +101,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def writing_for_user(path: Path) -> Iterator[None]:
-    """Turn an OSError within a `with` block into an UnavailableError that names the file. Args: path: file that a user has chosen."""
+    """Convert an OSError within a `with` block to an UnavailableError that names the file. Args: path: file that a user has chosen."""
     try:
         yield
     except OSError as error:

@@ -142,7 +142,7 @@ class Client(ModelAccess):
 
         Args: after_seq: omit events up to this `seq`; 0: omit none. newest: number of newest stored events to start with. evaluation:
         number of a request for evaluations; the events end when the requested evaluations end, not when the run ends.
-        Raises: NotFoundError. UnavailableError: the supervisor does not come back.
+        Raises: NotFoundError. UnavailableError: the supervisor cannot be reached again.
         """
         position = after_seq
 
@@ -226,8 +226,8 @@ class Client(ModelAccess):
     # --- Data -------------------------------------------------------------------------------------------------------------------
 
     def register_dataset(self, dataset: DatasetConfig) -> DatasetInfo:
-        """Register a folder of files as a dataset. A repetition changes nothing. Raises: AlreadyExistsError: the dataset is registered with other
-        options.
+        """Register a folder of files as a dataset. A second, equal call changes nothing. Raises: AlreadyExistsError: the dataset is registered
+        with other options.
         """
         return self.storage.register_dataset(dataset)
 
@@ -282,12 +282,12 @@ class Client(ModelAccess):
         an event.
 
         Args: path: path of the file, absolute or relative to the dataset's folder. progress: see `ingest`.
-        Raises: NotFoundError: the file is not indexed, or is missing. DataError: the file is unusable; no sample is deleted. UnavailableError: also
-        if the supervisor, which informs the runs, is not available. Then no sample is deleted, unless the supervisor becomes unavailable during the
-        call.
+        Raises: NotFoundError: the file is not indexed, or is missing. DataError: the file is unusable; no sample is deleted. UnavailableError:
+        raised also if the supervisor, which informs the runs, is not available. Then no sample is deleted, unless the supervisor becomes
+        unavailable during the call.
         """
         try:
-            # With no samples, this call only checks that the supervisor answers.
+            # Without deleted samples, this call only checks that the supervisor answers.
             self.supervisor.tell_of_deletion(DeletedSamples(name, "", path, 0, first_key=None))
         except UnavailableError as error:
             raise UnavailableError(

@@ -9,8 +9,8 @@ depend on the kind of file), and dtype, shape, position and CRC-32 of each colum
     file = ColumnFile.open(path, KIND)
     file.meta["model"], file.column("keys")
 
-An append-only log (`LogHead`) starts with magic, version and one or two slots. A slot holds a few numbers, which say how much of the file is valid.
-The writer first makes appended data durable; then `LogHead.commit` makes the data valid.
+An append-only log (`LogHead`) starts with magic, version and one or two slots. A slot contains a few numbers, which define how many bytes of the
+file are valid. The writer first makes appended data durable; then `LogHead.commit` makes the data valid.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def write_columns(path: Path, kind: FileKind, columns: Mapping[str, Array], meta
     """Write a file of columns. The file is complete and durable on return.
 
     Args: columns: numeric arrays of any shape. meta: values that JSON can express, for the header.
-    Raises: UnavailableError: the disk cannot be written to. ValueError: a column holds no numbers.
+    Raises: UnavailableError: the disk cannot be written to. ValueError: a column is not numeric.
     """
     with column_writer(path, kind, {name: (values.dtype, values.shape) for name, values in columns.items()}) as writer:
         writer.meta.update(meta or {})
@@ -115,7 +115,7 @@ class ColumnWriter:
     """Writes columns of known shapes part by part, for content that is larger than memory. Use `column_writer` to make one."""
 
     def __init__(self, descriptor: int, columns: Mapping[str, tuple[npt.DTypeLike, int | tuple[int, ...]]]) -> None:
-        """Raises: ValueError: a column holds no numbers."""
+        """Raises: ValueError: a column is not numeric."""
         self._descriptor = descriptor
         self._columns: dict[str, dict[str, Any]] = {}
         self._written = dict.fromkeys(columns, 0)
@@ -129,9 +129,9 @@ class ColumnWriter:
             num_bytes = _num_bytes(self._columns[name])
             self._end += num_bytes + -num_bytes % _ALIGNMENT
         self.meta: dict[str, Any] = {}
-        """Values that go into the header when the file is completed."""
+        """Values that `complete` writes into the header."""
         self.written: WrittenFile
-        """Digest of the file; set when the file is complete."""
+        """Size and digest of the file; set when the file is complete."""
 
     def append(self, name: str, values: Array) -> None:
         """Write the next `values` of a column, cast to the column's dtype. Args: values: any shape. Raises: ValueError: there are more values than
@@ -213,7 +213,7 @@ class ColumnFile:
     def verify(self) -> None:
         """Compare all columns with their checksums. Raises CorruptStateError, UnavailableError, NotFoundError.
 
-        This method uses plain reads. Through the memory map, a large file would count as memory of the process.
+        This method uses plain reads, because reads through the memory map would count as memory of the process.
         """
         try:
             with open(self.path, "rb", buffering=0) as file:
@@ -235,7 +235,7 @@ def _num_bytes(column: Mapping[str, Any]) -> int:
 
 
 def write_at(descriptor: int, content: bytes | memoryview, position: int) -> None:
-    """Write all bytes of `content` at a byte position. Raises OSError, for example if a full disk has taken only a part.
+    """Write all bytes of `content` at a byte position. Raises OSError, for example if a full disk has accepted only a part.
 
     Args: descriptor: descriptor of a file that is open for writing.
     """
@@ -287,8 +287,8 @@ class LogHead:
                 torn = torn or any(content[slot : slot + self._slot.size])
             elif number > found.number:
                 found = LogState(number, tuple(fields))
-        # If one of two slots is torn, the state of the other one counts. If no slot has a state, the torn slot was the only commit. Then the content
-        # of the log must not be overwritten.
+        # If one of two slots is torn, the state of the other slot counts. If no slot has a state, the torn slot was the only commit. Then the
+        # content of the log must not be overwritten.
         if torn and not found.number:
             raise self._kind.corrupt(path, "its head no longer says how many of its bytes are valid")
         return found

@@ -48,7 +48,7 @@ class AlreadyExistsError(ModynError):
 
 
 class ConflictError(ModynError):
-    """The state of the system does not allow the call: a gap in a stream, a finished run, a version that others depend on."""
+    """The state of the system does not allow the call: a gap in a stream, a finished run, a version that other versions depend on."""
 
     reason = "CONFLICT"
 

@@ -1,7 +1,7 @@
 """Converters of values that JSON, PostgreSQL or a protobuf Struct cannot represent. `sanitize` escapes such values. `mark` writes such values as
 marked text, and `unmark` converts marked text back to the same values.
 
-Marked values are NaN and infinities, integers beyond 2^53 (a Struct holds only doubles), text with NUL or lone surrogates, and text that starts
+Marked values are NaN and infinities, integers beyond 2^53 (a Struct contains only doubles), text with NUL or lone surrogates, and text that starts
 with `$`.
 """
 
@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from typing import Any, Final, Self
 
 MAX_EXACT_INT: Final = 2**53
-"""Largest integer that a double holds exactly."""
+"""Largest integer up to which a double represents every integer exactly."""
 
 _INT, _FLOAT, _TEXT = "$int:", "$float:", "$text:"
 _SUSPECT = (r"\u0000", r"\ud", '"$')
-"""JSON that contains none of these texts has no text that needs a mark."""
+"""If JSON contains none of these substrings, none of its texts needs a mark."""
 
 
 def sanitize(text: str) -> str:
@@ -54,7 +54,7 @@ def from_json(text: str | bytes) -> Any:
 
 
 def mark(value: Any) -> Any:
-    """Write values that cannot be represented as marked text. Mappings become dicts with text keys, and tuples become lists."""
+    """Convert values that cannot be represented to marked text. Mappings become dicts with text keys, and tuples become lists."""
     match value:
         case bool():
             return value
@@ -72,7 +72,7 @@ def mark(value: Any) -> Any:
 
 
 def unmark(value: Any) -> Any:
-    """Return the value from which `mark` made this value."""
+    """Convert the output of `mark` back to the original value."""
     match value:
         case str() if value.startswith(_TEXT):
             return value.removeprefix(_TEXT).encode().decode("unicode_escape")
@@ -88,7 +88,7 @@ def unmark(value: Any) -> Any:
 
 
 def whole_numbers(value: Any) -> Any:
-    """Replace floats that are exact integers by int, because a Struct holds only doubles."""
+    """Replace floats that are exact integers by int, because a Struct contains only doubles."""
     match value:
         case float() if value.is_integer() and abs(value) <= MAX_EXACT_INT:
             return int(value)

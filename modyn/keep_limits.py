@@ -39,7 +39,7 @@ class KeptItem(Generic[K]):
 
 
 def outlived(items: Iterable[KeptItem[K]], limits: KeepLimits, now: float) -> list[K]:
-    """Return the keys of the items to remove, oldest first: items that are too old, and the oldest others until number and size are within limits.
+    """Return the keys of the items to remove, oldest first: items that are too old, and further old items until number and size are within limits.
 
     >>> items = [KeptItem("a", 10, 5), KeptItem("b", 20, 5), KeptItem("c", 30, 5)]
     >>> outlived(items, KeepLimits(max_age_s=75), now=100), outlived(items, KeepLimits(max_bytes=9), now=100)

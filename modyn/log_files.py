@@ -68,7 +68,7 @@ def dropped_lines() -> int:
 
 
 def why_dropped() -> str:
-    """Return the reason why this process dropped its last dropped line."""
+    """Return the reason for the last dropped line of this process."""
     return _why_dropped
 
 
@@ -80,10 +80,10 @@ def count_dropped(number: int = 1) -> None:
 
 
 class LossyOutput(io.RawIOBase):
-    """A file-like output to a descriptor that never fails.
+    """A file-like output to a descriptor. Writes never fail.
 
-    Lines that cannot be written (full disk, limit of the file size) are dropped and counted. The next output begins with a line that reports their
-    number.
+    Lines that cannot be written (full disk, limit of the file size) are dropped and counted. The next write begins with a line that reports the
+    number of dropped lines.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -106,7 +106,7 @@ class LossyOutput(io.RawIOBase):
         if number:
             moment = datetime.now(UTC).isoformat()
             report = {"number": number, "event": "log_lines_dropped", "level": "warning", "timestamp": moment}
-            # The report starts on a new line, because the failure may have left an incomplete one.
+            # The report starts on a new line, because the failure may have left an incomplete line.
             if self._write(f"\n{json.dumps(report)}\n".encode()):
                 with _dropping:
                     self._unreported += number
@@ -130,7 +130,7 @@ class LossyOutput(io.RawIOBase):
 
 
 def protect_output() -> None:
-    """Make standard output and error `LossyOutput`, so that a full disk does not make a `print`, a log line or a traceback fail."""
+    """Replace standard output and error by `LossyOutput`, so that a full disk does not make a `print`, a log line or a traceback fail."""
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         raw = LossyOutput(descriptor)
         setattr(sys, name, io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True))
@@ -216,7 +216,7 @@ class LogReader:
                     if _beginning(files[newest]) == _beginning(file):
                         continue  # The file was copied but not yet truncated; the next call reads it.
                     start = positions.pop(newest)
-                # If a file is smaller than its read part, it was truncated, or it is a new file with the inode of a removed one.
+                # If a file is smaller than its read part, it was truncated, or it is a new file with the inode of a removed file.
                 file.seek(start if start <= size else 0)
                 found += file.read()
                 self._positions[inode] = file.tell()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 class PeriodicTask:
     """Calls actions in its own thread, after `first_s` seconds and then every `every_s` seconds, until it is closed.
 
-    Args: on_error: called with the error of an action, after which the thread continues.
+    Args: on_error: called with the error of an action; the thread then continues.
     """
 
     def __init__(

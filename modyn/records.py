@@ -35,8 +35,8 @@ NO_LABEL = -(2**63)
 
 
 def why_no_label(label: float, float_labels: bool) -> str:
-    """Return a text that says why a number cannot be a label, and what to do. Empty: the number can be a label. Args: float_labels: the dataset has
-    float64 labels.
+    """Return the reason why a number cannot be a label, with advice. Empty: the number can be a label. Args: float_labels: the dataset has float64
+    labels.
 
     >>> why_no_label(2**53 + 1, float_labels=True)
     'label 9007199254740993 has no exact float64, so it would be rounded; use a dataset with label_type int'
@@ -69,7 +69,7 @@ def all_labelled(labels: LabelArray) -> bool:
     """
     if labels.dtype.kind == "f":
         return not np.isnan(labels).any()
-    # This is one call that keeps the GIL. NumPy would release the GIL in each operation, and threads that make batches would wait for it.
+    # This is one call that keeps the GIL. NumPy would release the GIL in each operation, and threads that make batches would wait to get it back.
     return not _core.holds(labels.view(np.int64), NO_LABEL)
 
 
@@ -138,7 +138,7 @@ class VersionRole(StrEnum):
     SHADOW = "shadow"
     """The version gets copies of requests. The server compares the answers of this version, but does not send them to clients."""
     PINNED = "pinned"
-    """The version answers requests that name it."""
+    """The version answers requests that name this version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class VersionUse:
     seconds: float | None
     """Seconds for which the version has had this role. None: the version has lost the role, or is pinned."""
     latencies: Mapping[int, int]
-    """Histogram of the latencies since the last report that arrived, see `latencies.histogram`. Empty for a shadow."""
+    """Histogram of the latencies since the last received report, see `latencies.histogram`. Empty for a shadow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class StreamWindow:
     stop: int
     times: Interval = Interval()
     labelled: bool = False
-    """Whether positions count in the order in which labels arrived, instead of the order of the stream."""
+    """Whether positions refer to the order in which labels arrived, instead of the order of the stream."""
 
     def __str__(self) -> str:
         """Return the name of this window in messages."""
@@ -251,7 +251,7 @@ class DeletedSamples:
 
 @dataclass(frozen=True, slots=True)
 class TriggerSetInfo:
-    """Header of a trigger set. Partition p holds positions [p·size, (p+1)·size) of the set."""
+    """Header of a trigger set. Partition p contains positions [p·size, (p+1)·size) of the set."""
 
     run_id: RunId
     trigger_id: int
@@ -272,7 +272,7 @@ class TriggerSetInfo:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeysAndWeights:
-    """Part of a trigger set. keys: int64 (n,); weights: float32 (n,)."""
+    """Keys and weights of samples of a trigger set. keys: int64 (n,); weights: float32 (n,)."""
 
     keys: Int64Array
     weights: Float32Array

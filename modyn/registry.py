@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 
 def nearest(name: str, names: list[str]) -> str:
-    """Return `, did you mean 'X'?` with the most similar of `names`; empty: none is similar.
+    """Return `, did you mean 'X'?` with the most similar of `names`; empty: no name is similar.
 
-    A very similar name comes first, then a name that contains `name` or is contained in `name`, then a less similar name.
+    A very similar name is preferred, then a name that contains `name` or is contained in `name`, then a less similar name.
     """
 
     def nearness(other: str) -> tuple[int, float]:
@@ -114,7 +114,7 @@ class Registry(Generic[T]):
             found = self.get(id_)
         except ConfigError as error:
             return error.message
-        # A registry may accept names that are not registered: the registry of metrics accepts those of torchmetrics.
+        # A registry may accept names that are not registered: the registry of metrics also accepts names of torchmetrics.
         plugin = self.plugins.get(id_)
         if plugin is None or not self.has_options or hasattr(getattr(found, "Config", None), "model_fields"):
             return ""

@@ -35,15 +35,15 @@ class ResultTables(Connections):
         return with_times(self.results(run_id).triggers)
 
     def checks(self, run_id: str) -> pd.DataFrame:
-        """Return one row for each check in which a run's trigger policy looked at data: position, timestamp, fires, seconds, and a column for each
+        """Return one row for each check in which a run's trigger policy examined data: position, timestamp, fires, seconds, and a column for each
         name of evidence. Raises: NotFoundError."""
         from modyn.analysis.checks import checks_with_times
 
         return checks_with_times(self.supervisor.checks(run_id))
 
     def prequential(self, run_id: str) -> pd.DataFrame:
-        """Return the prequential test of a run with online learning. The row of a step has the mean loss and error of new samples before training on
-        them: means of the step, and means over all samples so far, windowed and faded. Raises: NotFoundError.
+        """Return the prequential test of a run with online learning: new samples are tested before training on them. The row of a step has mean
+        loss and error of the step, and the means over all samples so far, over a window, and faded. Raises: NotFoundError.
         """
         from modyn.analysis.prequential import prequential_table
         from modyn.analysis.times import with_times
@@ -51,9 +51,9 @@ class ResultTables(Connections):
         return with_times(prequential_table(self.supervisor.triggers(run_id, with_losses=False)))
 
     def served(self, run_id: str) -> pd.DataFrame:
-        """Return the served requests of a run, one row for each time interval, version and role (serving, canary, shadow, pinned). Columns: start and
-        width (seconds) of the interval, first and last report, number of requests, and p50 and p99 of their seconds (error at most 6
-        %). Intervals are minutes in the newest day, hours in the newest 90 days, and days for older requests. Raises: NotFoundError.
+        """Return the served requests of a run, one row for each time interval, version and role (serving, canary, shadow, pinned). Columns: start
+        and width (seconds) of the interval, first and last report, number of requests, and p50 and p99 of their latencies in seconds (error at
+        most 6 %). Intervals are minutes in the newest day, hours in the newest 90 days, and days for older requests. Raises: NotFoundError.
         """
         from modyn.analysis.charts.serving import serving_table
         from modyn.analysis.times import with_times
@@ -78,9 +78,9 @@ class ResultTables(Connections):
         return selection_tables(self.supervisor, self.selector, run_id).selections
 
     def chosen(self, run_id: str, trigger_id: int, limit: int | None = None, *, whole_set: bool = False) -> pd.DataFrame:
-        """Return one row for each sample that the training of a trigger chose, in stream order: key, weight, timestamp, label, path, and scores, with
-        `downsampling_score` and `downsampling_weight` if downsampling chose. If the training has not ended, or did not keep its choice (as in
-        batch-then-sample without `keep_scores`), the result is the whole trigger set without a value of `chosen`.
+        """Return one row for each sample that the training of a trigger chose, in stream order: key, weight, timestamp, label, path, and scores,
+        with `downsampling_score` and `downsampling_weight` if downsampling chose the samples. If the training has not ended, or did not keep its
+        choice (as in batch-then-sample without `keep_scores`), the result is the whole trigger set without a value of `chosen`.
 
         Args: limit: largest number of samples; None: all. whole_set: include samples that were not chosen.
         Raises: NotFoundError.
@@ -102,8 +102,7 @@ class ResultTables(Connections):
         return selection_tables(self.supervisor, self.selector, run_id).class_shares
 
     def trained_class_shares(self, run_id: str) -> pd.DataFrame:
-        """Return the class shares before and after downsampling, one row for each trigger with downsampling and class of its training. Raises:
-        NotFoundError."""
+        """Return the class shares before and after downsampling, one row for each class of each training with downsampling. Raises: NotFoundError."""
         from modyn.analysis.selections import selection_tables
 
         return selection_tables(self.supervisor, self.selector, run_id).trained_class_shares
@@ -135,7 +134,7 @@ class ResultTables(Connections):
 
     def report(self, run_id: str, path: Path | str | None = None) -> Path:
         """Write the HTML report of a run and return its path, by default `modyn-report-<run>.html` in the current folder.
-        Raises: NotFoundError, UnavailableError: the file cannot be written, or no pandas."""
+        Raises: NotFoundError, UnavailableError: the file cannot be written, or pandas is not installed."""
         from modyn.analysis.report import write_report
         from modyn.analysis.results import read_results
         from modyn.analysis.selections import selection_tables
@@ -173,9 +172,9 @@ class ResultTables(Connections):
         docs/how-to/simulate.md.
 
         Args: policies: path of a file, or `trigger` sections by name; a list of values in a section is a grid. dataset: use the samples of this
-        dataset in [from, to). run_id: use the stream of this run instead; its models, seconds and evaluations are the reference. model_id:
-        model for policies that look at data, instead of the run's models. data: section that defines how samples of the dataset are decoded, instead
-        of the section in the file or of the model's run. seconds_per_sample, seconds_per_trigger: training times, instead of the times of the run.
+        dataset in [from, to). run_id: use the stream of this run instead; its models, seconds and evaluations are the reference. model_id: model
+        for policies that examine data, instead of the run's models. data: section that defines how samples of the dataset are decoded, instead of
+        the section in the file or of the model's run. seconds_per_sample, seconds_per_trigger: training times, instead of the times of the run.
         price_per_hour: price of training, which adds a column `price`. progress: called a few times per second.
         Raises: ConfigError: the file has mistakes (all are listed, with their lines), or policies lack a model or a `data` section.
         InvalidArgumentError: the arguments contradict each other. NotFoundError.
@@ -199,7 +198,7 @@ class ResultTables(Connections):
 
 
 def table_of(kind: type[Any], records: Sequence[Any], without: Sequence[str] = ()) -> pd.DataFrame:
-    """Return a table with one row for each record. Raises: UnavailableError: no pandas."""
+    """Return a table with one row for each record. Raises: UnavailableError: pandas is not installed."""
     from modyn.analysis.times import records_table
 
     return records_table(kind, records, without)

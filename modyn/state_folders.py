@@ -1,6 +1,6 @@
-"""The folders in which services keep their state: version, lock, and permissions.
+"""Version, lock and permissions of the folders that contain the state of services.
 
-A small file in each folder of state has the version. A service checks the version before it opens any other file of the folder.
+A small file in each state folder contains the version. A service checks the version before it opens any other file of the folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SHARED_MEMORY: Final = Path("/dev/shm")
 def check_state(folder: Path) -> None:
     """Check that `folder` is empty or missing, or was written by this version. The check changes nothing.
 
-    Raises: ConfigError: another version wrote the folder. The message names the found version, and says what to do.
+    Raises: ConfigError: another version wrote the folder. The message names the found version, and gives advice.
     """
     mark = folder / _MARK
     try:
@@ -53,7 +53,7 @@ def claim_state(folder: Path) -> None:
     if (folder / _MARK).exists():
         sync(
             folder
-        )  # A killed process may have left the mark unsynced, and without the mark the following files would be refused.
+        )  # A killed process may have left the mark unsynced. If a crash then removed the mark, later files would be refused.
     else:
         write_atomically(folder / _MARK, [f"{STATE_VERSION}\n".encode()])
 
@@ -72,12 +72,12 @@ def make_private_folder(folder: Path) -> None:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open a file, as `opener` of `open`. If the file is created, only its user can read it."""
+    """Open a file. For use as `opener` of `open`. If the file is created, only its user can read it."""
     return os.open(path, flags, 0o600)
 
 
 def shared_folder(state_dir: Path) -> Path:
-    """Return the folder in SHARED_MEMORY that holds the cache of an installation. Args: state_dir: state folder of the installation."""
+    """Return the folder in SHARED_MEMORY that contains the cache of an installation. Args: state_dir: state folder of the installation."""
     return SHARED_MEMORY / f"modyn-{hashlib.blake2b(os.fsencode(state_dir), digest_size=8).hexdigest()}"
 
 

@@ -1,4 +1,4 @@
-"""Comparison of a sum of floating-point numbers with a limit. Only this module decides which differences are rounding."""
+"""Comparison of a sum of floating-point numbers with a limit. Only this module decides which differences count as rounding."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ TOLERANCE: Final = 1e-9
 
 
 def exceeds(total: float, limit: float, unit: float = 1.0) -> bool:
-    """Return whether a sum exceeds a limit. A sum that equals the limit up to rounding does not exceed it.
+    """Return whether a sum exceeds a limit. A sum that equals the limit up to rounding does not exceed the limit.
 
     Ten times 0.1 does not exceed 1, and three times 0.1 does not exceed 0.3, in any order of addition. Policies that fire above a threshold use
     this function. Policies that also fire at the threshold use `not exceeds(limit, total)`.
 
-    Args: unit: typical size of a term (1: one sample, one second). The unit matters if the sum of terms of both signs is near 0.
+    Args: unit: typical size of a term (1: one sample, one second). The unit matters if terms of both signs have a sum near 0.
 
     >>> 0.1 + 0.2 > 0.3, exceeds(0.1 + 0.2, 0.3), exceeds(0.301, 0.3)
     (True, False, True)

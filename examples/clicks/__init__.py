@@ -1,1 +1,1 @@
-"""Clicks that drift: the scenarios of continuous training on one stream."""
+"""Clicks with drift: scenarios of continuous training on one stream."""

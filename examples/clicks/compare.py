@@ -1,9 +1,9 @@
-"""All scenarios of this folder, one after the other over the same clicks: a table, and a page with pictures.
+"""Run all scenarios of this folder on the same clicks, one after the other, and compare them in a table and a page with pictures.
 
     python -m examples.clicks.compare [--rows 30000] [--only proactive] [--folder clicks-demo]
 
-Services start by themselves and are stopped at the end. The error of a day is that of the model that was in use when the day began. Training
-seconds are those of the trainer, the initial model included.
+The program starts the services, and stops them at the end. The error of a day is the error of the model that was in use when the day began. Training
+seconds are measured by the trainer and include the training of the initial model.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ SCENARIOS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "mixed, by accuracy": ("mixed", ()),
     "mixed, by drift": ("mixed_drift", ()),
 }
-"""Name → pipeline and what is set in it."""
+"""Name of the scenario → name of the pipeline file and values for `--set`."""
 INITIAL: Final = {
     "updates": "trigger.num_samples",
     "proactive": "trigger.num_samples",
     "mixed": "trigger.warmup_policy.num_samples",
     "mixed_drift": "trigger.warmup_policy.num_samples",
 }
-"""Clicks of the initial model by pipeline: those of the first six days. Later days count."""
+"""Pipeline → option with the number of clicks for the initial model: the clicks of the first six days. Errors count from the seventh day on."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a scenario came to. days: a row for each day, with its `start`, `num_samples` and `error`. work: a row for each trigger, with
-    `fired_at` and the `train_s` up to there."""
+    """The result of a scenario. days: a row for each day, with `start`, `num_samples` and `error`. work: a row for each trigger, with `fired_at` and
+    `train_s`, the seconds of all trainings so far."""
 
     days: pd.DataFrame
     work: pd.DataFrame
     num_versions: int
     num_retrainings: int
-    """Of these versions: those that are not of steps, the initial model included."""
+    """Number of versions that retrainings made, including the initial model."""
 
     @property
     def error(self) -> float:
-        """Share of wrong predictions of all clicks after the first days."""
+        """Share of wrong predictions over all evaluated days."""
         return float((self.days["error"] * self.days["num_samples"]).sum() / self.days["num_samples"].sum())
 
     @property
     def train_s(self) -> float:
-        """Seconds of training."""
+        """Seconds of all trainings."""
         return float(self.work["train_s"].iloc[-1])
 
 
@@ -95,20 +95,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def described(outcome: Outcome) -> str:
-    """An outcome in a line."""
+    """Return an outcome as one line of text."""
     versions = f"{outcome.num_versions} versions, {outcome.num_retrainings} of them not of steps"
     return f"error {outcome.error:.4f}, {outcome.train_s:.1f} s of training, {versions}"
 
 
 def register(client: Client, folder: Path) -> None:
-    """Make the clicks known to storage, and wait until all of them are there."""
+    """Register the clicks as a dataset, and wait until storage has indexed all clicks."""
     format_ = {"file_wrapper": "JsonLinesFileWrapper", "file_wrapper_config": {"label_field": "click"}}
     client.register_dataset(DatasetConfig(name="clicks", base_path=folder, timestamp_source="field:time", watch=False, **format_))
     client.ingest("clicks")
 
 
 def measured(client: Client, pipeline: Path, settings: Sequence[str]) -> Outcome:
-    """Run a pipeline to its end. Raises SystemExit: it failed."""
+    """Run a pipeline and wait until the run ends. Raises SystemExit if the run is not finished."""
     run = client.wait(client.run(pipeline, settings=settings).run_id)
     if run.state is not RunState.FINISHED:
         raise SystemExit(f"{pipeline.name}: run {run.run_id} is {run.state.value}: {run.error}")
@@ -121,7 +121,7 @@ def measured(client: Client, pipeline: Path, settings: Sequence[str]) -> Outcome
 
 
 def parts(outcomes: Mapping[str, Outcome]) -> list[str]:
-    """The page: table and pictures."""
+    """Return the sections of the page: heading, table and pictures."""
     rows = [[name, f"{o.error:.4f}", f"{o.train_s:.1f}", o.num_versions, o.num_retrainings] for name, o in outcomes.items()]
     errors = {name: (o.days["start"], o.days["error"].rolling(3, min_periods=1).mean()) for name, o in outcomes.items()}
     seconds = {name: (o.work["fired_at"], o.work["train_s"]) for name, o in outcomes.items()}
@@ -134,7 +134,7 @@ def parts(outcomes: Mapping[str, Outcome]) -> list[str]:
 
 
 def lines(series: Mapping[str, tuple[pd.Series[Any], pd.Series[Any]]], title: str) -> Figure:
-    """A line for each scenario over the time of the stream."""
+    """Return a figure with one line for each scenario over stream time."""
     traces = [
         {"type": "scatter", "mode": "lines", "name": name, "x": dates(times), "y": values.tolist()}
         for name, (times, values) in series.items()

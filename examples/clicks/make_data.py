@@ -1,10 +1,10 @@
-"""Clicks of 60 days as JSON Lines, a file a day: a stream whose vocabulary grows, which drifts little by little, and changes at once on one day.
+"""Write clicks of 60 days as JSON Lines, one file a day. The vocabulary grows, and the data drift slowly and change abruptly on one day.
 
     python -m examples.clicks.make_data clicks-data [--rows 30000]
 
-Whether there is a click depends on price, age, site, advertiser, device and the words of the query, by weights that turn to others over the 60
-days; from day 40 on, words that led to clicks keep from them, and the other way round. New advertisers and sites appear all the time. Same seed,
-same files.
+The probability of a click depends on price, age, site, advertiser, device and the words of the query. The weights of site, advertiser, device and
+words change slowly over the 60 days. From day 40 on, the weights of words have the opposite sign. New advertisers and sites appear every day. Equal
+seeds give equal files.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import numpy as np
 DAYS: Final = 60
 DAY_S: Final = 86_400
 FIRST_TIMESTAMP: Final = 1_735_689_600
-"""2025-01-01."""
+"""2025-01-01 in UTC."""
 CHANGE_DAY: Final = 40
 DEVICES: Final = ("phone", "tablet", "desktop", "tv")
 WORDS: Final = ("shoes", "red", "cheap", "running", "sale", "hotel", "berlin", "flight", "phone", "case", "new", "used")
 ADVERTISERS, SITES = 2000, 400
-"""At the end of the stream; half as many at its begin."""
+"""Numbers at the end of the stream. At the start, the numbers are half as large."""
 SEED: Final = 11
 
 
 def make_clicks(folder: Path, num_rows: int = 30_000, seed: int = SEED) -> int:
-    """Write `folder/day-NN.jsonl`, and return the number of rows. Files that are there are written again with the same content."""
+    """Write `folder/day-NN.jsonl`, and return the number of rows. Existing files are written again with the same content."""
     folder.mkdir(parents=True, exist_ok=True)
     for day, rows in enumerate(clicks(num_rows, seed)):
         path = folder / f"day-{day:02d}.jsonl"
@@ -42,7 +42,7 @@ def make_clicks(folder: Path, num_rows: int = 30_000, seed: int = SEED) -> int:
 
 
 def clicks(num_rows: int, seed: int = SEED) -> Iterator[list[dict[str, Any]]]:
-    """The rows of each day in turn, by time."""
+    """Yield the rows of each day, in the order of their times."""
     world, generator = np.random.default_rng(seed), np.random.default_rng(seed + 1)
     sizes = {"advertiser": ADVERTISERS, "site": SITES, "device": len(DEVICES), "query": len(WORDS)}
     weights = {name: world.normal(0, 0.8, (2, size)) for name, size in sizes.items()}
@@ -71,7 +71,7 @@ def _rows(day: int, count: int, weights: dict[str, Any], generator: np.random.Ge
             "time": int(times[row]),
             "click": int(clicked[row]),
             "price": float(price[row]),
-            # One in ten is not known.
+            # One age in ten is missing.
             "age": None if generator.random() < 0.1 else float(age[row]),
             "site": f"site-{site[row]}",
             "advertiser": f"adv-{advertiser[row]}",

@@ -1,4 +1,4 @@
-"""`make demo`: from nothing to a report in one go, with a system of its own that is stopped at the end.
+"""`make demo`: make data, run a pipeline and write a report, with separate services that are stopped at the end.
 
 python -m examples.digits.demo [--folder demo-data] [--keep]
 """
@@ -65,12 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def modyn(*arguments: str) -> None:
-    """The command line, as a user would type it."""
+    """Run a `modyn` command in a new process. Raises CalledProcessError if the command fails."""
     subprocess.run([*MODYN, *arguments], check=True)
 
 
 def clear(folder: Path) -> None:
-    """Removes what an earlier demo left; refuses a folder that is not a demo's."""
+    """Remove the folder of an earlier demo. Raises SystemExit if the folder does not belong to a demo."""
     if not folder.exists():
         return
     if any(folder.iterdir()) and not (folder / "images").is_dir():

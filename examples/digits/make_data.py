@@ -1,8 +1,8 @@
-"""Handwritten digits that change over ten years: 1,797 real images, as PNG files with label files.
+"""Write handwritten digits that change over ten years: 1,797 real images, as PNG files with label files.
 
-The images ship with scikit-learn (UCI "Optical Recognition of Handwritten Digits"). They are spread over 2010-2019 so that the mix of classes
-drifts (small digits first, large ones later), and in 2014-2016 the images themselves change: turned by 35 degrees and dark on bright. A file's
-modification time is the time of its sample. Same seed, same files.
+The images ship with scikit-learn (UCI "Optical Recognition of Handwritten Digits"). The images are spread over 2010-2019 so that the
+shares of classes drift (small digits first, large digits later). In 2014-2016 the digits are turned by 35 degrees and dark on a bright background. A
+file's modification time is the time of its sample. Equal seeds give equal files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SEED = 7
 
 
 def make_digits(folder: Path, seed: int = SEED) -> int:
-    """Writes `folder/train` and `folder/test`. Returns the number of images. Existing files are written again with the same content."""
+    """Write `folder/train` and `folder/test`, and return the number of images. Existing files are written again with the same content."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -47,7 +47,7 @@ def make_digits(folder: Path, seed: int = SEED) -> int:
 
 
 def assign_years(labels: npt.NDArray[np.int64], rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """The year (0-9) of each image, equally many a year: low digits tend to come early, high ones late."""
+    """Return the year (0-9) of each image: int64 (n,). Each year has the same number of images. Small digits tend to have early years."""
     order = np.argsort(labels / 9 + rng.normal(0, 0.9, len(labels)), kind="stable")
     years = np.empty(len(labels), np.int64)
     years[order] = np.arange(len(labels)) * len(YEARS) // len(labels)
@@ -55,7 +55,7 @@ def assign_years(labels: npt.NDArray[np.int64], rng: np.random.Generator) -> npt
 
 
 def draw(pixels: npt.NDArray[np.float64], *, shifted: bool) -> Image.Image:
-    """One 8x8 image with values 0-16 as a 16x16 gray image."""
+    """Return an 8x8 image with values 0-16 as a 16x16 gray image. Args: shifted: whether the digit is turned, and dark on a bright background."""
     image = Image.fromarray((pixels * (255 / 16)).astype(np.uint8)).resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.BICUBIC)
     if not shifted:
         return image

@@ -1,8 +1,8 @@
-"""Write eleven months of bike rides as CSV, for training and for testing: does a ride end late?
+"""Write eleven months of bike rides as CSV, for training and for testing. The label says whether a ride ends late.
 
     python -m examples.rides.make_data FOLDER
 
-Until 15 July rain makes rides late; from then on it no longer does.
+Until 15 July rain makes rides late. From 15 July on, rain has no effect.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RAIN_STOPS_MATTERING = datetime(2025, 7, 15)
 
 
 def make(folder: Path, num_rides: int = 24_000) -> None:
-    """Write `folder`/train/2025.csv and `folder`/test/2025.csv, which has every fifth ride."""
+    """Write `folder`/train/2025.csv and `folder`/test/2025.csv. Every fifth ride is in the test file."""
     rng = random.Random(1)
     rides: dict[str, list[list[object]]] = {"train": [], "test": []}
     for i in range(num_rides):

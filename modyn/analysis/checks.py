@@ -16,7 +16,7 @@ NUM_COLUMNS: Final = len(_COLUMNS)
 
 
 def evidence_columns(checks: Sequence[CheckRecord]) -> dict[EvidenceColumn, str]:
-    """Return the names of the columns in `checks_table` for all numbers that the checks have as evidence.
+    """Return the column name in `checks_table` for each number in the evidence of the checks.
 
     A column has the name of the evidence, or `evidence.NAME` if another column of the table has this name.
     """

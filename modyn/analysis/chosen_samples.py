@@ -26,8 +26,8 @@ _NOT_KEPT: Final = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChosenTable:
-    """The requested samples. total: number of samples without a limit. note: text that says what is unknown about the samples, and why; empty:
-    everything is known.
+    """The requested samples. total: number of samples, including those that `limit` omits. note: text about unknown properties of the samples,
+    with the reason; empty: all properties are known.
     """
 
     table: pd.DataFrame
@@ -54,8 +54,8 @@ def chosen_samples(
     whole_set: bool = False,
 ) -> ChosenTable:
     """Return the samples that the training of a trigger chose, in stream order. Columns: key, weight in the trigger set, timestamp, label, path
-    (missing if the sample was deleted), `chosen`, and each score that the training kept, from the last epoch with the sample. A score of several
-    numbers has a column for each number.
+    (missing if the sample was deleted), `chosen`, and each score that the training kept, from the last epoch that contains the sample. A score of
+    several numbers has a column for each number.
 
     With downsampling, the table has the samples of the last epoch or selection, with their `downsampling_score` and `downsampling_weight`. If the
     training did not keep its choice, the table has the whole trigger set, and `chosen` is missing.
@@ -78,7 +78,7 @@ def chosen_samples(
         columns=["key", "timestamp", "label", "path"],
     )
     if places["label"].map(lambda label: isinstance(label, int)).all():
-        places = places.astype({"label": "Int64"})  # The column keeps an integer type even if values of other rows are missing.
+        places = places.astype({"label": "Int64"})  # Labels stay integers even if the merge adds rows without a label.
     table = pd.DataFrame({"key": listed.keys, "weight": listed.weights}).merge(places, on="key", how="left")
     known = np.ones(len(listed), np.bool_) if chosen is None else np.isin(listed.keys, chosen)
     table["chosen"] = pd.Series(pd.NA if note else known, table.index, "boolean")

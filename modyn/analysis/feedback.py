@@ -29,7 +29,7 @@ def feedback_table(selector: SelectorClient, run_id: str, trigger_id: int | None
 def feedback_summary(selector: SelectorClient, run_id: str) -> pd.DataFrame:
     """Return a row for each trigger, epoch and single-number score: number of samples, mean, minimum, median and maximum.
 
-    A score that no sample of an epoch has is omitted. Rows are read epoch by epoch, so that memory is bounded by the largest epoch.
+    If no sample of an epoch has a score, the row is omitted. Rows are read epoch by epoch, so that memory is bounded by the largest epoch.
 
     Raises: NotFoundError: the run does not exist.
     """

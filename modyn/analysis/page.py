@@ -11,7 +11,7 @@ from typing import Any, Final
 from modyn.analysis.charts.figure import Figure
 
 _PLOTLY_JS: Final = Path(__file__).with_name("plotly-cartesian.min.js.gz")
-"""plotly.js with the kinds of charts that are used here, from npm's plotly.js-cartesian-dist-min (docs/decisions/040)."""
+"""plotly.js with the chart types that Modyn uses, from npm's plotly.js-cartesian-dist-min (docs/decisions/040)."""
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }

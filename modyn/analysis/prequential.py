@@ -31,10 +31,10 @@ def prequential_table(triggers: Sequence[TriggerRecord], window: int = WINDOW) -
     """Return one row for each step of a run, or for several successive steps if there are many steps.
 
     Columns: trigger_id and stream time of the trigger; `tested`, the number of tested samples so far; `num`, the number of tested samples in this
-    row; the mean `loss` and `error` of the row (error: share of wrong classes, missing if labels are not classes). Loss and error also have these
-    columns: `cumulated_`, the mean over all tested samples; `windowed_`, the mean over the newest rows with `window` samples in total; and `faded_`,
-    the mean in which a sample with k later samples has the weight (1 - 1 / window)^k. Means use only rows with a finite sum: rows of a diverged model
-    count only in `tested`.
+    row; the mean `loss` and `error` of the row (error: share of wrong classes, missing if labels are not classes). Three more means of loss and of
+    error have columns with a prefix: `cumulated_`, over all tested samples; `windowed_`, over the newest rows with `window` samples in total;
+    `faded_`, in which a sample with k later samples has the weight (1 - 1 / window)^k. Means use only rows with a finite sum: rows of a diverged
+    model count only in `tested`.
     """
     rows = [
         (trigger.trigger_id, trigger.fired_at_timestamp, num, loss, error)

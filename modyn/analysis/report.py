@@ -195,7 +195,7 @@ def models_figure(triggers: pd.DataFrame) -> Figure:
     rows = triggers["label"].to_list()
     x, y = list[str | None](), list[str | None]()
     for row, start, end in zip(rows, dates(triggers["first_timestamp"]), dates(triggers["last_timestamp"]), strict=True):
-        # This is one line with gaps. For each separate line, plotly.js would compute the range of all earlier lines again.
+        # All bars are one line with gaps, because plotly.js would compute the range of all earlier lines again for each separate line.
         x += [start, end, None]
         y += [row, row, None]
     data = {"type": "scatter", "x": x, "y": y, "mode": "lines", "line": {"color": ACTIVE, "width": 12}}

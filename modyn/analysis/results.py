@@ -30,18 +30,18 @@ Kind = Literal["active", "trained"]
 """Composite models."""
 
 STAGES = ("select", "train", "store", "evaluate")
-"""Stages of a trigger whose seconds are reported, in order of execution."""
+"""Stages of a trigger with reported seconds, in order of execution."""
 
 LOSS_CURVES = 30
-"""Number of newest trainings of a run whose losses are shown."""
+"""Losses are shown for this number of the run's newest trainings."""
 
 CACHED_COLUMNS = ("cached_encoded", "cached_decoded", "cached_augmented")
 """Number of samples that a training took from each tier of the cache; missing means 0."""
 CACHE_WORK_COLUMNS = ("decoded_beside", "evicted")
-"""Number of samples decoded only for the cache, and of values that the sampler of a training evicted; missing means 0."""
+"""Number of samples that were decoded only for the cache, and number of values that a training's sampler evicted; missing means 0."""
 
 LEARNED_COLUMNS = ("skipped_steps", "ignored_labels")
-"""Number of steps of a training that changed no weight, and of labels that the loss ignored; missing means 0."""
+"""Number of steps of a training that changed no weight, and number of labels that the loss ignored; missing means 0."""
 
 _STAGE_SECONDS = tuple(f"{stage}_s" for stage in (*STAGES, "total"))
 _WHOLE, _FRACTION, _TEXT, _FLAG = "Int64", "float64", "object", "bool"
@@ -97,9 +97,9 @@ class RunResults:
     losses: pd.DataFrame = field(default_factory=lambda: losses_table([]))
     """Losses of the newest trainings from `losses_table`, if requested."""
     checks: Sequence[CheckRecord] = ()
-    """Checks in which the trigger policy looked at data, if requested."""
+    """Checks in which the trigger policy examined data, if requested."""
     prequential: pd.DataFrame = field(default_factory=lambda: prequential_table([]))
-    """Tests of new samples from `prequential_table`; empty if the run has no online learning."""
+    """The result of `prequential_table`, which has the tests of new samples; empty if the run has no online learning."""
     promotions: Sequence[Promotion] = ()
     """Promotions of versions, if requested."""
     served: Sequence[ServedInterval] = ()
@@ -109,14 +109,14 @@ class RunResults:
 
     @property
     def handlers(self) -> list[Mapping[str, Any]]:
-        """Return all handlers that evaluated: the handlers of the pipeline, and the handlers of requested evaluations."""
+        """Return the evaluation handlers of the pipeline and of requested evaluations."""
         own = (self.run.pipeline.get("evaluation") or {}).get("handlers") or []
         asked = [(asked.handlers, asked.section.get("handlers") or []) for asked in self.requested if asked.section]
         return [*own, *(handler for names, handlers in asked for handler in handlers if handler.get("name") in names)]
 
     @property
     def datasets(self) -> list[Mapping[str, Any]]:
-        """Return all entries of `evaluation.datasets` that were evaluated on: the entries of the pipeline and of requested evaluations."""
+        """Return the entries of `evaluation.datasets` of the pipeline and of requested evaluations."""
         sections = [self.run.pipeline.get("evaluation"), *(asked.section for asked in self.requested)]
         return [entry for section in sections if section for entry in section.get("datasets") or []]
 
@@ -159,7 +159,7 @@ def losses_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
         result = trigger.training_result
         losses, counts = result.losses, result.counts
         rows += [(trigger.trigger_id, batch, loss, "batch") for batch, loss in losses.batch_losses]
-        # Epochs have equal numbers of batches. The log of epochs may be shorter than the training.
+        # All epochs have the same number of batches. There may be losses of fewer epochs than the training had.
         per_epoch = counts.num_batches / max(counts.num_epochs, len(losses.epoch_losses), 1)
         for of, values in (("epoch", losses.epoch_losses), ("validation", losses.validation_losses)):
             rows += [(trigger.trigger_id, round((i + 1) * per_epoch), loss, of) for i, loss in enumerate(values)]
@@ -236,8 +236,8 @@ def evaluations_table(results: Sequence[EvaluationResult]) -> pd.DataFrame:
 
 
 def sample_notes(evaluations: pd.DataFrame, run_id: str) -> list[str]:
-    """Return a sentence for each dataset whose samples were deleted between comparable scores, and for each dataset with an interval that got samples
-    or labels between its scores. Such scores may come from different samples.
+    """Return sentences about datasets with scores that may come from different samples: because samples were deleted between two evaluations, or
+    because an interval got samples or labels between two evaluations of the interval.
 
     Args: evaluations: the table of `read_results`, or the rows of one series. run_id: id of the run.
     """
@@ -249,7 +249,7 @@ def sample_notes(evaluations: pd.DataFrame, run_id: str) -> list[str]:
             changed = f"{newest - old['num_deleted'].min():,} samples of dataset '{dataset}' were deleted"
             notes.append(_sample_note(changed, old, run_id))
         largest = cells.groupby([*_SERIES, "start", "end", "num_deleted"], dropna=False)["num_samples"].transform("max")
-        # A cell without a value is not compared, for example that of an interval which had no samples yet.
+        # A cell without a value is not compared, for example if the interval had no samples yet.
         old = cells.assign(largest=largest)[(cells["num_samples"] < largest) & cells["value"].notna()]
         if len(old):
             first = old.sort_values(["start", "end", "num_samples"]).iloc[0]
@@ -339,12 +339,12 @@ def pipeline_score(performance: pd.DataFrame) -> float:
 
 
 def evaluated_kinds(handlers: Sequence[Mapping[str, Any]], name: str) -> tuple[Kind, ...]:
-    """Return the composite models whose scores follow from a handler's results. The first composite model counts for the handler's coverage.
+    """Return the composite models that a handler evaluates. `scores` counts the scored intervals of the first composite model.
 
-    A handler with `models: active` evaluates only the cells of one composite model. The cells of the handler for the other composite model are
-    incidental, and give no score.
+    A handler with `models: active` evaluates only the active composite model. Some of the evaluated cells may also belong to the trained composite
+    model, but these few cells give no score.
 
-    Args: handlers: the handlers of `RunResults`. name: name of one or more handlers. An unknown handler evaluates the whole matrix.
+    Args: handlers: the handlers of `RunResults`. name: name of one or more handlers. An unknown handler counts as a handler of the whole matrix.
     """
     only: dict[str | None, tuple[Kind, ...]] = {"active": ("active",), "train": ("trained",)}
     both: tuple[Kind, ...] = ("active", "trained")
@@ -355,8 +355,8 @@ def evaluated_kinds(handlers: Sequence[Mapping[str, Any]], name: str) -> tuple[K
 def scores(triggers: pd.DataFrame, evaluations: pd.DataFrame, handlers: Sequence[Mapping[str, Any]] = ()) -> pd.DataFrame:
     """Return one row for each series with its pipeline scores: columns handler, dataset, metric, active, trained, scored_intervals, intervals.
 
-    If the handler did not evaluate a composite model, its score is NaN. scored_intervals: number of intervals with a score of the evaluated composite
-    model (of the active model if both are evaluated). intervals: number of all intervals.
+    A composite model that the handler did not evaluate has the score NaN. scored_intervals: number of intervals with a score of the evaluated
+    composite model (of the active model if both are evaluated). intervals: number of all intervals.
 
     Args: triggers, evaluations, handlers: fields of `RunResults`. Without handlers, all evaluations count as evaluations of the whole matrix.
     """
@@ -379,10 +379,10 @@ class Cost:
 
     num_triggers: int
     num_samples: int
-    """Number of training samples, summed over the triggers. The trainer counts samples after downsampling, and again in each epoch."""
+    """Number of training samples, summed over the triggers. The trainer counts samples after downsampling, once for each epoch."""
     wall_s: float
-    """Time from submission to the end of the run by the system clock, including pauses between stop and resume. If the clock was set back, the time
-    is at least the sum of the seconds of selection and training, which do not overlap."""
+    """Time from submission to the end of the run by the system clock, including pauses between stop and resume. If the clock was set back, the
+    value is still at least the sum of the seconds of selection and training, which do not overlap."""
     by_stage_s: dict[str, float]
     """Seconds of work by stage, summed over the triggers. The sum of all stages may exceed `wall_s`, because evaluation overlaps the next training.
     """

@@ -10,7 +10,7 @@ import pandas as pd
 from modyn.config.selection_advice import GDUMB_FULL, RHO_LOSS_FIRST
 
 Cells = Mapping[str, Callable[[Mapping[str, Any]], str]]
-"""Functions by heading of a column. A function returns the text of the cell for a row of `selections_table`."""
+"""A function for each column heading. The function returns the text of the column's cell for a row of `selections_table`."""
 
 
 def rows_of(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
@@ -26,7 +26,7 @@ def cells_of(cells: Cells, table: pd.DataFrame) -> list[list[str]]:
 
 
 def downsampled(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of `selections_table` for triggers with downsampling, and for triggers whose downsampling policy a score has chosen."""
+    """Return the rows of `selections_table` with downsampling, or with a position in `downsampling_list` that a score has chosen."""
     return table[table["downsampling"].notna() | table["downsampling_turn"].notna()]
 
 
@@ -61,7 +61,7 @@ def _days(name: str) -> Callable[[Mapping[str, Any]], str]:
 
 
 def _values(*names: str) -> Callable[[Mapping[str, Any]], str]:
-    """Return a function that joins ascending numbers of a row. Equal numbers become one number."""
+    """Return a function that joins the named numbers of a row. If all numbers have the same text, the text appears once."""
 
     def text(row: Mapping[str, Any]) -> str:
         values = [f"{row[name]:.3g}" for name in names if row[name] is not None]

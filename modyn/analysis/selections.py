@@ -13,7 +13,7 @@ from modyn.selector.client import SelectorClient
 from modyn.supervisor.client import SupervisorClient, TriggerRecord
 
 NEWEST: Final = 100
-"""Largest number of triggers of a run that are read. The number has a limit, because the first count of a trigger reads all of its samples."""
+"""Largest number of triggers of a run that are read. There is a limit because the first summary of a trigger reads all samples of the trigger."""
 _COLUMNS: Final = {
     "trigger_id": "Int64",
     "num_candidates": "Int64",
@@ -83,11 +83,11 @@ def read_selections(
 
 
 def selections_table(summaries: Sequence[SelectionSummary], triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
-    """Return one row for each trigger. Columns: counts; `chosen_before`, the share of the chosen samples that the previous trigger also chose; ages
-    in seconds relative to the newest candidate; weights of the trigger set; `effective_epochs`, the number of training samples divided by the size
-    of the trigger set. Columns on downsampling: its strategy, the position of the strategy in `downsampling_list` and the score that chose it, its
-    mode, counts, quantiles of the weights in percent, the largest weight, `downsampling_effective` (the equivalent number of samples of equal
-    weight, (Σw)² / Σw²), and seconds (`irreducible_s`: for the models of RHOLoss). Unknown values are missing.
+    """Return one row for each trigger. Columns: counts; `chosen_before`, the share of the chosen samples that the previous trigger also chose;
+    ages in seconds relative to the newest candidate; weights of the trigger set; `effective_epochs`, the number of training samples divided by the
+    size of the trigger set. Columns on downsampling: strategy, the strategy's position in `downsampling_list`, the score that chose the position,
+    mode, counts, the 5, 50 and 95 % quantiles of the weights, the largest weight, `downsampling_effective` (the equivalent number of samples of
+    equal weight, (Σw)² / Σw²), and seconds (`irreducible_s`: for the models of RHOLoss). Unknown values are missing.
 
     Args: triggers: records of the same triggers, in the same order.
     """
@@ -153,8 +153,8 @@ def class_shares_table(summaries: Sequence[SelectionSummary], triggers: Sequence
 
 
 def trained_shares_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
-    """Return one row for each trigger with downsampling and class of its training: trigger_id, label (a text; `others` are all classes that are not
-    counted separately), `before_share` among the candidates (missing if no choice used labels), and `after_share` among the chosen samples."""
+    """Return one row for each class of each training with downsampling: trigger_id, label (a text; `others` are all classes that are not counted
+    separately), `before_share` among the candidates (missing if no choice used labels), and `after_share` among the chosen samples."""
     rows = [[trigger.trigger_id, label, *shares] for trigger in triggers for label, shares in _trained(trigger).items()]
     table = pd.DataFrame(rows, columns=_TRAINED_SHARES)
     return table.astype({"trigger_id": "int64", "label": "object", **dict.fromkeys(_TRAINED_SHARES[2:], "float64")})

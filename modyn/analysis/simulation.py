@@ -54,15 +54,16 @@ def simulation_table(
 ) -> pd.DataFrame:
     """Return one row for each policy, in order.
 
-    Columns: `policy`, `id`, `triggers`; `checks`, the number of checks that looked at data; `samples_trained`, over all epochs; `training_s`, the
-    forecast seconds of selection and training (NaN: not known), and with a price their `price`; `waiting_sample_s`, the number of waiting samples
-    integrated over stream time, and `mean_waiting_s`, the mean waiting time of a sample; `left_samples`, the number of samples that wait at the end.
-    `failed`: reason why the policy ended early; empty: the policy reached the end. A failed policy has no estimate, and its numbers cover only the
-    samples before its end. `positions` and `times` (seconds since 1970): lists for the triggers.
+    Columns: `policy`, `id`, `triggers`; `checks`, the number of checks that examined data; `samples_trained`, over all epochs; `training_s`, the
+    forecast seconds of selection and training (NaN: not known); `price` of these seconds (if `price_per_hour` is given); `waiting_sample_s`, the
+    number of waiting samples integrated over stream time; `mean_waiting_s`, the mean waiting time of a sample; `left_samples`, the number of
+    samples that wait at the end. `failed`: reason why the policy ended early, or empty. A failed policy has no estimate, and its numbers cover
+    only the samples before its end. `positions` and `times` (seconds since 1970): lists for the triggers.
 
-    With the results of a run, each of its series has two columns: `estimated METRIC` (see `estimated_scores`; the name includes dataset and handler
-    if there are several of them) and `scored METRIC`, the share of the intervals with a score. `pareto`: no other policy is better in the first
-    estimate and costs no more. `attrs` of the table: `notes` on seconds and estimates, and `lower_is_better`, the names of the columns of errors.
+    With the results of a run, there are two columns for each series of the run: `estimated METRIC` (see `estimated_scores`; the name includes
+    dataset and handler if there are several of them) and `scored METRIC`, the share of the intervals with a score. `pareto`: whether the policy is
+    on the Pareto front of cost and first estimate. `attrs` of the table: `notes`, and `lower_is_better`, the names of the estimates in which low
+    values are good.
 
     Args: ids: ids of the policies, in order. results: results of the simulated run. price_per_hour: price of training, in any currency.
     """
@@ -113,10 +114,10 @@ def estimated_scores(policies: Sequence[SimulatedPolicy], results: RunResults) -
     """Estimate the score of each policy's currently active model from the evaluation matrix of a run. Returns the estimates by the name of the
     series.
 
-    For each interval, the estimate uses the newest trigger of the policy whose data ends before the anchor. The score is the score of the run's
-    nearest model that was trained at the position of this trigger or earlier. The score is an estimate, because the policy's own model would have
-    been trained later, on other samples. If there is no such trigger, model or evaluation, the interval has no score. Policies are compared over
-    their common intervals (SIGMOD'25, section 7.2); a policy without any score is excluded.
+    For each interval, the policy's newest trigger with data that ends before the anchor counts. The estimate is the score of the run's last model
+    that was trained at the position of this trigger or earlier. The policy's own model would have been trained at this position, on other samples.
+    If there is no such trigger, model or evaluation, the interval has no score. Policies are compared over their common intervals (SIGMOD'25,
+    section 7.2); a policy without any score is excluded.
     """
     trained = results.triggers[results.triggers["model_id"].notna()].sort_values("trigger_id")
     positions, ids = trained["position"].to_numpy(np.int64), trained["trigger_id"].to_numpy(np.int64)
@@ -124,7 +125,7 @@ def estimated_scores(policies: Sequence[SimulatedPolicy], results: RunResults) -
     found = {}
     series = [series for series, _ in series_cells(results.evaluations)]
     for one in series:
-        # If only one series has the metric, its name is the metric alone.
+        # If only one series has the metric, the series is named by the metric alone.
         name = one.metric if sum(other.metric == one.metric for other in series) == 1 else " ".join(reversed(astuple(one)))
         matrix = evaluation_matrix(results.evaluations, one).reindex(ids)
         anchors = matrix.columns.get_level_values("anchor").to_numpy(np.int64)
@@ -135,8 +136,8 @@ def estimated_scores(policies: Sequence[SimulatedPolicy], results: RunResults) -
 
 
 def _compare(cells: NDArray[np.float64], *, lower_is_better: bool, handler: str) -> Estimate:
-    """Compare policies. Args: cells: scores, float64 (policies, intervals); NaN: no score. handler: name of a handler that did not evaluate all
-    models; otherwise empty.
+    """Compare policies. Args: cells: scores, float64 (policies, intervals); NaN: no score. handler: name of the handler if it did not evaluate all
+    models, otherwise empty.
     """
     known = np.isfinite(cells)
     compared = known.any(axis=1)
@@ -158,7 +159,7 @@ def _compare(cells: NDArray[np.float64], *, lower_is_better: bool, handler: str)
 def _active_scores(
     policy: SimulatedPolicy, positions: NDArray[np.int64], anchors: NDArray[np.int64], matrix: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the score for each interval; NaN: no score. Args: positions: positions of the run's models, which are the rows of `matrix`."""
+    """Return the score for each interval; NaN: no score. Args: positions: position of the run's model in each row of `matrix`."""
     if policy.failed:
         return np.full(len(anchors), np.nan)
     ends = np.array([trigger.fired_at + 1 for trigger in policy.triggers], np.int64)

@@ -19,7 +19,7 @@ from modyn.config.durations import format_timestamp
 MAX_MARKS: Final = 400
 """Largest number of marks of one policy on the time axis. With more triggers, several successive triggers share a mark."""
 MAX_NAMES: Final = 40
-"""Largest number of points of one kind with visible names of their policies. With more points, a name is visible only under the pointer."""
+"""Largest number of points of one kind that show the names of their policies. With more points, a point shows its name only under the pointer."""
 
 _SCORE_NOTE = (
     "This is an estimate: for each interval of the run's evaluation matrix, the run's nearest earlier model replaces the model of the policy's "

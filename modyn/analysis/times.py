@@ -55,6 +55,6 @@ def records_table(kind: type[Any], records: Sequence[Any], without: Sequence[str
     """
     shown = [field for field in fields(kind) if field.name not in without]
     rows = [[getattr(record, field.name) for field in shown] for record in records]
-    # With nullable types of integers, a column with missing numbers keeps whole numbers.
+    # With nullable integer types, a column with missing values keeps its whole numbers.
     whole = {field.name: "Int64" for field in shown if field.type == "int | None"}
     return with_times(pd.DataFrame(rows, columns=[field.name for field in shown]).astype(whole))

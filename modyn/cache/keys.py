@@ -1,4 +1,4 @@
-"""Keys of cached samples. Two keys are equal only if equal code makes equal bytes of the same sample."""
+"""Keys of cached samples. Two keys are equal only for the same sample, prepared by the same code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from modyn.records import Int64Array
 TierName = Literal["encoded", "decoded", "augmented"]
 
 CODEC_VERSION: Final = 3
-"""Version of the buffers that `sample_codec.py` writes. Every change of the format raises it."""
+"""Version of the buffers that `sample_codec.py` writes. Every change of the format increments this number."""
 NAMESPACE_BYTES: Final = 12
 """Size of a namespace in bytes. With this size, one collision is expected among 2^48 namespaces."""
 
@@ -19,7 +19,7 @@ NAMESPACE_BYTES: Final = 12
 def namespace(dataset_identity: str, deletion_epoch: int, decoding: str, tier: TierName) -> bytes:
     """Return the key prefix that all samples of a dataset have in a tier, NAMESPACE_BYTES long.
 
-    Encoded samples are the bytes that storage holds, so pipelines with different decoding code share these samples.
+    Encoded samples are the bytes in storage, so pipelines with different decoding code share these samples.
 
     Args: dataset_identity: identity of one registration, as in `DatasetInfo`. deletion_epoch: grows when samples are deleted or corrected.
     decoding: digest of everything that turns payloads into tensors: the user's functions, their options, the packages that they import, and the
@@ -35,8 +35,8 @@ def namespace(dataset_identity: str, deletion_epoch: int, decoding: str, tier: T
 
 
 def value_identity(namespace: bytes, key: int, stamp: int) -> bytes:
-    """Return the identity of a value, 12 + 16 bytes. The checksum covers the value and this identity, so a reader never mistakes another value for
-    this one.
+    """Return the identity of a value, 12 + 16 bytes. The checksum of a buffer covers value and identity, so a reader detects a buffer with another
+    value.
 
     Args: stamp: number of the value's admission, different for each value of a sample; 0: all values of the sample are equal.
 

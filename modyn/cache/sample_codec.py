@@ -54,10 +54,9 @@ class SampleCodec:
         self._compression = _COMPRESSIONS.index(compression)
 
     def encode(self, value: object, identity: bytes = b"") -> bytes:
-        """Write one value: a tensor, an array, a number, bytes, or a tuple or dict of such values. The memory of the value is copied.
+        """Encode one value: a tensor, an array, a number, bytes, or a tuple or dict of such values. The memory of the value is copied.
 
-        Raises: InvalidArgumentError: the value cannot be kept (sparse, quantized, of objects, of another type …); the message names the part and its
-            place.
+        Raises: InvalidArgumentError: the value cannot be kept (sparse, quantized, of objects, of another type …); the message names the part.
         """
         return bytes(self.encode_parts(value, identity))
 
@@ -81,10 +80,10 @@ class SampleCodec:
         return PartedBuffer(len(head) + sum(map(len, parts)), partial(_seal, identity, head, parts))
 
     def decode(self, buffer: Buffer | None, identity: bytes = b"") -> Any:
-        """Read one value. The value is writable. If the buffer is writable, the value shares its memory; otherwise the value is copied.
+        """Decode one value. The value is writable. If the buffer is writable and aligned, the value shares its memory; otherwise the value is copied.
 
-        Args: buffer: result of `encode`, or None. identity: see `encode`. Returns: the value; None: the buffer is missing, damaged, or of another
-        value.
+        Args: buffer: result of `encode`, or None. identity: see `keys.value_identity`. Returns: the value; None: the buffer is missing, damaged, or
+        of another value.
         """
         opened = None if buffer is None else _open(buffer, identity)
         if opened is None:
@@ -98,13 +97,13 @@ class SampleCodec:
             return None
 
     def _head(self, plan: ValuePlan) -> bytes:
-        """Return all bytes before those of the value, with 0 in place of the checksum."""
+        """Return all bytes before the bytes of the value, with 0 as the checksum."""
         if len(plan.text) > 0xFFFF:
             raise InvalidArgumentError(
                 f"the sample has {len(plan.leaves)} parts, and their names and shapes take more than 65,535 bytes: the cache cannot keep it"
             )
         header = _HEADER.pack(0, _MAGIC, CODEC_VERSION, self._compression, len(plan.text), plan.num_bytes)
-        # The values begin aligned after the head.
+        # Zeros, so that the bytes of the value begin at a multiple of ALIGNMENT.
         return header + plan.text + bytes(-(len(header) + len(plan.text)) % ALIGNMENT)
 
 
@@ -127,7 +126,7 @@ def _open(buffer: Buffer, identity: bytes) -> tuple[ValuePlan, ByteArray] | None
         return None
     stored = memoryview(buffer)[stop + -stop % ALIGNMENT :]
     if compression:
-        # The size may come from another program, and is checked before memory is allocated for it.
+        # Another program may have written the size, so it is checked before memory is allocated.
         if num_bytes > MOST_UNPACKED_BYTES:
             return None
         unpacked = _decompress(compression, stored, num_bytes)

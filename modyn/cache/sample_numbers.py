@@ -12,7 +12,7 @@ NO_SAMPLES: Final[Int64Array] = np.empty(0, np.int64)
 
 
 def among(samples: Int64Array, others: Int64Array) -> BoolArray:
-    """Return which of `samples` are in `others`. The function is `numpy.isin`, but fast for arrays of the size of a batch.
+    """Return which `samples` are in `others`, bool (n,). The result is that of `numpy.isin`, but batches of samples take less time.
 
     >>> among(np.array([3, 1, 2]), np.array([2, 3]))
     array([ True, False,  True])

@@ -1,4 +1,4 @@
-"""Sources of the samples of a training, preparations for each served sample, and time that the cache saved. Imports no torch."""
+"""Statistics of the cache for one training: sources of samples, preparations for each served sample, and saved time. Imports no torch."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class ServedCounts:
     beside_augmented: int = 0
     """Samples that were augmented for the cache only."""
     evicted: int = 0
-    """Values that the training's sampler removed from its tier."""
+    """Values that the training's sampler removed from the cache."""
     not_asked: int = 0
     """Samples that were not looked up in a tier, because the store was slow or unavailable. These samples came from another tier or from storage."""
 
     @classmethod
     def of(cls, num_loaded: int, num_cached: Mapping[str, Any], work: Mapping[str, Any]) -> Self:
-        """Count the samples of a training. Args: num_loaded: number of samples that the training got. num_cached: number of these from each
-        tier. work: the fields of `CacheWork`."""
+        """Count the samples of a training. Args: num_loaded: number of samples that the training received. num_cached: tier → number of samples from
+        this tier. work: the fields of `CacheWork`."""
         cached = {name: int(num_cached.get(name, 0)) for name in ("encoded", "decoded", "augmented")}
         beside = {f"beside_{name}": int(work.get(name, 0)) for name in ("read", "decoded", "augmented")}
-        # At least 0: a cached sample may be left out as a bad sample.
+        # At least 0: `num_loaded` omits bad samples, which `num_cached` may contain.
         storage = max(0, num_loaded - sum(cached.values()))
         return cls(storage=storage, **cached, **beside, **{name: int(work.get(name, 0)) for name in ("evicted", "not_asked")})
 
@@ -60,8 +60,9 @@ class ServedCounts:
         return self.decodings / self.served if self.served else 0.0
 
     def seconds_saved(self, profile: CacheProfile) -> float:
-        """Estimate the preparation time that the cache saved on this machine: the time of omitted reads, decodings and augmentations, less the work
-        for the cache only. A negative result means that the cache cost more than it saved. The time of reading from the cache does not count."""
+        """Estimate the preparation time that the cache saved on this machine: the time of omitted reads, decodings and augmentations, minus the time
+        of work for the cache only. A negative result means that the cache cost more than it saved. The time of reading from the cache does not count.
+        """
         hits = self.encoded + self.decoded + self.augmented
         saved = profile.preparation_s(hits, self.decoded + self.augmented, self.augmented)
         return saved - profile.preparation_s(self.beside_read, self.beside_decoded, self.beside_augmented)

@@ -1,8 +1,9 @@
-"""Layout of a decoded or augmented sample: tensors, arrays, images and numbers, alone or in tuples and dicts, and the places of their bytes in one
-buffer. The same value can be made from the buffer. Only images are copied. An image keeps mode, size and pixels, but not its `info`.
+"""Layout of a decoded or augmented sample: tensors, arrays, images, bytes and numbers, alone or in tuples and dicts, and the positions of their bytes
+in one buffer. An equal value can be made from the buffer. Tensors and arrays share the buffer's memory. An image keeps mode, size and pixels, but not
+its `info`.
 
 The layout is JSON, small and equal for all samples of one shape. A layout is a *leaf*, [kind, dtype, shape, order], or ["tuple", [layout, …]], or
-["dict", [[name, layout], …]]. `order` is the order of the axes in memory if it differs from that of `shape`, as for permuted images.
+["dict", [[name, layout], …]]. `order` is the order of the axes in memory if it differs from the order in `shape`, for example in a permuted image.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from modyn.errors import InvalidArgumentError
 
 ByteArray = npt.NDArray[np.uint8]
 Layout = tuple[Any, ...]
-"""A layout as in the JSON, with tuples in place of lists."""
+"""A parsed layout, with tuples instead of the lists of JSON."""
 
 ALIGNMENT: Final = 16
-"""Each leaf begins at a multiple of this number of bytes, which suits all types of numbers."""
+"""Each leaf begins at a multiple of this number of bytes, so numbers of all types are aligned."""
 MAX_DEPTH: Final = 16
 """Largest depth of nested tuples and dicts."""
 _NAMES: Final = {
@@ -41,10 +42,10 @@ _NUMBERS: Final = {bool: ("bool", "|b1"), int: ("int", "<i8"), float: ("float", 
 """Kind and dtype of Python's own numbers."""
 _KINDS: Final = {"torch", "numpy", "image", "scalar", "bytes", "memoryview", *(kind for kind, _ in _NUMBERS.values())}
 _PIXEL_BYTES: Final = {"L": 1, "LA": 2, "I;16": 2, "RGB": 3, "YCbCr": 3, "HSV": 3, "LAB": 3, "RGBA": 4, "CMYK": 4, "I": 4, "F": 4}
-"""Bytes for each pixel, by mode of image. Only these modes are kept, because their pixels alone define the image. Other modes have a palette, or
-pack pixels into bits."""
+"""Bytes for each pixel, by mode of image. Only images of these modes can be cached, because their pixels alone define the image. Other modes have a
+palette, or pack pixels into bits."""
 _ORIENTATION: Final = 0x0112
-"""Tag of EXIF."""
+"""EXIF tag of the orientation."""
 _ALLOWED: Final = "dense tensors on the CPU, arrays of numbers, images of PIL, numbers, or tuples or dicts of such"
 
 T = TypeVar("T")
@@ -81,9 +82,8 @@ class Leaf(NamedTuple):
         return tuple(sorted(range(len(self.order)), key=self.order.__getitem__))
 
     def value(self, content: ByteArray) -> Any:
-        """Make the leaf's value from its bytes. The value shares the memory of these bytes. Args: content: uint8 (num_bytes,), aligned and
-        writable.
-        """
+        """Make the leaf's value from its bytes. A tensor or array shares the memory of these bytes. Args: content: uint8 (num_bytes,), aligned and
+        writable."""
         if self.kind == "torch":
             dtype, shape = _DTYPES[self.dtype], self.shape_in_memory
             # An array without bytes may have a stride that `view` refuses.
@@ -109,7 +109,7 @@ class ValuePlan:
     """The layout as JSON."""
     layout: Layout
     leaves: tuple[Leaf, ...]
-    """Parts in the order of the layout."""
+    """Leaves in the order of the layout."""
     spans: tuple[tuple[int, int], ...]
     """[start, stop) of each leaf; starts are multiples of ALIGNMENT, the bytes between leaves are 0."""
 
@@ -119,13 +119,13 @@ class ValuePlan:
         return self.spans[-1][1] if self.spans else 0
 
     def value(self, content: ByteArray) -> Any:
-        """Make the value from its bytes. The value shares the memory of these bytes. Args: content: as for `Leaf.value`."""
+        """Make the value from its bytes. Tensors and arrays share the memory of these bytes. Args: content: see `Leaf.value`."""
         leaves = (leaf.value(content[start:stop]) for leaf, (start, stop) in zip(self.leaves, self.spans, strict=True))
         return _build(self.layout, leaves)
 
 
 def take_apart(value: object) -> tuple[ValuePlan, list[ByteArray]]:
-    """Return the layout of a value, and the bytes of each leaf. If the memory of a leaf is contiguous, its bytes share this memory.
+    """Return the layout of a value, and the bytes of each leaf. The bytes of a contiguous tensor or array share its memory.
 
     Raises: InvalidArgumentError: the value or a part of it cannot be kept; the message names the part.
     """
@@ -144,7 +144,7 @@ def plan_of_layout(layout: Layout) -> ValuePlan:
 
 @lru_cache(maxsize=1024)
 def plan_of_text(text: bytes) -> ValuePlan | None:
-    """Read a layout. Returns None if this version does not write such a layout."""
+    """Parse a layout. Returns None if this version does not write such a layout."""
     try:
         # The text may come from another program, so every wrong form is refused here.
         layout = _as_tuples(json.loads(text))
@@ -168,14 +168,14 @@ def _is_known(leaf: Leaf) -> bool:
 
 
 def _flatten(value: Any, where: str, found: list[ByteArray]) -> Layout:
-    """Return the layout of `value`, and add its leaves to `found`. Types must match exactly, because additions of a subclass would be lost. Args:
-    where: place in the whole value, for messages."""
+    """Return the layout of `value`, and add its leaves to `found`. Types must match exactly, because the attributes of a subclass would be lost.
+    Args: where: path in the whole value, for messages."""
     kind = type(value)
     if kind is torch.Tensor:
         _check_tensor(value, where)
         order = _order(value.stride())
         in_order = _plain(value.permute(order) if order else value).contiguous()
-        # `reshape` would leave strides of axes with one element, which `view` refuses.
+        # `reshape` would keep strides of axes with one element that `view` refuses.
         found.append(in_order.as_strided((value.numel(),), (1,)).view(torch.uint8).numpy())
         return "torch", _NAMES[value.dtype], tuple(value.shape), order
     if kind is np.ndarray or isinstance(value, np.generic):
@@ -195,13 +195,13 @@ def _flatten(value: Any, where: str, found: list[ByteArray]) -> Layout:
         return name, dtype, (), ()
     if kind not in (tuple, dict):
         return _flatten_bytes(value, where, found)
-    # The part of a nested value is named by its brackets, so they count the depth.
+    # `where` has a bracket for each level, so the number of brackets is the depth.
     if where.count("[") >= MAX_DEPTH:
         raise _refused("", f"a value with more than {MAX_DEPTH} tuples and dicts within each other")
     if kind is tuple:
         return "tuple", tuple(_flatten(part, f"{where}[{i}]", found) for i, part in enumerate(value))
     for name in value:
-        # Two names of a dict that are equal after a conversion to text would become one.
+        # Converting names to text could make two names of a dict equal.
         if type(name) is not str:
             raise _refused(where, f"a dict with {name!r}, a {type(name).__name__}, for a name")
     return "dict", tuple((name, _flatten(part, f"{where}[{name!r}]", found)) for name, part in value.items())
@@ -220,7 +220,7 @@ def _flatten_bytes(value: Any, where: str, found: list[ByteArray]) -> Layout:
 
 
 def _check_tensor(tensor: torch.Tensor, where: str) -> None:
-    """Raise InvalidArgumentError for a tensor with more content than its elements."""
+    """Raise InvalidArgumentError for a tensor that its elements do not define completely."""
     what = None
     if type(tensor) is not torch.Tensor:
         what = f"a {type(tensor).__name__}"
@@ -267,7 +267,7 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def _order(strides: Sequence[int]) -> tuple[int, ...]:
     """Return the axes from the slowest to the fastest in memory; empty: the order of `shape`."""
-    # Negative strides count too: the elements are then in memory in reverse order of the axis.
+    # A negative stride means that the elements of the axis are in memory in reverse order; only its size matters here.
     if all(map(lambda slow, fast: abs(slow) >= abs(fast), strides, strides[1:])):
         return ()
     return tuple(sorted(range(len(strides)), key=lambda axis: -abs(strides[axis])))

@@ -95,8 +95,8 @@ def plan(
     """Predict the speed of a pipeline for several uses of a cache: with the best split, with one form of samples only, with the present split, and
     without a cache.
 
-    The command uses the measurements of `modyn cache profile`, and changes nothing. Missing options come from the section `cache` of the pipeline or
-    the system file. A training on this machine uses the same store and split with `split: auto`.
+    The command uses the measurements of `modyn cache profile`, and changes nothing. Missing options come from the section `cache` of the pipeline
+    or the system file. With `split: auto`, a training on this machine uses the same store and split.
     """
     from modyn.trainer_server.cache_plan.cache_planning import trainings
 
@@ -144,10 +144,11 @@ def status(
 ) -> None:
     """Show the content of the cache, and what it served to the newest trainings.
 
-    A row for each tier has its budget, its use, samples, namespaces (a namespace is a dataset with one kind of decoding), and evicted samples. A row
-    for each training has the number of samples from storage and from each tier, the number of decoded samples (also samples decoded for the cache)
-    per served sample, and the samples that its sampler evicted. If `modyn cache profile` has measured the dataset, the row also has an estimate of
-    the saved seconds of preparation. With --watch and --json, each update is one line. A Redis is shown with the content of all its installations.
+    The row of a tier has budget, used bytes, and numbers of samples, of namespaces (a namespace is a dataset with one kind of decoding) and of
+    evicted samples. The row of a training has the numbers of samples from storage and from each tier, of decodings per served sample (including
+    those for the cache), and of samples that its sampler evicted. If `modyn cache profile` has measured the dataset, the row also has an estimate
+    of the saved seconds of preparation. With --watch and --json, each update is one line. The rows of a Redis count samples of all its
+    installations.
     """
     from modyn.cli.views.cache_status import read_status, show
     from modyn.cli.views.cache_status import watch as look_again
@@ -168,8 +169,7 @@ def clear(
     """Remove all cached samples, the budgets, and the shared state of trainings, in shared memory and in Redis. Nothing else is lost.
 
     Running trainings continue, read from storage, and fill the cache again. If several installations share a Redis, the samples of all these
-    installations are removed. A new size of the cache needs no clearing. The new size takes effect when no training has used the old size for ten
-    seconds.
+    installations are removed. A new size of the cache needs no clearing: it takes effect when no training has used the old size for ten seconds.
     """
     from modyn.cache.sharing.clearing import clear_memory_states, clear_redis_states
     from modyn.cache.tiers.stores import TIERS, clear_memory, clear_redis

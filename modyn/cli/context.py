@@ -1,4 +1,4 @@
-"""Options and functions that all commands share, such as those that open a client."""
+"""Options and functions that the commands share, for example to open a client."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def connect(*, start: bool = False) -> Client:
 
 
 def services_run() -> bool:
-    """Return whether services are running, without starting any."""
+    """Return whether the embedded services are ready; true for services with network addresses. Starts no service."""
     from modyn.local.control import stack_status
 
     config = system_config()
@@ -74,7 +74,7 @@ def client_of_this_machine() -> Client:
 
 
 def is_embedded(config: SystemConfig) -> bool:
-    """Return whether this machine starts the services, because none of them has an address on the network."""
+    """Return whether the services are embedded: this machine starts them, because no service has a network address."""
     from modyn.config.system import SERVICES
 
     return all(config.endpoint(name).is_unix for name in SERVICES)

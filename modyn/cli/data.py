@@ -64,7 +64,7 @@ def register(
     watch: Annotated[bool, typer.Option(help="Index new files as they appear.")] = True,
     ingest_now: Annotated[bool, typer.Option("--ingest/--no-ingest", help="Index the present files now.")] = True,
 ) -> None:
-    """Register a folder of files as a dataset. A repetition of the command changes nothing.
+    """Register a folder of files as a dataset. If repeated, the command changes nothing.
 
     Examples of the options that formats need (docs/reference/formats.md lists all options):
 
@@ -116,7 +116,7 @@ def append(
     file: Annotated[Path, typer.Argument(help="File of JSON lines, one record each.", show_default=False)],
     json: Json = False,
 ) -> None:
-    """Append records to a dataset of records. A repetition appends only missing records: the first record of each key counts.
+    """Append records to a dataset of records. If repeated, the command appends only missing records: the first record of each key counts.
 
     A line has the form {"key": "ID", "label": 1, "features": {"x": 0.5}}. "features" are stored as compact JSON; "payload" (text) or "payload_base64"
     (bytes) may replace them. "timestamp" is in seconds since 1970, or ISO 8601; by default, the time of arrival. "label" may be set later with
@@ -130,7 +130,7 @@ def append(
     counts = {"appended": 0, "duplicates": 0, "differing": 0}
     differing: list[str] = []
     with connect(start=True) as client, Status("reading", console=Console(stderr=True)) as shown:
-        client.append_records(name, [])  # If the dataset takes no records, this fails before the file is read.
+        client.append_records(name, [])  # If the dataset does not accept records, this call fails before the file is read.
         timestamp_format = client.dataset(name).config.file_wrapper_config.get("timestamp_format", "")
         for records in read_calls(file, timestamp_format):
             answers = client.append_records(name, records)
@@ -154,7 +154,7 @@ def label(
     file: Annotated[Path, typer.Argument(help="File of JSON lines, one label each.", show_default=False)],
     json: Json = False,
 ) -> None:
-    """Set the labels of records that were appended without a label. A repetition sets only missing labels: a record keeps its first label.
+    """Set the labels of records that were appended without a label. A repeated command sets only missing labels: a record keeps its first label.
 
     A line has the form {"key": "ID", "label": 1}, with the key of the record. Runs in production mode train on a sample after it has its label.
     """
@@ -186,8 +186,8 @@ def change(
     timestamp_source: Annotated[str | None, typer.Option(help="Source of a sample's time, as in `modyn data register`.")] = None,
     watch: Annotated[bool | None, typer.Option("--watch/--no-watch", help="Index new files as they appear.")] = None,
 ) -> None:
-    """Change the options of a dataset for files that are indexed from now on. Indexed samples do not change; rejected files are tried again. With
-    indexed samples, the places of labels and times cannot change."""
+    """Change the options of a dataset for files that are indexed from now on. Indexed samples do not change; rejected files are tried again. If
+    there are indexed samples, options that locate labels or times cannot change."""
     from modyn.config.base import load_section
     from modyn.config.dataset import DatasetConfig
 
@@ -218,9 +218,9 @@ def reindex(
         str, typer.Argument(help="Path of the data file, absolute or relative to the dataset's folder.", show_default=False)
     ],
 ) -> None:
-    """Index a corrected data file again: its old samples are deleted, and its present samples are added with new keys. Runs stop training on the old
-    samples; runs in production mode get the new samples. Runs with models get an event about the deletion. A missing or unusable file is refused
-    before any sample is deleted."""
+    """Index a corrected data file again: its old samples are deleted, and its present samples are added with new keys. Runs stop training on the
+    old samples; runs in production mode get the new samples. Runs with models or scores that may depend on the old samples get an event. A missing
+    or unusable file is refused before any sample is deleted."""
     with connect(start=True) as client, shown_progress() as progress:
         done, info = client.reindex(name, file, progress), client.dataset(name)
         paths = (file, os.path.join(info.config.base_path, file))
@@ -355,8 +355,8 @@ def scrub(name: Name, json: Json = False) -> None:
     """Read the whole index and all data files of a dataset, compare them with their checksums, and refuse the samples of files that differ. Exit
     code 1 if a file is damaged, rewritten or unreadable.
 
-    The first scrub of a data file compares a part of it, and computes the checksum for later scrubs. So only the second scrub finds that a file was
-    rewritten with the same size and time. Storage also scrubs slowly every storage.scrub_every_s seconds. Objects in buckets are not read.
+    The first scrub of a data file compares a part of the file, and computes the checksum for later scrubs. So only later scrubs detect a file that
+    was rewritten with equal size and time. Storage also scrubs slowly every storage.scrub_every_s seconds. Objects in buckets are not read.
     """
     from rich.console import Console
     from rich.status import Status
@@ -387,8 +387,8 @@ def scrub(name: Name, json: Json = False) -> None:
 
 @app.command()
 def rebuild(name: Name) -> None:
-    """Restore the database entries of a dataset from its index after an older backup of the database was restored. Then `modyn data ingest` works
-    again.
+    """Restore a dataset's entries in the database from the dataset's index. This is needed after a restore of an older database backup: then
+    `modyn data ingest` works again.
     """
     with connect(start=True) as client:
         info = client.storage.rebuild_dataset(name)

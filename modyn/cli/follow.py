@@ -1,4 +1,4 @@
-"""Follow a run: show a live view on a terminal or lines elsewhere, and handle Ctrl-C.
+"""Follow a run: show a live view on a terminal, or print lines to other outputs, and handle Ctrl-C.
 
 `RunView` collects the events of the run; `draw`, `line_of` and `progress_line` render them.
 """
@@ -161,7 +161,7 @@ class TriggerView:
 
 @dataclass
 class RunView:
-    """The state of a run, derived from its events. `apply` receives the events in order. After a reconnect, journalled events may come again."""
+    """The state of a run, derived from its events. `apply` receives the events in order. After a reconnect, journalled events may arrive again."""
 
     run_id: str
     state: str = RunState.SUBMITTED.value
@@ -250,7 +250,7 @@ def line_of(event: RunEvent) -> str | None:
     detail = event.detail
     match event.kind:
         case EventKind.RUN_STATE if detail["state"] in ("streaming", "selecting", "training"):
-            return None  # Events of triggers and steps say more.
+            return None  # Events of triggers and steps have more detail.
         case EventKind.RUN_STATE:
             error, message = detail.get("error"), detail.get("message")
             return f"run {detail['state']}" + (f": {error or message}" if error or message else "")
@@ -301,7 +301,7 @@ def progress_line(view: RunView) -> str:
 
 
 def draw(view: RunView, started: float) -> RenderableType:
-    """Render the live view: stage, stream, training, evaluation, the latest triggers.
+    """Render the live view: state, stream, training, evaluation, checks, and the newest triggers.
 
     Args: started: time at which the view was opened, on the monotonic clock.
     """

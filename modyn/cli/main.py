@@ -1,4 +1,4 @@
-"""The command line `modyn`. Commands import what they need when they run, so that `--help` is fast."""
+"""The command line `modyn`. Each command imports its modules when the command runs, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def root(
     """Set the options that every command shares, before the command runs."""
     # Services are separate processes, which get these options as environment variables.
     for name, path in (("MODYN_CONFIG", config), ("MODYN_STATE_DIR", state_dir)):
-        if path:  # An empty path would mean the current folder. A shell passes one for an empty variable.
+        if path:  # A shell passes an empty path for an empty variable. The empty path would mean the current folder.
             os.environ[name] = str(Path(path).absolute())
 
 

@@ -154,7 +154,7 @@ def promote(
 
 @app.command()
 def rollback(run: RunArgument, reason: ReasonOption = "") -> None:
-    """Promote the previously promoted version again. Each repetition goes back one more promotion."""
+    """Promote the previously promoted version again. If repeated, the command goes back one more promotion each time."""
     from modyn.records import RunId
 
     with connect() as client:

@@ -80,10 +80,10 @@ def explain(
 
 
 def plugins(json: Json = False) -> None:
-    """List every registered trigger, policy, model, metric and format with its package, and say why a plug-in is broken.
+    """List every registered trigger, policy, model, metric and format with its package, and report why a plug-in is broken.
 
-    The command asks the services. If no services run, the command lists the packages that are installed here, and imports plug-ins to find broken
-    plug-ins.
+    The command asks the services. If no services run, the command lists the plug-ins that are installed here, and imports plug-ins to find broken
+    ones.
     """
     if services_run():
         with connect() as client:
@@ -127,7 +127,7 @@ def check_here(source: YamlSource) -> list[Problem]:
     received = from_struct(to_struct(with_columns(source.data)))  # Services receive numbers as doubles.
     found = [*validate_selection_section(received), *check_history(received)]
     found += [*validate_section(received), *check_evaluation(received)]
-    # The trainer's check has a parameter for a connection, which it does not use.
+    # The trainer's check does not use its parameter for a connection.
     found += check_training(received, cast("Any", None), asked_scores(received))
     return find_problems(source, [lambda _: found])
 

@@ -297,7 +297,7 @@ def evaluate(
         ),
     ] = None,
 ) -> None:
-    """Evaluate the models of a run. The run may be in any state, and stays in this state. Exit code 1 if an evaluation fails."""
+    """Evaluate the models of a run. The run may have any state, and the state does not change. Exit code 1 if an evaluation fails."""
     from modyn.cli.follow import follow
     from modyn.records import JobState
 

@@ -82,9 +82,9 @@ def serve(
 ) -> None:
     """Serve predictions of the promoted (or newest) versions of runs by the Open Inference Protocol over HTTP and gRPC until Ctrl-C.
 
-    `modyn models promote` and `rollback` take effect at the next poll (`serving.poll_interval_s`), without interruption. Options override the section
-    `serving` of a run's pipeline. Several runs share the addresses. Each run is a model with its own name, and `--follow`, `--canary` and `--shadow`
-    apply to all these models.
+    `modyn models promote` and `rollback` take effect at the next poll (`serving.poll_interval_s`), without interruption. Options override the
+    section `serving` of a run's pipeline. Several runs are served at the same addresses: each run is a model with its own name, and `--follow`,
+    `--canary` and `--shadow` apply to all models.
     """
     from modyn.config.base import load_section
     from modyn.config.serving import ServingConfig
@@ -138,8 +138,8 @@ def serve(
 
 
 def _refuse_for_several(of_one: Mapping[str, Any]) -> None:
-    """Raise InvalidArgumentError if an option for one model is given for several models. Args: of_one: values of such options by their pipeline
-    fields.
+    """Raise InvalidArgumentError if an option for one model is given for several models. Args: of_one: values of the options for one model, by
+    pipeline field; None: the option is not given.
     """
     from modyn.errors import InvalidArgumentError
 

@@ -55,7 +55,7 @@ def status(json: Json = False) -> None:
 
 
 def _rows(config: SystemConfig) -> list[dict[str, Any]]:
-    """Return a row for each service: its health, which the service reports, and its process, which the stack has recorded."""
+    """Return a row for each service: the health that the service reports, and the process that the stack has recorded."""
     from modyn.config.system import SERVICES
     from modyn.local.control import stack_status
     from modyn.rpc.channel import is_serving
@@ -137,7 +137,7 @@ def _in_order(path: Path) -> tuple[str, int]:
 
 
 def _mention(run_id: str) -> re.Pattern[str]:
-    """Return a pattern that finds a run's name in a line, but not in a longer name.
+    """Return a pattern that finds a run's name in a line, but not as a part of a longer name.
 
     >>> bool(_mention("digits-0001").search('{"run_id": "digits-0001"}')), bool(_mention("digits-0001").search("digits-00010"))
     (True, False)

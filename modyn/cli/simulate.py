@@ -14,7 +14,7 @@ from modyn.cli.context import Json, connect, say
 from modyn.cli.views.output import print_json, print_table
 
 _FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
-"""Characters at the beginning of a text that a spreadsheet runs as a formula."""
+"""A spreadsheet runs a text as a formula if the text begins with one of these characters."""
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -172,7 +172,7 @@ def _without_formulas(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _flat(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with lists as texts of numbers separated by spaces."""
+    """Return the table with each list as a text of its numbers, separated by spaces."""
     lists = {name: table[name].map(lambda values: " ".join(map(str, values))) for name in ("positions", "times")}
     return table.assign(**lists)
 

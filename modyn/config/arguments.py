@@ -15,14 +15,14 @@ E = TypeVar("E", bound=StrEnum)
 
 
 def texts(name: str, values: Iterable[str]) -> tuple[str, ...]:
-    """Check a list of texts. Raises InvalidArgumentError: the value is no list of texts, for example a single text. Args: name: name of the argument,
-    in all functions of this module.
+    """Check a list of texts. Raises InvalidArgumentError: the value is no list of texts, for example a single text. Args: name: name of the
+    argument for the error, as in all functions of this module.
     """
     return items(name, values, (str,), "a list of texts")
 
 
 def items(name: str, values: Iterable[T], kinds: tuple[type, ...], expected: str) -> tuple[T, ...]:
-    """Check a list of items of some `kinds`. Raises InvalidArgumentError. Args: expected: the name of such a list in messages."""
+    """Check a list of items of some `kinds`. Raises InvalidArgumentError. Args: expected: description of a valid list, for messages."""
     if isinstance(values, Iterable) and not isinstance(values, str | bytes):
         found = tuple(values)
         if all(isinstance(value, kinds) for value in found):

@@ -45,7 +45,7 @@ class Matching:
         return core_schema.no_info_after_validator_function(self._check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Keep the pattern for editors."""
+        """Add the pattern to the JSON schema, which editors use."""
         return {**handler(schema), "pattern": self.pattern}
 
     def _check(self, value: str) -> str:
@@ -221,10 +221,9 @@ def _shown(value: object) -> str:
 
 
 def _resolved(model: type[BaseModel], location: Sequence[str | int]) -> tuple[list[str], list[type[BaseModel]]]:
-    """Convert a location of pydantic to keys in the file. Also return the models that the innermost mapping may have.
+    """Return the keys in the file for a location of pydantic, and the classes that the innermost mapping may have.
 
-    If the last key holds sections, the models are the classes of these sections. Otherwise the models are the classes of the mapping that has the
-    key.
+    If the last key contains sections, the classes belong to these sections. Otherwise the classes belong to the mapping that contains the key.
     """
     keys, models, is_kind = list[str](), [model], False
     for at, part in enumerate(location):
@@ -257,7 +256,7 @@ def _by_alias(model: type[BaseModel]) -> dict[str, Any]:
 
 @lru_cache(maxsize=4096)
 def _numbers(model: type[BaseModel]) -> frozenset[str]:
-    """Return the fields that hold numbers. The result is cached, because simulations check the same sections thousands of times."""
+    """Return the fields that contain numbers. The result is cached, because simulations check the same sections thousands of times."""
     return frozenset(key for key, annotation in _by_alias(model).items() if _takes_numbers_only(annotation))
 
 

@@ -1,4 +1,4 @@
-"""Section `cache` of a pipeline and of the system file: size and place of the memory that keeps prepared samples."""
+"""Section `cache` of a pipeline and of the system file: size and location of the memory that stores prepared samples."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from modyn.config.sizes import Size
 SamplerName = Literal["static", "coordinated", "opportunistic"]
 """Names of samplers. A sampler chooses the cached samples of a batch."""
 _REMOVED_SAMPLERS: Final = ("lru", "quiver", "shade", "shared_loader")
-"""Samplers that only served comparisons. These samplers are in `benchmark/cache`."""
+"""Former samplers of pipelines, for comparisons only. These samplers are in `benchmark/cache`."""
 
 
 def managed_tier(sampler: SamplerName) -> Literal["augmented"] | None:
-    """Return the tier whose values a sampler keeps and drops; None: a `static` cache keeps values in all tiers."""
+    """Return the tier in which a sampler stores and evicts values; None for `static`, because a static cache stores values in all tiers."""
     return None if sampler == "static" else "augmented"
 
 

@@ -17,7 +17,7 @@ DatasetName = Annotated[
 
 
 class DatasetConfig(Section):
-    """A dataset: the location of its files, and how they become samples."""
+    """A dataset: the location of its files, and the format in which storage reads samples from the files."""
 
     name: DatasetName = Field(description="identity, used as `data.dataset_id` in pipelines")
     base_path: str = Field(

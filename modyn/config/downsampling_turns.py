@@ -68,7 +68,7 @@ class DownsamplingTurns:
         """Return the position of the policy for a trigger; None: the training uses all samples of the trigger.
 
         Args: decided: position that the supervisor decided, if turns depend on a score; otherwise None.
-        Raises: InvalidArgumentError: turns depend on a score and `decided` is None, or turns depend on no score and `decided` is not None.
+        Raises: InvalidArgumentError: turns depend on a score and `decided` is not a valid position, or turns depend on no score and `decided` is set.
         """
         if not isinstance(self.thresholds, ScoreThresholds):
             if decided is not None:
@@ -93,7 +93,7 @@ class DownsamplingTurns:
 
 
 def load_turns(selection_strategy: Mapping[str, Any]) -> DownsamplingTurns:
-    """Return the turns of a section `selection_strategy`. Raises ConfigError that lists all mistakes except mistakes of the policies."""
+    """Return the turns of a section `selection_strategy`. Raises ConfigError that lists all mistakes, except in the policies' own sections."""
     refuse(check_turns(selection_strategy))
     holder, path = _holder(selection_strategy)
     thresholds = holder.get(_THRESHOLDS) or []
@@ -139,7 +139,7 @@ def _sections(selection: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, 
 
 
 def _holder(selection: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-    """Return the mapping that may hold a list of policies, and its path."""
+    """Return the mapping that may contain a list of policies, and the path of the mapping."""
     inner = selection.get(_CONFIG)
     if isinstance(inner, Mapping) and (_LIST in inner or _THRESHOLDS in inner):
         return inner, f"{_SECTION}.{_CONFIG}"

@@ -25,7 +25,7 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 def parse_duration(value: object) -> int:
     """Convert `<int><unit>`, with a unit of s m h d w y (y = 365 days), to seconds. An int is a number of seconds.
 
-    Raises: ValueError: another text or type; pydantic converts this error to a problem with the path of the value.
+    Raises: ValueError: `value` is another text or type; pydantic converts this error to a problem with the path of the value.
 
     >>> parse_duration("2d")
     172800
@@ -53,7 +53,7 @@ def format_duration(seconds: int) -> str:
 def parse_timestamp(value: object) -> int:
     """Convert an int or an ISO 8601 date, by default in UTC, to seconds since 1970, which may be negative.
 
-    Raises: ValueError: `value` is neither an int nor such a date, or exceeds 64 bits.
+    Raises: ValueError: `value` is neither an int nor such a date, exceeds 64 bits, or is a number that is probably not in seconds.
 
     >>> parse_timestamp("1970-01-02")
     86400
@@ -88,7 +88,7 @@ def format_timestamp(timestamp: int) -> str:
 
 
 def _meant(number: int) -> str:
-    """Guess the time, from 1900 to 2100, that a number means if the number is YYYY, YYYYMMDD or in a finer unit than seconds. Empty: no guess."""
+    """Guess a time from 1900 to 2100 for a number that may be YYYY, YYYYMMDD, or in milli-, micro- or nanoseconds. Empty: no time fits."""
     if number in _YEARS:
         return f"{number}-01-01"
     with suppress(ValueError):

@@ -22,7 +22,7 @@ def label_delay(pipeline: Mapping[str, Any]) -> int:
 
 
 def check_label_delay(pipeline: Mapping[str, Any]) -> list[Problem]:
-    """Return a problem for each delay that differs from the first delay, because a label comes only once. The function ignores invalid durations."""
+    """Return a problem for each delay that differs from the first delay, because a label arrives only once. Invalid durations are ignored."""
     first, found = None, list[Problem]()
     for path, seconds in _written(pipeline):
         first = first or (path, seconds)

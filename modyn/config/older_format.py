@@ -49,7 +49,7 @@ class Converted:
 
 
 def in_todays_format(data: Mapping[str, Any]) -> Converted:
-    """Convert a pipeline to the current format. If the new path of a key already exists, the key stays at its old path, and a later check refuses it.
+    """Convert a pipeline to the current format. If the new path of a key already exists, the key keeps its old path, and a later check refuses it.
 
     >>> in_todays_format({"trigger": {"id": "TimeTrigger", "trigger_config": {"trigger_every": "1d"}}}).data
     {'trigger': {'id': 'TimeTrigger', 'every': '1d'}}
@@ -76,7 +76,7 @@ def _at(data: Any, path: str) -> Any:
 
 
 def _move(data: dict[str, Any], old: str, new: str) -> bool:
-    """Move the value at `old` to `new`, or merge it into the section there. Returns whether the value moved; a value 0 is not moved."""
+    """Move the value at `old` to `new`, or merge it into the section at `new`. A value 0 is not moved. Returns whether a non-empty value moved."""
     (parent, name), (target, new_name) = _parent(data, old), _parent(data, new)
     if not isinstance(parent, dict) or not isinstance(target, dict) or parent.get(name, 0) == 0:
         return False
@@ -119,13 +119,13 @@ def _change_values(data: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _evaluated(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the datasets to evaluate on. The result is empty if a dataset is not a mapping; a later check refuses such a dataset."""
+    """Return the datasets of the section `evaluation`; empty if a dataset is not a mapping, because a later check refuses such a dataset."""
     datasets = _at(data, "evaluation.datasets")
     return datasets if isinstance(datasets, list) and all(isinstance(dataset, dict) for dataset in datasets) else []
 
 
 def _change_metrics(data: dict[str, Any]) -> Iterator[Problem]:
-    """Change metrics that the present format writes differently, and label several F1 scores of a dataset. Yields a warning for each metric."""
+    """Change metrics that the present format writes differently, and label further F1 scores of a dataset. Yields a warning for each metric."""
     for i, dataset in enumerate(_evaluated(data)):
         metrics, labels = dataset.get("metrics"), list[str]()
         for k, metric in enumerate(metrics if isinstance(metrics, list) else ()):

@@ -12,7 +12,7 @@ from modyn.config.base import PlacedError, Section, load_section
 ONLINE: Final = "online"
 """Name of the section."""
 TESTS_ONLY: Final[Mapping[str, Any]] = {"history_samples": 0, "update_samples": None}
-"""Values that replace values of the section for samples that are only tested: no samples are drawn from the history."""
+"""Replacements for values of the section, for samples that are only tested. With these values, no samples are drawn from the history."""
 
 
 class LearningRateRule(Section):
@@ -56,13 +56,13 @@ class ConvergenceConfig(Section):
 class RollbackConfig(Section):
     """Snapshots of weights, optimizers and statistics within a batch of steps, and the rule for a rollback to a snapshot.
 
-    The steps since the snapshot are checked after `every` steps, before and after a risky step, and at the end. The error jumps if the mean loss of
-    these steps, or the loss of the newest step under the new weights, is not finite or exceeds `factor` times the exponential mean of earlier steps.
-    After a jump, the snapshot (with its own statistics of preprocessing) and the present model are tested on the newest samples. Outliers, which are
-    at most a quarter of these samples with a loss above 100 times the mean, are left out. If the snapshot's loss is at least that of the present
-    model, or at least half-way from the mean to this loss, the data has changed, and the steps are kept. Otherwise training continues from the
-    snapshot with the next samples. After the second rollback, the previous version only tests the remaining samples, and the run continues with this
-    version.
+    The steps since the snapshot are checked after `every` steps, before and after a risky step, and at the end. The error jumps if a loss is not
+    finite, or exceeds `factor` times the exponential mean of earlier steps. Two losses count: the mean loss of these steps, and the loss of the
+    newest step under the new weights. After a jump, the snapshot (with its own statistics of preprocessing) and the present model are tested on
+    the newest samples. Outliers are left out: at most a quarter of these samples, with a loss above 100 times the mean. The data has changed, and
+    the steps are kept, if the snapshot's loss is at least the present model's loss, or at least half-way from the mean to the present model's
+    loss. Otherwise training continues from the snapshot with the next samples. After the second rollback, the previous version only tests the
+    remaining samples, and the run continues with this version.
 
     A step is risky if a number in its samples is outside of the earlier range by more than the width of the range. Columns have ranges if
     `preprocessing` has an InputGuard; inputs have ranges if there is no section `preprocessing`. Ranges are used after 1,000 samples of steps since
@@ -80,8 +80,8 @@ class OnlineConfig(Section):
     """Proactive training (Continuous Training of Machine Learning Pipelines, section 4): the present model takes single steps on new samples, mixed
     with earlier samples, instead of whole retrainings.
 
-    When `online.trigger` fires, steps are taken on the samples since the last trigger. The steps end in a model version. After a crash, the run
-    resumes from this version. `trigger` retrains as without this section.
+    When `online.trigger` fires, steps are made on the samples since the last trigger. The steps end in a model version. After a crash, the run
+    resumes from this version. This section does not change the trainings of `trigger`.
     """
 
     trigger: dict[str, Any] = Field(

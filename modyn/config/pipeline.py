@@ -1,6 +1,6 @@
 """Frame of a pipeline file: the sections, and the values that the supervisor itself uses.
 
-The service that acts on another section checks this section, so that a plug-in is installed only where it runs.
+Each further section is checked by the service that uses the section. So a plug-in must be installed only where it runs.
 """
 
 from __future__ import annotations

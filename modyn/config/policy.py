@@ -1,4 +1,4 @@
-"""Check and load sections of a pipeline file that name a policy of a registry and hold its options.
+"""Check and load sections of a pipeline file that name a policy of a registry and contain the policy's options.
 
 The policy has a class `Config` for its options. Options are all keys except the key that names the policy, unless `Config` has a field for this key.
 """

@@ -15,8 +15,8 @@ _SCHEMA: Final = ("columns", "format", "names", "separator", "na_values")
 
 
 def with_columns(pipeline: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy the columns of `preprocessing` into each `data` section of a pipeline: `data`, the entries of `evaluation.datasets`, and the datasets that
-    triggers evaluate on. A repetition changes nothing. Without a section `preprocessing`, the copy has the same values.
+    """Copy the columns of `preprocessing` into each `data` section of a pipeline: `data`, the entries of `evaluation.datasets`, and the datasets
+    that triggers evaluate on. A second call changes nothing. Without a section `preprocessing`, the copy has the same values.
 
     >>> with_columns({"preprocessing": {"columns": {"a": "number"}, "components": []}, "data": {"dataset_id": "d"}})["data"]
     {'dataset_id': 'd', 'preprocessing': {'columns': {'a': 'number'}}}

@@ -49,7 +49,7 @@ class PromotionCondition:
     def holds(self, value: float, promoted: float | None, *, low_is_good: bool) -> bool:
         """Return whether a value meets the condition. Values that are equal up to rounding count as equal, and NaN meets no condition.
 
-        Args: promoted: value of the promoted version; None: no version is promoted, so that no value is worse.
+        Args: promoted: value of the promoted version; None: no version is promoted, and `not worse` holds.
 
         >>> parse_condition("Loss on test not worse than promoted by 0.1").holds(1.05, 1.0, low_is_good=True)
         True

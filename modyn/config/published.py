@@ -24,7 +24,7 @@ _FUNCTIONS: Final = (
 """Fields for user code. A tool that writes all fields writes an empty text if there is no function."""
 
 _VALUES: Final[Mapping[tuple[str, str], str | None]] = {("device", "gpu"): "cuda", **{(name, ""): None for name in _FUNCTIONS}}
-"""Modyn's values, by key and by the value of the published system with the same meaning."""
+"""Modyn's value for each pair of a key and the key's value in the published system."""
 
 _TRIGGERS: Final = ("trigger", "online", "policies")
 _TRAINED: Final = ("training", "selection_strategy")

@@ -104,9 +104,7 @@ class ServingConfig(Section):
 
 
 def unreadable_observations(pipeline: Mapping[str, Any], dataset: object) -> str:
-    """Return a text that says why a run cannot train on observations in a dataset, and what to do. Empty: the run can train on observations, or reads
-    another dataset.
-    """
+    """Return the reason why a run cannot train on observations in a dataset, with advice. Empty: it can train on them, or reads another dataset."""
     if (pipeline.get("preprocessing") or {}).get("format") != "csv" or dataset != pipeline["data"]["dataset_id"]:
         return ""
     return (

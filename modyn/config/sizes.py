@@ -20,7 +20,7 @@ def parse_size(value: object) -> int:
     """Convert `<number><unit>` to bytes, with a unit of B KB MB GB TB (powers of 1,000) or KiB MiB GiB TiB (powers of 1,024), in any case. An int is
     a number of bytes.
 
-    Raises: ValueError: another text or type; pydantic converts this error to a problem with the path of the value.
+    Raises: ValueError: `value` is another text or type; pydantic converts this error to a problem with the path of the value.
 
     >>> parse_size("2GB"), parse_size("1.5 KiB")
     (2000000000, 1536)

@@ -32,12 +32,12 @@ SERVICES = ("storage", "selector", "model_storage", "trainer_server", "evaluator
 ROW_GROUP_CACHE_BYTES = 256 << 20
 
 _OTHER_VARIABLES = re.compile(
-    # Kubernetes sets these for each service of the namespace, which may be called modyn or modyn-storage.
+    # Kubernetes sets these variables for each service of the namespace. The service may be called modyn or modyn-storage.
     r"(\w+_)?(SERVICE_HOST|SERVICE_PORT|PORT)(_\w+)?"
-    # The compose file and the tests read these.
+    # The compose file and the tests read these variables.
     r"|DATA_DIR|WORK_DIR|CLI_UID|BASE|(POSTGRES_|REDIS_)?IMAGE|SHM_SIZE|REDIS_MAXMEMORY|MEMORY_\w+|TESTS_NO_SKIP"
 )
-"""Names after MODYN_ that are not settings."""
+"""Names, without the prefix MODYN_, of environment variables that are not settings."""
 
 
 class ServiceConfig(Section):
@@ -330,7 +330,7 @@ class SystemConfig(BaseSettings):
         return self.state_dir / "logs"
 
     def log_file(self, part: str) -> Path:
-        """Return the log of a part of the embedded stack: a service, a database, or `stack`, the process that supervises them."""
+        """Return the log of a part of the embedded stack: a service, a database, or `stack`, the process that supervises services and databases."""
         return self.state_dir / part / "log" if part in ("postgres", "redis") else self.log_dir / f"{part}.log"
 
     def service_dir(self, service: str) -> Path:

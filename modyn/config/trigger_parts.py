@@ -1,5 +1,5 @@
-"""Parts of `trigger` sections that several services check. Services find these parts by keys, so that policies of other packages may also have such
-parts.
+"""Parts of `trigger` sections that several services check. Services find these parts by keys, so policies of other packages may contain these
+parts too.
 
 Before the supervisor sends a section, it adds defaults, and the declarations of criteria and detectors (`modyn.supervisor.triggers.with_defaults`).
 """
@@ -17,7 +17,7 @@ Part = Mapping[str, Any]
 WINDOWS: Final = "windowing_strategy"
 """Key that identifies a part that compares windows."""
 CRITERION: Final = "decision_criterion"
-"""Key of the criterion in the section of a drift metric. The trigger policy uses it; the evaluator only checks it."""
+"""Key of the criterion in the section of a drift metric. The trigger policy uses the criterion; the evaluator only checks it."""
 DECLARED: Final = "declared"
 """Key that `with_defaults` adds to the section of a criterion or a detector, with the declarations of its class."""
 
@@ -32,7 +32,7 @@ def trigger_sections(pipeline: Mapping[str, Any]) -> dict[str, Part]:
 
 
 def each_part(section: object, path: str) -> Iterator[tuple[str, Part]]:
-    """Yield a section and every section within it, with their paths; no part if the value is not a section.
+    """Yield a section and every section within it, with their paths; nothing if the value is not a section.
 
     >>> [place for place, _ in each_part({"id": "Mine", "inner": {"deep": {}}, "n": 3}, "trigger")]
     ['trigger', 'trigger.inner', 'trigger.inner.deep']

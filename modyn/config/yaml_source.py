@@ -42,7 +42,7 @@ class YamlSource:
     """Line, from 1, of the key or list item at each dotted path."""
 
     def locate(self, path: str) -> int:
-        """Return the line, from 1, of the dotted `path` or of its nearest parent in the file; 1 if the file has no such path and no such parent."""
+        """Return the line, from 1, of the dotted `path` or of its nearest parent in the file; 1 if the file has neither."""
         while path and path not in self.lines:
             path = path.rpartition(".")[0]
         return self.lines.get(path, 1)

@@ -1,6 +1,5 @@
-"""Handles samples that cannot be decoded, or whose label fits neither the model nor float32. Such samples are an error, or are left out and listed up
-to a bound, as `data.on_bad_sample` says.
-"""
+"""Handles samples that cannot be decoded, or whose label fits neither the model nor float32. `data.on_bad_sample` decides whether such a sample is an
+error, or is left out and listed, up to a bound."""
 
 from __future__ import annotations
 
@@ -69,7 +68,7 @@ class BadSamples:
         Raises: DataError, UserCodeError: `data.on_bad_sample` is `fail`, or there are too many bad samples. The message names the file.
         """
         key, dataset = error.sample_key, self._config.dataset_id
-        # An error without a sample cannot be limited to one.
+        # An error without a key names no sample that could be left out.
         if key is None:
             raise error
         with self._lock:

@@ -45,7 +45,7 @@ class CacheWork(NamedTuple):
     decoded: int = 0
     augmented: int = 0
     evicted: int = 0
-    """Values that the sampler removed from its tier."""
+    """Values that the sampler removed from the cache."""
     not_asked: int = 0
     """Samples that were not looked up, because the store had just been slow or unavailable."""
 
@@ -72,7 +72,7 @@ class TierReport(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BadSample:
-    """A sample that could not be decoded: its place, or how to find the sample, and the reason."""
+    """A sample that could not be decoded: its key, its file and position or a command that prints them, and the reason."""
 
     key: int
     place: str
@@ -83,12 +83,12 @@ class BadSample:
 class Batch:
     """n samples. keys: int64 (n,). data: n rows. labels: n rows. weights: float32 (n,).
 
-    epoch and index (from 0, within the epoch) say which batch of the plan it is. n is the batch size, or less in the last batch of an epoch and in a
+    epoch and index (from 0, within the epoch) identify the batch in the plan. n is the batch size, or less in the last batch of an epoch and in a
     batch with samples left out. num_skipped: number of samples that were left out, because they were deleted after selection or are bad
     (`on_bad_sample`). bad: the bad samples. cached: number of samples from each tier of a cache. times: times of preparing the samples. report:
     changes in the tier of a sampler. work: work for the cache only. columns: n rows of the section `preprocessing`, on the CPU;
     `modyn.dataset.batch_preprocessing` turns them into `data`, which is empty before. read: the columns, converted when the batch was made; valid
-    while `columns` is their source.
+    while `read.source` is `columns`.
     """
 
     keys: torch.Tensor
@@ -142,7 +142,7 @@ class Batch:
 
 
 def bounded(batches: Iterator[Batch], num_samples: int) -> Iterator[Batch]:
-    """Yield batches until they hold `num_samples` samples. The last batch is cut."""
+    """Yield batches until they contain `num_samples` samples. The last batch is cut."""
     left = num_samples
     while left > 0 and (batch := next(batches, None)) is not None:
         yield batch if len(batch) <= left else next(batch.slices(left))
@@ -183,7 +183,7 @@ def on_device(batches: Iterator[Batch], device: torch.device | str) -> Iterator[
     device = torch.device(device)
     if device.type == "cuda":
         return _copy_ahead(batches, device)
-    # Batches are made on the CPU. Even a copy that does nothing would take longer than the bookkeeping of a step.
+    # Batches are made on the CPU. Even a call of `to` without effect would take longer than the bookkeeping of a step.
     return batches if device.type == "cpu" else (batch.to(device) for batch in batches)
 
 
@@ -191,7 +191,7 @@ def _copy_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batc
     copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     copied: tuple[Batch, torch.cuda.Event] | None = None
     for batch in batches:
-        # The copy of this batch starts before the previous batch is used, so that it runs during that step.
+        # The copy of this batch starts before the previous batch is used, so that the copy runs during the step with the previous batch.
         before, copied = copied, _start_copy(batch, device, copies)
         if before is not None:
             yield _use_copy(*before)
@@ -215,7 +215,7 @@ def _use_copy(batch: Batch, done: torch.cuda.Event) -> Batch:
     using.wait_event(done)
 
     def record(tensor: torch.Tensor) -> torch.Tensor:
-        # Without this, the allocator could give the memory to another copy while the training still reads it.
+        # Without this call, the allocator could give the memory to another copy while the training still reads it.
         tensor.record_stream(using)
         return tensor
 

@@ -19,7 +19,8 @@ from modyn.records import Int64Array
 
 
 def with_features(batch: Batch, features: Features) -> Batch:
-    """Replace the columns of a batch by features, on its device. The result cannot be sliced, because sparse features are not rows of a tensor."""
+    """Replace the columns of a batch by features, on the device of the batch. The result cannot be sliced, because sparse features are not rows of a
+    tensor."""
     device = batch.labels.device
     data = map_tensors(features.to_torch(), lambda tensor: tensor.to(device, non_blocking=True))
     return replace(batch, data=data, columns=None)
@@ -64,7 +65,8 @@ def learn_rows(batch: Batch, preprocessing: Preprocessing, rows: Int64Array) -> 
 
 
 def columns_at(batch: Batch, preprocessing: Preprocessing, rows: Int64Array) -> pa.RecordBatch | ReadColumns:
-    """Read some rows of the columns of a batch. The first k rows of the batch are not read again. Args: rows: int64 (k,), ascending, at least one.
+    """Read some rows of the columns of a batch. If `rows` are the first k rows, they are not read again. Args: rows: int64 (k,), ascending, at least
+    one.
     Raises: DataError.
     """
     if rows[-1] == len(rows) - 1:
@@ -74,20 +76,19 @@ def columns_at(batch: Batch, preprocessing: Preprocessing, rows: Int64Array) -> 
 
 @contextmanager
 def naming_samples(batch: Batch, preprocessing: Preprocessing) -> Iterator[None]:
-    """Add a key to a DataError. The key belongs to the first sample that fails when it is transformed alone. If no sample fails alone, the error
-    stays as it is."""
+    """Add to a DataError the key of the first sample that fails when it is transformed alone. If no sample fails alone, the error stays as it is."""
     try:
         yield
     except DataError as error:
         for row, of_row in _bad_rows(_columns_of(batch), preprocessing):
             key = int(batch.keys[row])
-            # The sample was transformed alone, so its error calls it row 0.
+            # The sample was transformed alone, so the message of its error says `row 0`.
             raise DataError(f"sample key {key}: {of_row.message.replace('row 0', 'it', 1)}", key) from error
         raise
 
 
 def _bad_rows(columns: pa.RecordBatch, preprocessing: Preprocessing, first: int = 0) -> Iterator[tuple[int, DataError]]:
-    """Find the rows that cannot be transformed, ascending, each with its error. The search bisects, so that few bad rows take few calls.
+    """Find the rows that cannot be transformed, ascending, each with its error. The search bisects, so that few bad rows cause few calls.
 
     Args: first: number of the first row.
     """

@@ -23,7 +23,7 @@ S = TypeVar("S")
 Array = TypeVar("Array", Int64Array, Float32Array)
 
 _MAX_PROGRESSIONS = 64
-"""Largest number of arithmetic progressions in which keys are stored. With more progressions, to find the progression of a key would take longer than
+"""Largest number of arithmetic progressions in which keys are stored. With more progressions, finding the progression of a key would take longer than
 a memory access, so keys are stored as an array."""
 
 
@@ -33,7 +33,7 @@ class ReadLimits:
 
     fetch_samples: largest number of samples in one fetch. fetch_bytes: largest number of bytes in one fetch, estimated from earlier samples; a single
     sample may be larger. first_fetch: number of samples of the first fetch, at most a batch. The first fetch is small, because the size of its
-    samples is unknown (a sample may be a film).
+    samples is unknown (a sample may be a video).
     """
 
     fetch_samples: int = 262_144
@@ -47,9 +47,9 @@ class ReadOptions:
 
     training: whether `random_transformations` are applied. shuffled: whether the rows of a read are in random order. ahead: number of reads, beyond
     the one in use, whose keys are prefetched; over Flight also the number of fetch slices whose payloads are prefetched. requests: number of parallel
-    key requests. on_missing: "skip" leaves deleted samples out of their batch, "raise" makes them a NotFoundError. identity: identity of the dataset
-    of the keys; empty: any. seed_of(epoch, index): seed of the random generators for decoding this batch; None: the generators are not seeded.
-    pin_memory: whether batches are in page-locked memory. classes: allowed classes; a sample with another label is bad; None: labels are not checked.
+    key requests. on_missing: "skip" leaves deleted samples out of their batch, "raise" raises NotFoundError. identity: identity of the dataset of the
+    keys; empty: any. seed_of(epoch, index): seed of the random generators for decoding this batch; None: the generators are not seeded. pin_memory:
+    whether batches are in page-locked memory. classes: allowed classes; a sample with another label is bad; None: labels are not checked.
     """
 
     training: bool
@@ -72,7 +72,7 @@ class PartitionKeys:
         self._keys: Column | Int64Array = keys
         self._weights: np.float32 | Float32Array = weights
         if len(keys):
-            # A few progressions are looked up faster than an array, and take no memory. More of them do not pay.
+            # A few progressions are looked up faster than an array, and take no memory. More progressions would be slower.
             progressions = find_runs(keys, _MAX_PROGRESSIONS)
             if progressions is not None:
                 self._keys = Column(np.concatenate(progressions).view(np.uint8), "runs", 8, len(keys))
@@ -88,7 +88,7 @@ class PartitionKeys:
 
 
 KeyStream = Prefetcher[PartitionRead, PartitionKeys]
-"""Stream of partition reads. The only result of each read are its keys."""
+"""Stream of partition reads. Each read has one result: the keys of its partition."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,7 +111,7 @@ class Chunk(Generic[S]):
 
 
 class PreparedValues(NamedTuple):
-    """Cached values of n samples in two forms. A value that the cache does not hold is None."""
+    """Cached values of n samples in two forms. A value that the cache does not contain is None."""
 
     augmented: Sequence[Any]
     decoded: Sequence[Any]
@@ -142,8 +142,8 @@ class GatheredSamples:
     """The n samples of a batch before decoding.
 
     payloads: one buffer, with offsets from 0; samples in `prepared` have no bytes there. weights: float32 (n,). prepared: values from a cache; None:
-    no sample has one. cached: number of samples from each tier. times: times of reading. is_held: bool (n,), whether the payload came from the tier
-    of encoded samples; None: there is no cache.
+    there are none. cached: number of samples from each tier. times: times of reading. is_held: bool (n,), whether the payload came from the tier of
+    encoded samples; None: there is no cache.
     """
 
     payloads: Payloads
@@ -212,7 +212,7 @@ def spread(read: Payloads, rows: Int64Array, keys: Int64Array, labels: LabelArra
 
 
 def fill_in(payloads: Payloads, parts: Mapping[int, UInt8Array]) -> Payloads:
-    """Return the samples, with the bytes of `parts` at the rows of `parts`. These rows had no bytes before."""
+    """Return the samples, with added bytes. Args: parts: row → bytes, for rows that have no bytes in `payloads`."""
     if not parts:
         return payloads
     sizes = np.diff(payloads.offsets)

@@ -32,7 +32,7 @@ _OF_TENSORS = ("tokenizer", "transformations", "deterministic_transformations", 
 
 
 class RecordLayout(Section):
-    """Every payload holds one array at the same place, so that a whole batch becomes a tensor without a Python loop."""
+    """Layout of payloads that contain one array at the same offset, so that a whole batch becomes a tensor without a Python loop."""
 
     dtype: str = Field(description="NumPy type of the elements, with byte order if it matters, e.g. uint8, float32, <f4, >i2")
     shape: tuple[int, ...] = Field((), description="shape of one sample, e.g. [3, 32, 32]; empty: a number")
@@ -66,8 +66,8 @@ class RecordLayout(Section):
 
 class DataConfig(Section):
     """Rules that turn the bytes of a sample into a tensor. A section has exactly one of `bytes_parser_function` (per sample), `batch_parser_function`
-    (whole batches) and `record_layout` (whole batches, no code). Then transformations are applied to each sample, in the order below. If a pipeline
-    has a section `preprocessing`, which makes columns and features of samples, it has none of these keys."""
+    (whole batches) and `record_layout` (whole batches, no code). Then transformations are applied to each sample: first the deterministic, last the
+    random ones. A pipeline with a section `preprocessing`, which makes columns and features of samples, has none of these keys."""
 
     dataset_id: str = Field(min_length=1, description="name of a registered dataset")
     bytes_parser_function: str | None = Field(
@@ -185,9 +185,8 @@ class DataConfig(Section):
 
     @property
     def keeps_decoded(self) -> bool:
-        """Whether a cache may keep decoded samples: Python decodes each sample by itself, and no function may draw random numbers. The result of a
-        `batch_parser_function` for a sample may depend on its batch.
-        """
+        """Whether a cache may keep decoded samples: Python decodes each sample by itself, and no function may draw random numbers. A
+        `batch_parser_function` is excluded, because its result for a sample may depend on the batch."""
         texts = (self.bytes_parser_function, self.tokenizer, *self.deterministic_transformations)
         decoding = [text for text in texts if text is not None]
         if self.batch_parser_function is not None or not decoding:
@@ -202,7 +201,8 @@ class DataConfig(Section):
 
     @property
     def drawing(self) -> tuple[str, ...]:
-        """Names of functions that may draw from the global random generators although their result should depend on the sample alone."""
+        """Names of functions that may draw from the global random generators, although the result of such a function should depend only on the
+        sample."""
         texts = {name: getattr(self, name) for name in (*NUM_ARGUMENTS, "tokenizer")}
         texts |= {f"deterministic_transformations.{i}": text for i, text in enumerate(self.deterministic_transformations)}
         return tuple(name for name, text in texts.items() if text is not None and may_draw(text))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 PayloadReader: TypeAlias = "LocalPayloads | PayloadClient"
-"""Reads payloads by key: the files themselves, or over Flight."""
+"""Reads payloads by key, from files or over Flight."""
 
 
 class PayloadSource(Protocol):
@@ -27,7 +27,7 @@ class PayloadSource(Protocol):
 
 
 class KeySource(Protocol):
-    """Source of the keys of a trigger set: the selector, or a file with some of them."""
+    """Source of the keys of a trigger set: the selector, or a file with some of the keys."""
 
     def keys(self, run_id: RunId, trigger_id: int, partition: int, keys_checksum: str = "") -> KeysAndWeights:
         """Return keys and weights of a partition; see `SelectorClient.keys`."""

@@ -134,8 +134,8 @@ class BatchPipeline:
         blocks: list[Data] = []
         done = 0
         for start in range(0, len(keys), BLOCK):
-            # Samples with cached values need no payload, so positions among the decoded samples differ from positions in the batch: `done` counts
-            # the former.
+            # Samples with cached values need no payload, so positions among the decoded samples differ from positions in the batch. `done` counts
+            # decoded samples.
             of_block = keys[start : start + BLOCK]
             held = None if prepared is None else prepared.take(range(start, start + len(of_block)))
             missing = of_block if held is None else of_block[held.missing]
@@ -145,7 +145,7 @@ class BatchPipeline:
             if keep is not None and decoded:
                 keep("decoded", missing, decoded)
             is_new = np.ones(len(of_block), np.bool_) if held is None else held.not_augmented
-            # The cached decoded values and the new ones together are the input of `augment`.
+            # The cached and the new decoded values together are the input of `augment`.
             if held is not None:
                 decoded = _filled([held.decoded[row] for row in np.flatnonzero(is_new).tolist()], decoded)
             new = of_block[is_new]
@@ -167,8 +167,8 @@ class BatchPipeline:
     def _samples(
         self, payloads: Payloads, rows: Int64Array | None, generator: torch.Generator | None
     ) -> Callable[[int, int], Iterable[Any]]:
-        """Return a function of (start, stop) that returns inputs of `decode`: payloads, or rows of `decode_batch`. The function counts the samples at
-        `rows`; None: all samples."""
+        """Return a function of (start, stop) that returns inputs of `decode`: payloads, or rows of `decode_batch`. `start` and `stop` count only the
+        samples at `rows`; None: all samples."""
         if self._parse:
             starts, stops = payloads.offsets[:-1], payloads.offsets[1:]
             return partial(_views, payloads.data, *((starts, stops) if rows is None else (starts[rows], stops[rows])))
@@ -181,7 +181,7 @@ class BatchPipeline:
         """Return the columns of a batch as the section `preprocessing` declares them; None without this section. The offsets of `payloads` begin with
         0. The columns do not depend on the statistics.
 
-        Thread-safe. Args: clock: receives the time. Raises: DataError: a payload is not such a row. The message names the sample.
+        Thread-safe. Args: clock: receives the time. Raises: DataError: a payload does not have these columns. The message names the sample.
         """
         if self._columns is None or self._kinds is None:
             return None
@@ -282,7 +282,8 @@ class BatchPipeline:
             if self._training:
                 row = int(np.flatnonzero(~has)[0])
                 raise self._bad_sample(keys, row, "it has no label (yet): a training takes samples with labels alone")
-            # Readers of such samples, such as drift detection, use no labels. This only keeps invalid labels from functions of labels.
+            # Readers of samples without labels, such as drift detection, use no labels. The label 0 only protects the user's label function from
+            # invalid labels.
             labels = np.where(has, labels, labels.dtype.type(0))
         for row in np.flatnonzero(np.abs(labels) > LARGEST_LABEL)[:1] if labels.dtype.kind == "f" else ():
             raise self._bad_sample(keys, row, f"the label is {labels[row]}, which float32 does not hold; scale the labels")
@@ -319,7 +320,7 @@ def _filled(values: Sequence[Any], fresh: list[Any]) -> list[Any]:
 
 def from_layout(layout: RecordLayout, payloads: Payloads, dataset: str) -> torch.Tensor:
     """Return the array of each sample that `layout` declares: (n, *shape), contiguous and in native byte order. The result is a view of
-    `payloads.data` if that buffer is writable and holds only these arrays; otherwise the arrays are copied once.
+    `payloads.data` if that buffer is writable and contains only these arrays; otherwise the arrays are copied once.
 
     Args: dataset: name of the dataset, for messages.
     Raises: DataError: a payload is too short.
@@ -356,7 +357,7 @@ def _stack(samples: Sequence[Any], last: bool) -> torch.Tensor:
     if kinds == {np.ndarray} and len({sample.dtype for sample in samples}) == 1:
         return torch.from_numpy(np.stack(samples))
     tensors = list(samples) if kinds == {torch.Tensor} else [torch.as_tensor(sample) for sample in samples]
-    # `_concatenate` copies the blocks of a large batch, so only a final tensor gets shared memory. A given tensor takes values of one dtype only.
+    # `_concatenate` copies the blocks of a large batch, so only a final tensor gets shared memory. A given tensor accepts values of one dtype only.
     if not last or get_worker_info() is None or len({tensor.dtype for tensor in tensors}) > 1:
         return torch.stack(tensors)
     return torch.stack(tensors, out=_shared_room((len(tensors), *tensors[0].shape), tensors[0].dtype))

@@ -15,11 +15,11 @@ from modyn.storage.client import DatasetSchema, listed
 
 _QUOTE: Final = '"'
 _FORMATS: Final = {"CsvFileWrapper": "csv", "JsonLinesFileWrapper": "json"}
-"""The format of the payloads of file formats, if all their payloads have it."""
+"""File format → format of its payloads, for file formats in which all payloads have the same format."""
 
 
 def wrong_form(section: Mapping[str, Any], config: DatasetConfig) -> list[Problem]:
-    """List the keys of a section that do not match the options by which the rows of a dataset are found.
+    """List the keys of a section that do not match the options with which rows are read from the files of a dataset.
 
     Args: section: `preprocessing`, which may be invalid. config: registration of the dataset.
     """
@@ -48,7 +48,7 @@ def wrong_form(section: Mapping[str, Any], config: DatasetConfig) -> list[Proble
 
 
 def wrong_number(names: Sequence[str], dataset: str, num_fields: int) -> list[Problem]:
-    """Compare the number of `names` with that of the fields of a dataset's rows, whose first lines name no columns."""
+    """Check that the number of `names` equals the number of fields in a row. Use it for datasets whose files have no header."""
     if len(names) == num_fields:
         return []
     message = (
@@ -120,8 +120,8 @@ def _missing_field(name: str, wanted: Sequence[str], dataset: str, schema: Datas
 
 
 def with_names(section: Mapping[str, Any], fields: Sequence[str]) -> dict[str, Any]:
-    """Return a section. If the section has no field names, they are added from `fields`. A field without a unique name gets a new name. No column can
-    use this field.
+    """Return the section. If the section has no field names, add `fields` as its names. A field without a unique name gets a new name, so no column
+    can use this field.
 
     >>> with_names({"format": "csv"}, ["", "a", "b", "b"])["names"]
     ('field 0', 'a', 'field 2', 'field 3')

@@ -2,7 +2,7 @@
 
     PartitionRead → keys (prefetched) → fetch slices of bounded size → payloads (prefetched) → one or more Chunks for each batch slice
 
-A fetch slice holds the rows of a partition read that one request fetches, so that memory is bounded for a partition of any size.
+A fetch slice contains the rows of a partition read that one request fetches, so that memory is bounded for a partition of any size.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _ArrivedSamples:
     upto: int
 
     def chunk(self, batch_slice: BatchSlice) -> Chunk[Payloads]:
-        """Return the samples of a batch slice that are in this answer, possibly none."""
+        """Return the samples of a batch slice that have arrived, possibly none."""
         first, last = np.searchsorted(self.where, (batch_slice.start, batch_slice.stop)).tolist()
         rows = slice(first, last) if self.rows is None else self.rows[first:last]
         complete = batch_slice.last and self.upto >= batch_slice.stop
@@ -68,9 +68,9 @@ class _ArrivedSamples:
 class FlightBatches:
     """Turns the partition reads of `keys` into chunks of payloads. Up to `options.ahead` fetch slices are fetched beyond the one in use.
 
-    Two fetches run at once, so that one begins while the other ends. A client that can use more of the network opens more streams for each fetch.
-    Shuffled slices are requested in stored order, the fastest order for disks, row groups and networks. A shuffled slice is put in order when it is
-    complete. Other slices are used as soon as they arrive.
+    Two fetches run at once, so that a fetch begins while the previous fetch ends. A client that can use more of the network opens more streams for
+    each fetch. Shuffled slices are requested in stored order, the fastest order for disks, row groups and networks. A shuffled slice is put in order
+    when it is complete. Other slices are used as soon as they arrive.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class FlightBatches:
         self._cache = cache
         self._fetch_size: int | None = None
         self._empty: set[int] = set()
-        """Keys of samples that arrived without bytes because they are empty. To add and to look up a key are atomic operations."""
+        """Keys of samples that arrived without bytes because they are empty. Adding and looking up a key are atomic operations."""
         self._fetches: set[PayloadStream] = set()
         self._stopped = False
         load = self._load_sorted if options.shuffled else self._load_in_order
@@ -109,7 +109,7 @@ class FlightBatches:
                 return  # The prefetcher was stopped; otherwise the fetch slice would be complete.
 
     def gather(self, batches: Sequence[Sequence[Chunk[Payloads]]]) -> list[GatheredSamples]:
-        """Put the samples of each batch into a buffer. Samples that are in the cache are found there. Thread-safe."""
+        """Put the samples of each batch into a buffer. Samples in the cache are read from there. Thread-safe."""
         return [self._gather(chunks) for chunks in batches]
 
     def _gather(self, chunks: Sequence[Chunk[Payloads]]) -> GatheredSamples:
@@ -138,7 +138,7 @@ class FlightBatches:
         """End `chunks` in its thread, and cancel the fetches.
 
         Prefetchers stop before their fetches are cancelled, so that the CancelledError of a fetch does not count as a failure. `_stopped` is set
-        first. A fetch that begins at the same time is then either in the copy of the set, or sees `_stopped` and cancels itself in `_fetch`.
+        first. A fetch that begins at the same time is then either in the copy of the set, or sees `_stopped` and cancels itself in `_read`.
         """
         self._stopped = True
         self._keys.stop()
@@ -170,7 +170,7 @@ class FlightBatches:
         if not held.any():
             yield from self._note_sizes(self._read(asked))
             return
-        # Only storage knows their labels, and which of them are deleted.
+        # Only storage knows the labels of the samples, and which samples are deleted.
         known = concatenate_payloads([answer for answer, _ in self._read(asked, with_bytes=False)] or [no_payloads()])
         where = align(asked, 0, known.keys)
         needed = np.flatnonzero(~held[where])
@@ -276,7 +276,7 @@ def _prefix_length(a: Int64Array, b: Int64Array, *, equal: bool) -> int:
 
 
 def _inverse(values: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Sort distinct, non-negative `values` in linear time. Returns them in ascending order, and the index of each.
+    """Sort distinct, non-negative `values` in linear time. Returns them in ascending order, and the index of each in `values`.
 
     >>> [column.tolist() for column in _inverse(np.array([3, 0, 2]))]
     [[0, 2, 3], [1, 2, 0]]

@@ -51,10 +51,10 @@ def load_keys(
     pipeline, with the dataset's name. num_threads: number of batches made in parallel. on_missing: "skip" leaves deleted samples out, "raise" raises
     NotFoundError. source: source of the payloads for processes. If Python code runs for each sample, `num_threads` processes make the batches;
     without a source one thread makes all batches, because threads would hold the interpreter's lock in turn. identity: identity of the keys' dataset
-    (`DatasetInfo.identity`); NotFoundError if another dataset has its name; empty: any. training: whether random transformations are applied. Other
-    functions that draw random numbers use a fixed seed, in the caller's thread. pin_memory: whether batches are in page-locked memory. payloads:
-    source of the payloads; by default the services of `system`, which by default is the system file that MODYN_CONFIG names. cache: cache of the
-    dataset's samples, which is read and filled, or None.
+    (`DatasetInfo.identity`); empty: any. If another dataset now has the name, NotFoundError is raised. training: whether random transformations are
+    applied. Other functions that draw random numbers use a fixed seed, in the caller's thread. pin_memory: whether batches are in page-locked memory.
+    payloads: source of the payloads; by default the services of `system`, which by default is the system file that MODYN_CONFIG names. cache: cache
+    of the dataset's samples, which is read and filled, or None.
     Raises: InvalidArgumentError: `batch_size` or `num_threads` is less than 1.
     """
     for name, value in (("batch_size", batch_size), ("num_threads", num_threads)):
@@ -103,7 +103,7 @@ def _by_processes(
     source: PayloadSource,
     cache: CacheSource | None,
 ) -> Iterator[Batch]:
-    # Each process makes whole batches and does not pin them; they are pinned here.
+    # Each process makes whole batches and does not pin them; this process pins them.
     of_one = replace(options, ahead=1, requests=1, pin_memory=False)
 
     def make(limits: ProcessLimits) -> _BatchOfKeys:
@@ -159,7 +159,7 @@ class _BatchOfKeys(BatchMaker[tuple[int, Int64Array]]):
 
 
 def _arrays(keys: Int64Array | Sequence[int] | Iterable[Int64Array]) -> Iterator[Int64Array]:
-    """Return the keys as a stream of arrays. Raises InvalidArgumentError if they are not whole numbers."""
+    """Return the keys as a stream of arrays. Raises InvalidArgumentError if `keys` are not whole numbers."""
     is_one = isinstance(keys, np.ndarray) or (isinstance(keys, Sequence) and all(np.ndim(key) == 0 for key in keys))
     arrays: Iterable[Any] = [keys] if is_one or not isinstance(keys, Iterable) else keys
     return map(keys_array, arrays)
@@ -170,7 +170,7 @@ class _GivenKeys:
 
     def __init__(self, arrays: Iterator[Int64Array]) -> None:
         self._arrays = arrays
-        # One thread pulls the reads and adds entries; another looks up the keys and removes them. Both operations are atomic.
+        # One thread pulls the reads and adds entries; another thread looks up the keys and removes the entries. Both operations are atomic.
         self._partitions: dict[int, Int64Array] = {}
         self._num_reads = 0
 

@@ -1,6 +1,5 @@
-"""Loads a dataset in threads of this process, or in DataLoader workers if Python code runs for each sample. A dataset can also be named by run and
-trigger.
-"""
+"""Loads a dataset in threads of this process, or in DataLoader workers if Python code runs for each sample. `OnlineDataset` finds a dataset by run
+and trigger."""
 
 from __future__ import annotations
 
@@ -33,8 +32,8 @@ class BatchLoader:
 
     Args: pin_memory: whether batches are in page-locked memory.
 
-    num_skipped: number of bad or deleted samples that the present iteration, or else the last one, left out. bad_samples: the bad samples, each once;
-    more than `data.max_bad_samples` over all workers are an error. times: preparation times, summed over all workers.
+    num_skipped: number of bad or deleted samples that the running iteration, or the last one, left out. bad_samples: the bad samples, each once; more
+    than `data.max_bad_samples` over all workers are an error. times: preparation times, summed over all workers.
     """
 
     def __init__(self, dataset: TriggerSetDataset, num_workers: int = 1, pin_memory: bool = False) -> None:
@@ -99,14 +98,15 @@ class OnlineDataset(TriggerSetDataset):
         for batch in OnlineDataset("digits-0007", 3, batch_size=1024):
             model(batch.data)
 
-    Args: data: how bytes become tensors; by default the `data` section of the run's pipeline, whose code then runs here. workers: number of threads,
-    or of processes if code runs for each sample. system: the services; by default those of the system file that MODYN_CONFIG names, or of the state
-    folder `.modyn`. The other arguments are as in the `training` section, except that no sample is left out by default.
+    Args: data: how bytes become tensors; by default the `data` section of the run's pipeline, whose code then runs in this process. workers: number
+    of threads, or of processes if code runs for each sample. system: the services; by default those of the system file that MODYN_CONFIG names, or of
+    the state folder `.modyn`. The other arguments are as in the `training` section, except that no sample is left out by default.
     Raises: NotFoundError: the run or trigger is unknown. InvalidArgumentError: an option is out of range. ConfigError: `data` is wrong, or is
     neither given nor registered with the run.
 
-    Samples deleted after the selection are left out. A batch counts them in `num_skipped`, the dataset over the present iteration. A batch whose
-    samples were all deleted is left out. Your own DataLoader (batch_size=None) gets it as an empty batch.
+    Samples deleted after the selection are left out. `Batch.num_skipped` counts these samples in a batch, and `num_skipped` of the dataset counts
+    these samples in the running iteration. A batch whose samples were all deleted is left out, but your own DataLoader (batch_size=None) gets an
+    empty batch.
 
     `set_epoch(e)` serves exactly epoch e. `seek(state)` resumes after the batch of `state(batch)`, in any process.
     """
@@ -144,7 +144,7 @@ class OnlineDataset(TriggerSetDataset):
         self.num_skipped = 0
 
     def __iter__(self) -> Iterator[Batch]:
-        # In a worker process of the user's own DataLoader. It starts no workers of its own.
+        # A worker process of the user's own DataLoader starts no further workers.
         if get_worker_info() is not None:
             yield from super().__iter__()
         else:

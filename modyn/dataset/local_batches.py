@@ -3,7 +3,7 @@
     PartitionRead → keys (prefetched) → one Chunk for each batch slice → keys looked up, samples located and read when batches are made
 
 Only the payloads of batches that are being made are in memory, for any size of partition. Small batches are read together, which takes the least
-time. Each of them is a view of one buffer.
+time. Each of these batches is a view of one buffer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class LocalBatches:
-    """Turns the partition reads of `keys` into chunks. A chunk names rows of a partition. `gather` reads their samples.
+    """Turns the partition reads of `keys` into chunks. A chunk names rows of a partition. `gather` reads the samples of these rows.
 
     `gather` looks up the keys, in the thread that makes the batch. In random order, the look-up of a whole partition is slow, and the first batch
     would have to wait for it.
@@ -63,7 +63,7 @@ class LocalBatches:
                 )
 
     def gather(self, batches: Sequence[Sequence[Chunk[PartitionKeys]]]) -> list[GatheredSamples]:
-        """Read the samples of some batches, except for cached samples. Without a cache, one read reads all of them. Thread-safe."""
+        """Read the samples of some batches, except for cached samples. Without a cache, one read returns the samples of all batches. Thread-safe."""
         if self._cache is not None:
             return [self._gather(self._located(chunks), self._cache) for chunks in batches]
         located, weights = self._located([chunk for chunks in batches for chunk in chunks])
@@ -95,7 +95,7 @@ class LocalBatches:
         return replace(found.gathered(spread(read, rows, known.keys, known.labels), weights), times=times)
 
     def stop(self) -> None:
-        """End `chunks` in the thread that runs it. This thread waits only for keys."""
+        """End `chunks` in the thread that runs it. The call ends the wait of this thread for keys."""
         self._keys.stop()
 
     def join(self) -> None:

@@ -12,7 +12,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 JOIN_S = 10.0
-"""Longest time in seconds that `join` waits for a thread inside a call. The thread is a daemon and ends after its call."""
+"""Longest time in seconds that `join` waits for a thread that still runs `load`. The thread is a daemon and ends after `load`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,8 +28,8 @@ class Prefetcher(Generic[T, R]):
     """Runs `load` for each of `tasks` on threads, ahead of use, and yields each task with its results, in order.
 
     Results can be used as soon as they arrive. An error of `tasks` or `load` is raised at once in the thread that takes results, even before earlier
-    results. After `stop` nothing more is yielded, and the threads end. The tasks may come from another prefetcher; stop that one first, or `join`
-    would wait for a thread that waits for the other prefetcher.
+    results. After `stop` nothing more is yielded, and the threads end. If the tasks come from another prefetcher, stop the other prefetcher first;
+    otherwise `join` would wait for a thread that waits for it.
 
     Args: ahead: number of tasks that are loaded beyond the one in use. threads: largest number of threads, also bounded by the number of tasks that
     may load at once. name: name of the threads.
@@ -43,7 +43,7 @@ class Prefetcher(Generic[T, R]):
         self._ahead = max(ahead, 0)
         # Held by the thread that takes the next task from the generator, so that tasks keep their order. Acquired before `_changed`, never inside it.
         self._pull = threading.Lock()
-        # Guards all fields below, and is notified after each change of them. Never held while `tasks` or `load` run.
+        # Guards all fields below, and is notified after each change of these fields. Never held while `tasks` or `load` run.
         self._changed = threading.Condition()
         self._slots: deque[_Slot[T, R]] = deque()
         self._num_pulled = 0
@@ -71,7 +71,7 @@ class Prefetcher(Generic[T, R]):
                 slot = self._slots.popleft()
             yield slot.task, self._results(slot)
             with self._changed:
-                # A use frees a place, for which a thread may wait in `_next`.
+                # The task is used, so a thread that waits in `_next` may load another task.
                 self._num_used += 1
                 self._changed.notify_all()
 

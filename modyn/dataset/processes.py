@@ -76,7 +76,7 @@ def batches_of_processes(
                     raise batch
                 yield batch
         finally:
-            # Workers end with their iterator; the garbage collector would end them at an arbitrary time. The pipe closes after them, so that a
+            # Workers end with their iterator; the garbage collector would end them at an arbitrary time. The pipe closes after the workers, so that a
             # worker that exceeds a limit can still send its reason.
             if batches is not None:
                 batches._shutdown_workers()
@@ -120,7 +120,7 @@ def _start_worker(_: int) -> None:
 
     from modyn.workers import die_with_parent
 
-    # Ctrl-C reaches all processes of a terminal; the process that started this one decides when it ends.
+    # Ctrl-C reaches all processes of a terminal; the parent process decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     die_with_parent()

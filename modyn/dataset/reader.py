@@ -37,9 +37,8 @@ from modyn.storage.payloads import PayloadClient
 BATCHES_AHEAD = 2
 """Smallest number of batches, or blocks of small batches, that are made ahead of the batch in use."""
 BLOCK_BATCHES, BLOCK_BYTES = 16, 2**20
-"""Largest number of batches and of bytes in a block. A single batch may have more bytes. Without blocks, to read small batches one by one on another
-thread takes as long as the steps of a small model.
-"""
+"""Largest number of batches and of bytes in a block. A single batch may have more bytes. Without blocks, reading small batches one by one on another
+thread would take as long as the steps of a small model."""
 
 KeysOf = Callable[[PartitionRead], KeysAndWeights]
 """Returns keys and weights of the whole partition of a read. Several prefetch threads call it at once."""
@@ -47,14 +46,14 @@ KeysOf = Callable[[PartitionRead], KeysAndWeights]
 _Block = list[list[Chunk[Any]]]
 """The chunks of consecutive batches that are made together."""
 _Gathered = tuple[Chunk[Any], GatheredSamples]
-"""The last chunk of a batch, which names it, and its samples."""
+"""The last chunk of a batch, which identifies the batch, and the samples of the batch."""
 _Made = Sequence[Batch | _Gathered]
 """Result of a thread for a block: its batches, or the samples from which they are made."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """The user's functions, compiled, and the samples of this process that they could not decode."""
+    """The compiled functions of the user, and the samples that they could not decode in this process."""
 
     pipeline: BatchPipeline
     bad_samples: BadSamples
@@ -66,14 +65,15 @@ class Decoder:
         schema = None if section is None else payloads.schema(data.dataset_id)
         if section is not None:
             data = _with_field_names(data, section, schema)
-        # The index of JSON Lines files tells whether no object has a field, so an absent field is a missing value. In other objects it is refused.
+        # The index of JSON Lines files shows fields that no object has. Therefore a field that is absent in one object is a missing value there. In
+        # other JSON payloads, an absent field is refused.
         absent_is_missing = schema is not None and schema.payloads == "json"
         pipeline = BatchPipeline(data, training=options.training, classes=options.classes, absent_is_missing=absent_is_missing)
         return cls(pipeline, BadSamples(data, payloads))
 
 
 def _with_field_names(data: DataConfig, section: Mapping[str, Any], schema: DatasetSchema | None) -> DataConfig:
-    """Return `data` with the field names of CSV rows, as the files of its dataset name them. Args: section: `preprocessing`.
+    """Return `data`, with the field names of CSV rows from the files of its dataset. Args: section: `preprocessing`.
 
     Raises: as `Decoder.made_for`.
     """
@@ -84,7 +84,7 @@ def _with_field_names(data: DataConfig, section: Mapping[str, Any], schema: Data
 
 
 class BatchReader:
-    """Serves the batches of `reads` once. Keys come from `keys_of`, payloads from `payloads`. `data` says how they become tensors."""
+    """Serves the batches of `reads` once. Keys come from `keys_of`, payloads from `payloads`. `data` says how payloads become tensors."""
 
     def __init__(
         self,
@@ -104,9 +104,8 @@ class BatchReader:
         self._cache = cache if cache is None or self._pipeline.keeps_decoded else cache.without("decoded")
         self._num_planned: int | None = None
         self._batch_sizes: dict[tuple[int, int], int] = {}
-        """Number of planned samples of each batch (epoch, index), from its first read until it is made. One thread adds entries, another removes
-        them.
-        """
+        """Number of planned samples of each batch (epoch, index), from its first read until it is made. One thread adds entries, and another thread
+        removes entries."""
         keys: KeyStream = Prefetcher(
             self._count_reads(reads), self._load_keys, ahead=options.ahead, threads=options.requests, name="prefetch-keys"
         )
@@ -117,21 +116,20 @@ class BatchReader:
         )
         self._serving: Prefetcher[_Block, _Made] | None = None
         self._most_bytes = 0
-        """Largest number of bytes of a batch so far; 0 before the first. Any thread writes the number without a lock, because an old number still
-        bounds later blocks well enough.
-        """
+        """Largest number of bytes of a batch so far; 0 before the first batch. Any thread writes the number without a lock, because an old number
+        still bounds later blocks well enough."""
 
     def batches(self, num_threads: int) -> Generator[Batch, None, None]:
         """Yield all batches, in order. A batch is empty if its samples are all deleted.
 
         Args: num_threads: threads that make batches; 0: the caller's thread, for decoding that draws random numbers. With 0, a thread still gathers
         payloads ahead.
-        Raises: the error of any thread; ModynError: the stream ended before its plan.
+        Raises: the error of any thread; ModynError: the stream ended before the last planned batch.
         """
         with closing(self._serve(self._make if num_threads else self._gather, num_threads or 1)) as blocks:
             for block in blocks:
                 batches = (one if isinstance(one, Batch) else self._to_tensors(*one) for one in block)
-                # Several views are made together: between two steps, each would take twice as long.
+                # Make all views of a block at once: a view that is made between two steps takes twice as long.
                 yield from list(batches) if self._pipeline.takes_views else batches
 
     def stop(self) -> None:
@@ -166,7 +164,7 @@ class BatchReader:
         yield keys
 
     def _serve(self, make: Callable[[_Block], _Made], num_threads: int) -> Generator[_Made, None, None]:
-        """Yield the answer of `make` for each block, in order. The threads that call `make` end with the generator."""
+        """Yield the result of `make` for each block, in order. The threads that call `make` end with the generator."""
         ahead = max(BATCHES_AHEAD, num_threads)
         self._serving = Prefetcher(
             self._blocks(), lambda block: iter((make(block),)), ahead=ahead, threads=num_threads, name="serve"
@@ -179,7 +177,7 @@ class BatchReader:
                     num_served += len(block)
         finally:
             self._close()
-        # A consumer that stops early stops at the `yield`. A stream that ends early must not look complete.
+        # If the consumer stops early, this line is not reached. A stream that ends early must not look complete.
         if num_served != self._num_planned:
             planned = "not all were planned" if self._num_planned is None else f"{self._num_planned} were planned"
             raise ModynError(f"the batches ended after {num_served}, but {planned}: this is an error in Modyn; please report it")
@@ -194,10 +192,9 @@ class BatchReader:
                 chunks = []
 
     def _blocks(self) -> Iterator[_Block]:
-        """Group the batches into blocks, each at most twice as long as the one before, so that the first batch comes soon. A block is one batch if
-        batches are used as soon as they arrive. A block is also one batch if Python runs for each sample, which takes longer than the time that
-        blocks save.
-        """
+        """Group the batches into blocks, each with at most twice as many batches as the previous block, so that the first batch is ready soon. Over
+        Flight, a block is one batch, because batches are used as soon as they arrive. If Python runs for each sample, a block is also one batch,
+        because blocks would save little of the time."""
         alone = isinstance(self._flow, FlightBatches) or self._pipeline.runs_per_sample
         grown, block = 1, _Block()
         for chunks in self._chunks_by_batch():

@@ -1,4 +1,4 @@
-"""Connections of a worker's session, which stay open between its commands."""
+"""Connections of a worker's session, which stay open between the commands of the session."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SessionConnections:
         self.storage = StorageClient(config.endpoint("storage"))
         self.selector = SelectorClient(config.endpoint("selector"))
         self.models = ModelStorageClient(config.endpoint("model_storage"))
-        # Guards `_opened`, so that no thread opens payloads twice, or closes those that another thread opens. Held while payloads are opened.
+        # Guards `_opened`, so that no thread opens payloads twice, or closes payloads that another thread opens. Held while payloads are opened.
         self._opening = threading.Lock()
         self._opened: tuple[tuple[str, int, str], PayloadReader] | None = None
 
@@ -46,7 +46,7 @@ class SessionConnections:
         """Return the payloads of a dataset. If the previous command read the same dataset, its payloads are used again. Raises: as
         `DatasetSource.open_payloads`.
 
-        Args: identity: identity of the registration; a reader knows only one.
+        Args: identity: identity of the registration. A reader serves only the registration for which it was opened.
         """
         wanted = source.dataset, source.streams, identity
         with self._opening:

@@ -115,16 +115,17 @@ class TriggerSetDataset(IterableDataset[Batch]):
 
     @property
     def position(self) -> BatchPosition:
-        """Start of the next iteration. An iteration does not change this position; see `state`."""
+        """Start of the next iteration. An iteration does not change this position; `state` returns the position after a batch."""
         return self._position
 
     def seek(self, to: BatchPosition | Mapping[str, Any]) -> None:
         """Make iterations begin at a position. Earlier samples are not read. `BatchPosition(epoch, one_epoch=True)` serves exactly this epoch, in its
         own order.
 
-        Args: to: a position, or a state that `state` returned in any process. A dataset without a seed takes the seed of the state; workers and
-            `epochs` may differ.
-        Raises: InvalidArgumentError: the position is after the end, or no epoch has it. For a state: ConflictError: the trigger set or the options
+        Args: to: a position, or a state that `state` returned in any process. A dataset without a seed takes the seed of the state; the number of
+        workers and `epochs` may differ.
+        Raises: InvalidArgumentError: the position is after the end, or not within an epoch. For a state: ConflictError: the trigger set or the
+        options
             would give other batches; the message names the difference. CorruptStateError: `to` is not a state of this version.
         """
         position, plan = (to, self.plan) if isinstance(to, BatchPosition) else self._saved(to)
@@ -133,15 +134,12 @@ class TriggerSetDataset(IterableDataset[Batch]):
         self._position, self._end, self.plan = position, end, plan
 
     def set_epoch(self, epoch: int) -> None:
-        """Serve exactly this epoch next, in its own order. The method is `seek` under the name of PyTorch's samplers, for loops that call this
-        name.
-        """
+        """Serve exactly this epoch next, in its own order. PyTorch's samplers have a method of this name, which loops may call."""
         self.seek(BatchPosition(epoch, one_epoch=True))
 
     def state(self, after: Batch | None = None) -> dict[str, Any]:
-        """Return the state after the batch `after`, from which another process resumes with `seek`. The state holds numbers and text, for JSON and
-        `torch.save`. Without a batch, return the state at the beginning of the next iteration.
-        """
+        """Return the state after the batch `after`, from which another process resumes with `seek`. The state contains numbers and text, for JSON and
+        `torch.save`. Without a batch, return the state at the beginning of the next iteration."""
         position = self._position if after is None else replace(self._position, epoch=after.epoch, batch=after.index + 1)
         return {
             "version": STATE_VERSION,
@@ -169,12 +167,12 @@ class TriggerSetDataset(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         info = get_worker_info()
-        # A worker process decodes on its own thread. Nothing else in the process draws random numbers that decoding could disturb.
+        # A worker process decodes in the thread that iterates. Nothing else in the process draws random numbers that decoding could disturb.
         return self.serve() if info is None else self._serve(info.id, info.num_workers, num_threads=0)
 
     def serve(self, num_threads: int = 1, *, pin_memory: bool = False) -> Generator[Batch, None, None]:
-        """Yield all batches. `num_threads` threads of this process make the batches. If decoding may draw random numbers, the caller's thread makes
-        them.
+        """Yield all batches, which `num_threads` threads of this process make. If decoding may draw random numbers, the caller's thread makes the
+        batches.
 
         Args: pin_memory: batches are in page-locked memory.
         """

@@ -75,7 +75,7 @@ class Database:
         """
         give_up = time.monotonic() + wait_s
         with self._reachable():
-            # The lock is polled, because PostgreSQL does not report its release. It becomes free when the holder releases it or has ended.
+            # The lock is polled, because PostgreSQL does not report its release. The lock becomes free when its holder releases it or ends.
             while not (held := self._locks.acquire(name)) and time.monotonic() < give_up:
                 time.sleep(_LOCK_POLL_S)
         try:
@@ -91,7 +91,7 @@ class Database:
             return self._locks.is_held(name)
 
     def keep_locks(self) -> None:
-        """If the connection of the advisory locks broke, take the locks of this process again. The next use of a lock would also do so."""
+        """If the connection of the advisory locks broke, take the locks of this process again. The next use of a lock would also take them."""
         with self._reachable():
             self._locks.keep()
 
@@ -164,7 +164,7 @@ def open_database(config: SystemConfig, schema: str, migrations_package: str) ->
 def refuse_shared_sessions(engine: Engine) -> None:
     """Raise ConfigError if two connections share a session of PostgreSQL, as with PgBouncer and `pool_mode = transaction`.
 
-    In this mode, PgBouncer gives a session with its advisory locks to one connection after the other. Therefore one connection sees the settings of
+    In this mode, several connections use the same session, with its advisory locks, one after the other. So a connection sees the settings of
     another connection.
     """
     mark = uuid.uuid4().hex

@@ -21,16 +21,16 @@ _LOG = get_logger("db")
 class AdvisoryLocks:
     """Named locks among all processes on a database. Thread-safe.
 
-    When the connection breaks, PostgreSQL releases all locks of the connection. The next call connects again, and takes the locks that are still in
-    use. Callers that make no call for a long time use `keep`. If another process has taken a lock meanwhile, the lock is logged as lost. Writers do
-    not rely on a lock alone: the attempt number in a run's row, or the rows of a dataset's segments, also protect their data.
+    When the connection breaks, PostgreSQL releases all locks of the connection. The next call connects again, and takes the locks that this
+    process still uses. Callers with long pauses between calls use `keep`. If another process has taken a lock meanwhile, the lock is logged as
+    lost. Writers do not rely on a lock alone: the attempt number in a run's row, or the rows of a dataset's segments, also protect their data.
     """
 
     def __init__(self, engine: Engine, schema: str) -> None:
         """Args: schema: schema of the service; each schema has its own locks."""
         self._engine = engine
         self._schema = schema
-        # Protects the fields below and the use of the connection. It is held during one statement, not while an advisory lock is held.
+        # Protects the fields below and the use of the connection. The mutex is held during one statement, not while an advisory lock is held.
         self._mutex = threading.Lock()
         self._connection: Connection | None = None
         self._held: set[str] = set()

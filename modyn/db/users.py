@@ -1,8 +1,8 @@
 """Create a PostgreSQL user that can use the schema of one service only: `python -m modyn.db.users SERVICE`.
 
 Such a user is for services that run user code. Even user code that finds the password cannot read the tables of other services. The environment
-variable DATABASE_URL is the URL of a user who may create users and schemas. PASSFILE is a password file of PostgreSQL's clients (`pgpass`) with the
-password to set. The command can be repeated, for example to change the password. The schema may exist already.
+variable DATABASE_URL is the URL of a user who may create users and schemas. PASSFILE is the path of a password file of PostgreSQL clients
+(`pgpass`), which contains the password to set. The command can be repeated, for example to change the password. The schema may exist already.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _connect(url: str) -> psycopg2.extensions.connection:
 
 
 def password_of(user: str, passfile: Path) -> str:
-    """Return the password of `user` in a file of lines `HOST:PORT:DATABASE:USER:PASSWORD`. In a part, a backslash precedes each colon and backslash.
+    """Return the password of `user` in a file of lines `HOST:PORT:DATABASE:USER:PASSWORD`. In a field, a backslash escapes each colon and backslash.
 
     Raises: ConfigError: the file cannot be read, or has no line for this user.
     """

@@ -1,1 +1,1 @@
-"""Scores stored models on intervals of a dataset with one forward pass for each sample and model, and stores the results."""
+"""The evaluator computes metrics of stored models on intervals of a dataset, with one forward pass for each sample and model."""

@@ -117,7 +117,7 @@ class EvaluationStatus:
     error_reason: str = ""
 
     def to_error(self) -> ModynError:
-        """Return the error that ended a failed or stopped evaluation, as an instance of its own class."""
+        """Return the error of a failed or stopped evaluation, as an instance of the class for `error_reason`."""
         return BY_REASON.get(self.error_reason, ModynError)(self.error or f"evaluation {self.evaluation_id} failed")
 
 
@@ -145,7 +145,7 @@ class EvaluationResult:
 
 
 def error_metrics(datasets: Sequence[Mapping[str, Any]]) -> set[tuple[str, str]]:
-    """Return (dataset, label) of each metric whose low values mean good models.
+    """Return (dataset, label) of each metric for which lower values are better.
 
     Args: datasets: entries of `evaluation.datasets`. Metrics of packages that are not installed here are left out.
     """
@@ -160,9 +160,7 @@ def error_metrics(datasets: Sequence[Mapping[str, Any]]) -> set[tuple[str, str]]
 
 
 def metric_directions(dataset: Mapping[str, Any]) -> dict[str, bool]:
-    """Return for each label whether low values of the metric mean good models. Args: dataset: an entry of `evaluation.datasets`. Raises
-    ConfigError.
-    """
+    """Return for each label whether lower values of the metric are better. Args: dataset: an entry of `evaluation.datasets`. Raises ConfigError."""
     from modyn.evaluator.config import load_dataset
     from modyn.evaluator.metrics.metrics import lower_is_better
 
@@ -190,9 +188,7 @@ class EvaluatorClient(SectionClient):
         return from_message(self._stub.Start(to_message(request, evaluator_pb2.EvaluationRequest)), EvaluationStatus)
 
     def watch(self, evaluation_id: str) -> Iterator[EvaluationStatus]:
-        """Yield the present status, and the status after every change, at most a few times per second, until the status is final. Raises:
-        NotFoundError: the id is unknown.
-        """
+        """Yield the current status, then each change up to the final status, at most a few per second. Raises NotFoundError: the id is unknown."""
         for status in self._stub.Watch(evaluator_pb2.EvaluationId(evaluation_id=evaluation_id)):
             yield from_message(status, EvaluationStatus)
 
@@ -222,10 +218,10 @@ class EvaluatorClient(SectionClient):
         return Measured(scores, Rows.concatenate([part for part in parts if isinstance(part, Rows)]))
 
     def measure_drift(self, request: DriftRequest, token: CancellationToken | None = None) -> MeasuredDrift:
-        """Measure the distance between two windows of a run's stream, and wait for the result. Later questions of the same session reuse the model
-        outputs of a sample.
+        """Measure the distance between two windows of a run's stream, and wait for the result. Later questions in the same session reuse the outputs
+        of the model.
 
-        Args: token: cancels the call and the work.
+        Args: token: cancels the call and the job.
         Raises: ConfigError, InvalidArgumentError: the request is wrong. NotFoundError: the dataset, the run or the model does not exist. DataError:
         a compared value is not finite. UnavailableError: too many passes are running. WorkerDiedError: the worker was killed; the call may be
         repeated.
@@ -234,9 +230,9 @@ class EvaluatorClient(SectionClient):
         return answer
 
     def measure_drifts(self, request: DriftRequest, token: CancellationToken | None = None) -> list[MeasuredDrift]:
-        """Answer the question for each of `request.pairs` in one call, in order. The worker computes data that several pairs share once.
+        """Answer the question for each of `request.pairs` in one call, in order. Data that several pairs need is computed once.
 
-        Args and errors: see `measure_drift`. An error is the error of the first pair that cannot be measured.
+        Args and errors: see `measure_drift`. The call raises the error of the first pair that cannot be measured.
         """
         answers = _all_of(self._stub.MeasureDrift(to_message(request, evaluator_pb2.DriftRequest)), token)
         return [measured_drift_from_proto(answer) for answer in answers]
@@ -255,7 +251,7 @@ def _all_of(stream: ResponseStream[M], token: CancellationToken | None) -> list[
     try:
         return list(stream)
     except ModynError:
-        # A cancelled stream raises an error of its own. The cause of the cancellation says more.
+        # `check` raises the cause of the cancellation, which is more specific than the error of the cancelled stream.
         if token is not None:
             token.check()
         raise

@@ -36,7 +36,7 @@ _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 
 class EvaluationDatasetConfig(DataConfig):
-    """One entry of `evaluation.datasets`: a `data` section, and how models are evaluated on it. Random transformations are not applied."""
+    """One entry of `evaluation.datasets`: a `data` section with the options of the evaluation. Random transformations are not applied."""
 
     batch_size: int = Field(ge=1, le=2**24, description="number of samples in one forward pass")
     dataloader_workers: int = Field(
@@ -71,7 +71,7 @@ def check_dataset(section: object, path: str) -> list[Problem]:
     metrics = section["metrics"]
     in_metrics = [problem for i, metric in enumerate(metrics) for problem in check_metric(metric, f"{path}.metrics.{i}")]
     if found or in_metrics:
-        # The metrics report the details of problems in `metrics`.
+        # `check_metric` describes problems in `metrics` in more detail, so its problems replace the others below `metrics`.
         covered = re.compile(rf"{re.escape(path)}\.metrics" + (r"(\..*)?" if in_metrics else r"\..*"))
         return [*(problem for problem in found if not covered.fullmatch(problem.path)), *in_metrics]
     labels = [_label(metric) for metric in metrics]
@@ -124,14 +124,15 @@ def check_conditions(pipeline: Mapping[str, Any]) -> list[Problem]:
 
 
 def beyond_range(condition: PromotionCondition, metric: Mapping[str, Any]) -> str:
-    """Return a message if the number of a condition is outside the range of its metric; else an empty text. Args: metric: a valid section."""
+    """Return an error message, or "" if the number of a condition is inside the range of its metric. Args: metric: a valid section."""
     if not in_unit_interval(metric) or 0 <= condition.number <= 1:
         return ""
     return f"'{condition}': '{condition.metric}' lies in [0, 1]; write a number between 0 and 1"
 
 
 def _unfit_thresholds(pipeline: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Iterator[Problem]:
-    """Find datasets that lack the score by which the downsampling policy is chosen. The supervisor checks that the named handler exists."""
+    """Find mistakes of the score that chooses the downsampling policy: a dataset lacks the score, or the score or a threshold does not fit. The
+    supervisor checks that the named handler exists."""
     if (found := turns_by_score(pipeline)) is None:
         return
     (thresholds, path), metric = found, found[0].metric
@@ -175,7 +176,7 @@ def check_dataset_of(pipeline: Mapping[str, Any], dataset: object, path: str) ->
 
 
 def _fails_where_training_skips(data: object, dataset: object, path: str) -> list[Problem]:
-    """Warn of an entry with `on_bad_sample: fail` if the section `data` of the same dataset skips bad samples."""
+    """Warn of an entry that fails at bad samples by default, if the section `data` of the same dataset skips bad samples."""
     if not isinstance(data, Mapping) or not isinstance(dataset, Mapping) or "on_bad_sample" in dataset:
         return []
     name = dataset.get("dataset_id")
@@ -202,8 +203,8 @@ def _unfit_metrics(metrics: Sequence[Mapping[str, Any]], num_classes: int, path:
 
 
 def _unfit(metric: object, num_classes: int) -> str:
-    """Explain why a built-in metric does not take scores of shape (n, num_classes), and what to change. Empty if the metric takes these scores,
-    or if this is unknown.
+    """Explain why a built-in metric does not accept scores of shape (n, num_classes), and how to correct this. Return an empty text if the metric
+    accepts these scores, or is not checked.
     """
     match metric:
         case AccuracyConfig() if metric.topn > num_classes:
@@ -216,7 +217,7 @@ def _unfit(metric: object, num_classes: int) -> str:
 
 
 def check_device(device: object, path: str) -> list[Problem]:
-    """Check whether models can be evaluated on this device. A device that this machine lacks counts as unavailable."""
+    """Check whether models can be evaluated on this device. If this machine lacks the device, the problem has the severity UNAVAILABLE."""
     if not isinstance(device, str) or not _DEVICE.fullmatch(device):
         return [Problem(path, f"{device!r} is not a device; write cpu, cuda or cuda:N")]
     missing = missing_device(device)
@@ -224,7 +225,7 @@ def check_device(device: object, path: str) -> list[Problem]:
 
 
 def load_dataset(section: Mapping[str, Any], path: str = "evaluation.datasets") -> EvaluationDatasetConfig:
-    """Check and load an entry of `evaluation.datasets`. Args: path: place of the entry in the file, for messages."""
+    """Check and load an entry of `evaluation.datasets`. Args: path: path of the entry in the pipeline, for messages."""
     refuse(check_dataset(section, path))
     return load_section(EvaluationDatasetConfig, section, path)
 

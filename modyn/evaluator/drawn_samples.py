@@ -1,4 +1,4 @@
-"""Draw the samples of windows to compare, and divide each window into parts that overlapping windows share."""
+"""Draw the samples to compare from windows, and divide each window into parts that overlapping windows share."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class DrawnSamples:
         return self.take(drawn_indices(self.keys, size, seed))
 
     def parts(self) -> list[Int64Array]:
-        """Return the indices of the samples by parts, in the order of the stream.
+        """Divide the samples into parts in stream order. Returns the indices of the samples of each part.
 
-        A part ends at a multiple of `PART` in the stream, so that overlapping windows share most parts. If only a fraction of the samples was drawn,
-        a part covers a longer range and contains about the same number of samples.
+        Parts end at positions that are multiples of `PART`, so that overlapping windows share most parts. If fewer than about half of the samples
+        were drawn, each part has `PART` samples instead.
         """
         order = np.argsort(self.positions, kind="stable").astype(np.int64)
         numbers = self.positions[order] // PART
@@ -58,7 +58,7 @@ def drawn_of(request: DriftRequest, windows: Sequence[StreamWindow], lister: Sam
             inside = is_inside(window, positions, batch.timestamps)
             if inside.any():
                 parts.append(DrawnSamples(batch.keys, positions, batch.labels).take(inside))
-            # Drawing early bounds the memory. It changes nothing, because a draw from the drawn and later samples equals a draw from all of them.
+            # Early draws bound the memory. A sample that is dropped here cannot be drawn later, because `size` samples have smaller hashes.
             if size is not None and sum(map(len, parts)) > size + KEYS_PER_READ:
                 held[window] = [_joined(parts).drawn(size, seed)]
     return {window: _joined(parts).drawn(size, seed) for window, parts in held.items()}
@@ -73,8 +73,8 @@ def _joined(parts: Sequence[DrawnSamples]) -> DrawnSamples:
 def drawn_indices(keys: Int64Array, size: int | None, seed: int) -> Int64Array:
     """Return the indices of the `size` keys with the smallest hashes, ordered by key, int64. None selects all keys.
 
-    Two overlapping windows therefore draw mostly the same samples of their common part. If a window draws a sample, every part of the window that
-    contains this sample draws the sample too (bottom-k sampling).
+    Two overlapping windows therefore draw mostly the same samples of their common part. A sample that is drawn from a window is also drawn from every
+    part of the window that contains the sample (bottom-k sampling).
     """
     chosen = np.arange(len(keys))
     if size is not None and size < len(keys):

@@ -55,19 +55,17 @@ class EvaluationInput:
     """Identity of the expected registration of the dataset; NotFoundError if the dataset has another identity. Empty accepts any identity."""
     device: str = "cpu"
     progress: Callable[[int, int], None] = lambda seen, total: None
-    """Function called after each batch with the number of samples seen and the number of all samples. An exception of the function ends the
-    evaluation.
-    """
+    """Function called after each batch with the number of samples seen and the number of all samples. An exception ends the evaluation."""
     kept: KeptOutputs | None = None
     """Outputs of earlier evaluations, which are reused; new outputs are added if the evaluation succeeds. None if outputs are not kept."""
     keys_per_listing: int = KEYS_PER_READ
     """Number of keys in one batch of the listing."""
     selector: SelectorClient | None = None
-    """Client that looks up positions of a stream."""
+    """Client that reads the samples at positions of a stream."""
     payload_source: PayloadSource | None = None
     """Client from which decoding processes fetch payloads; None if threads decode."""
     cache: CacheSource | None = None
-    """Cache of the samples before the forward pass; None without a cache."""
+    """Cache from which samples are read; None without a cache."""
     preprocessing: Preprocessing | None = None
     """Preprocessing with the model's fixed statistics, which makes the model's inputs from columns. None if samples are decoded to the model's
     inputs.
@@ -87,8 +85,8 @@ class EvaluationInput:
         return self._lister.count(self.source)
 
     def list_samples(self) -> Iterator[SampleBatch]:
-        """Return the samples of the source as listed now. Intervals and keys list only samples with labels; for positions, the policy's windows
-        decide whether samples without labels are listed.
+        """Yield the samples of the source. For intervals and keys, samples without labels are left out. For positions, the windows decide whether
+        samples without labels are included.
         """
         for batch in self._lister.batches(self.source):
             if isinstance(self.source, AtPositions) or (has := has_label(batch.labels)).all():
@@ -106,7 +104,7 @@ def run(job: EvaluationJob, connection: JobConnection) -> list[Score] | list[Pat
 
     def progress(seen: int, total: int) -> None:
         nonlocal last
-        # Every batch looks for a request to stop, but only some batches send a message.
+        # `check` raises CancelledError if the job was stopped. It is called for every batch, but a message is sent only for some batches.
         connection.check()
         if time.monotonic() - last >= PROGRESS_EVERY_S or seen == total:
             last = time.monotonic()
@@ -139,7 +137,7 @@ def run(job: EvaluationJob, connection: JobConnection) -> list[Score] | list[Pat
 
 
 def evaluate(model: nn.Module, inputs: EvaluationInput) -> list[Score]:
-    """Compute every metric of the input's dataset on every interval: ordered by interval, then by metric in the order of the section.
+    """Compute every metric of the input's dataset on every interval. Scores are ordered by interval, then by metric in the order of the section.
 
     Each sample of the source is fetched, decoded and passed through the model once, unless the sample's output is kept. Afterwards the model is in
     evaluation mode on the input's device.
@@ -163,7 +161,7 @@ def evaluate(model: nn.Module, inputs: EvaluationInput) -> list[Score]:
 
 
 def measure(model: nn.Module, inputs: EvaluationInput, kind: OutputKind) -> Iterator[Rows]:
-    """Return the logits, embeddings or outcomes of the samples of the source, in batches and in any order. For everything else, see `evaluate`.
+    """Return the logits, embeddings or outcomes of the samples of the source, in batches and in any order. For other errors, see `evaluate`.
 
     Raises: ConfigError: the model has no last layer, or outcomes are requested and the model is not a classifier. UserCodeError: the model's
     `embedding` does not return one row for each sample.
@@ -230,7 +228,7 @@ def _pass_samples(
         if inputs.cache is not None:
             get_logger("evaluation").info("samples", num_passed=seen, num_cached=dict(+cached))
         if kept:
-            # Kept outputs are read after the new ones, because `samples.listed` is complete only now. Samples that were deleted after the listing
+            # Kept outputs are read after the new outputs, because `samples.listed` is complete only now. Samples that were deleted after the listing
             # count as not evaluated.
             for listed in inputs.list_samples():
                 for rows in kept.rows(listed.keys, listed.timestamps, dataset.batch_size):
@@ -243,7 +241,7 @@ def _pass_samples(
 
 
 def _rows(batch: Batch, timestamps: Int64Array, output: Any) -> Rows | None:
-    """Copy the rows of a batch to be kept. Return None if the output is not one plain tensor with one row for each sample."""
+    """Copy the rows of a batch for the kept outputs. Return None if the output is not one plain tensor with one row for each sample."""
     if not isinstance(output, torch.Tensor) or output.shape[:1] != (len(batch),) or output.layout != torch.strided:
         return None
     if torch.bfloat16 in (output.dtype, batch.labels.dtype):  # a dtype that NumPy does not have
@@ -293,7 +291,7 @@ class _Transformers:
         }
 
     def __call__(self, output: Any, keys: Int64Array) -> list[Any]:
-        """Return the input of each metric for the model's output of these samples."""
+        """Convert the model's output for these samples into the input of each metric."""
 
         def named() -> str:
             return f"the model's output for {len(keys)} samples of dataset '{self._dataset_id}', the first of which is {int(keys[0])}"
@@ -319,7 +317,7 @@ def _evaluating(model: nn.Module, device: str) -> Iterator[None]:
     if missing := missing_device(device):
         raise ConfigError(f"evaluation.device: {missing}")
     if device.startswith("cuda"):
-        # User code that asks for the current GPU must not allocate memory on the first one.
+        # Otherwise user code that uses the current GPU would allocate memory on GPU 0.
         torch.cuda.set_device(torch.device(device).index or 0)
     model.to(device)
     model.eval()
@@ -328,7 +326,7 @@ def _evaluating(model: nn.Module, device: str) -> Iterator[None]:
 
 
 class _FreshSamples:
-    """The stream of the keys of samples without a kept output, and the timestamps of these samples until they return in batches.
+    """The keys of samples without a kept output, as a stream, and the timestamps of these samples until their batches return.
 
     Two threads use this object without a lock. One thread reads the keys and inserts the timestamps; the other thread removes the timestamps
     afterwards. Inserting and removing a key are atomic operations.
@@ -352,8 +350,8 @@ class _FreshSamples:
                 yield keys
 
     def take_timestamps(self, keys: Int64Array) -> Int64Array:
-        """Remove and return the timestamps, int64 (n,). This method is called once for each returned batch. Raises ModynError for a key that is not
-        in the stream."""
+        """Remove and return the timestamps, int64 (n,). This method is called once for each returned batch. Raises ModynError: a key is not in the
+        stream."""
         try:
             return np.array([self._timestamps.pop(key) for key in keys.tolist()], np.int64)
         except KeyError as error:

@@ -1,5 +1,5 @@
-"""Evaluations from request to result. Evaluations with the same model and dataset become one job, and a limited number of jobs runs at the same
-time.
+"""Run evaluations, from the request to the stored result. Evaluations with the same model and dataset share one job. The number of concurrent jobs is
+limited.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ MAX_WAITING: Final = 10_000
 """Largest number of unfinished evaluations; further requests are refused until evaluations have ended."""
 
 _NO_CODE: Final = ("batch_size", "dataloader_workers")
-"""Options of a dataset that name no code of users. Evaluations that differ only in these options share a session."""
+"""Options of a dataset that do not refer to user code. Evaluations that differ only in these options share a session."""
 
 MakeJob = Callable[[EvaluationRequest | MeasureRequest, SampleSource, DataVersion], EvaluationJob]
-"""Makes the job of a worker from a request (model, dataset, device), the samples (distinct intervals), and the version of the data."""
+"""Makes the job of a worker from a request, the source of the samples, and the version of the data. Intervals of the source are distinct."""
 
 
 @dataclass(eq=False)
@@ -51,7 +51,7 @@ class _Group:
 
     created: float
     samples: str
-    """Name of the pass over samples. The name is equal for the same model and the same decoding of a dataset."""
+    """Name of the pass over samples. Passes of one model over the same decoded dataset have the same name."""
     data: DataVersion
     """Version of the data. The identity in this version is empty until the group starts."""
     digests: dict[str, str]
@@ -60,15 +60,15 @@ class _Group:
     known: dict[ScoreKey, Score] = field(default_factory=dict)
     """Stored scores that the group need not compute again."""
     names: str = ""
-    """Names of the evaluations at the start of the group, for messages."""
+    """Names of the evaluations when the group starts, for messages."""
     job: Job | None = None
 
 
 class Evaluations:
     """All evaluations of the service. Thread-safe.
 
-    Known scores are reused only for the same registration of the dataset and the same code. If the number of samples or of deleted samples in storage
-    has changed, the scores are computed again.
+    Stored scores are reused only for the same registration of the dataset and the same code. If the number of samples or of deleted samples in
+    storage has changed, the scores are computed again.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Evaluations:
         self._closed = False
         if abandoned := store.abandon_unfinished():
             self._logger.warning("abandoned_evaluations", number=abandoned)
-        # A daemon: the interpreter does not wait for it if the service ends without `close`.
+        # The thread is a daemon: the interpreter does not wait for the thread if the service ends without `close`.
         self._dispatcher = threading.Thread(target=self._dispatch, name="evaluations", daemon=True)
         self._dispatcher.start()
 
@@ -105,31 +105,32 @@ class Evaluations:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        # The dispatcher submits to the pool, which is closed next. The wait is bounded, because the dispatcher may be in a call to storage.
+        # The dispatcher submits jobs to the pool, and the pool is closed next. The wait is bounded, because a call to storage may block the
+        # dispatcher.
         self._dispatcher.join(5)
 
     def warm_up(self) -> None:
-        """Prepare for evaluations that follow soon, so that PyTorch is imported before the first evaluation."""
+        """Start the fork server of the workers, so that PyTorch is imported before the first evaluation."""
         self._pool.warm_up()
 
     def start(self, request: EvaluationRequest) -> EvaluationStatus:
         """Start an evaluation, or return the status if the evaluation is running or finished. An evaluation is started again if the evaluation failed
         or was stopped, or if the data or the code have changed.
 
-        Raises: ConfigError: the section of the dataset is wrong. InvalidArgumentError: an interval is wrong. NotFoundError, UnavailableError: the
-        evaluation has finished, and the dataset of the evaluation does not exist any more, or storage is unavailable.
+        Raises: ConfigError: the section of the dataset is wrong. InvalidArgumentError: an interval is wrong. NotFoundError: the dataset of a finished
+        evaluation was deleted. UnavailableError: storage is unavailable, or too many evaluations are queued.
         """
         load_dataset(request.dataset)
         check_run_id(request.run_id)
         check_intervals(request.intervals)
         id_ = request.evaluation_id
-        # Storage is called without holding the lock of the table. If two callers arrive together, the second caller finds the evaluation running, or
-        # finds all scores.
+        # The lock of the table is not held during the calls to storage. If two callers arrive together, the second caller finds the evaluation
+        # running, or finds all scores.
         finished = self._finished(request)
         return self.table.start(id_, lambda: finished, lambda: self._queue(id_, request))
 
     def _finished(self, request: EvaluationRequest) -> EvaluationStatus | None:
-        """Return the status of a finished evaluation, if the evaluation would give the same scores now."""
+        """Return the status of a finished evaluation whose stored scores are still valid; otherwise None."""
         status = self._store.status(request.evaluation_id)
         if status is None or status.state is not JobState.FINISHED:
             return None
@@ -167,7 +168,7 @@ class Evaluations:
             return self.table.set(id_, status)
 
     def _stored(self, evaluation_id: str) -> EvaluationStatus:
-        """Return the stored status of a finished evaluation, unless the database was unavailable when the evaluation finished."""
+        """Return the stored status of an ended evaluation. If the database was unavailable when the evaluation ended, the status is `stopped`."""
         status = self._store.status(evaluation_id)
         if status is None:
             raise NotFoundError(f"there is no evaluation '{evaluation_id}'; start it first")
@@ -202,7 +203,7 @@ class Evaluations:
         while group := self._take():
             try:
                 self._begin(group)
-            except Exception as error:  # An error here fails these evaluations only.
+            except Exception as error:  # Only the evaluations of this group fail.
                 self._logger.exception("cannot_begin_evaluation")
                 self._conclude(group, _as_error(error, f"{group.names} cannot start"))
 
@@ -216,15 +217,14 @@ class Evaluations:
                     group.names = " and ".join(dict.fromkeys(map(str, group.requests.values())))
                     self._running.append(group)
                     return group
-                # Wakes when a group is old enough, a job ends or is queued, or `close` is called; the last three notify.
+                # The wait times out when a group is old enough. The end of a job, a new request and `close` notify.
                 self._changed.wait(wait_s)
         return None
 
     def _ready(self) -> tuple[str | None, float | None]:
-        """Return the first group that may start now. If no group may start, return the seconds until a group may start; None means to wait for a
-        notification.
+        """Return the first group that may start now, and the seconds until the next group may start. None as seconds: wait for a notification.
 
-        A group waits for a running job over the same samples, because the results or outputs of this job may be all that the group needs.
+        A group waits for a running job over the same samples, because the group may need only the results or outputs of this job.
         """
         if len(self._running) >= self._max_jobs:
             return None, None
@@ -286,8 +286,7 @@ class Evaluations:
         missing: list[Interval] = []
         for interval in dict.fromkeys(Interval(i.start, i.end) for request in requests for i in request.intervals):
             found = {key: stored[key] for digest in digests.values() if (key := (interval, digest)) in stored}
-            # All metrics of the interval have stored scores. They are valid only if the interval has the same samples now, and each score covers all
-            # of them.
+            # Stored scores are valid only if the interval still has the same number of samples, and each score covers all these samples.
             if len(found) == len(set(digests.values())):
                 num_listed = self._storage.count_samples(dataset, interval, identity=data.identity)
                 if all(score.num_listed == score.num_samples == num_listed for score in found.values()):
@@ -331,7 +330,7 @@ class Evaluations:
         try:
             self._store.put(request, status)
         except Exception:
-            # Watchers get the final status. The row stays queued until the next start of the service, which marks it as stopped.
+            # Watchers get the final status. In the database the evaluation stays queued, until the next start of the service marks it as stopped.
             self._logger.exception("cannot_store_end_of_evaluation", evaluation_id=status.evaluation_id)
         self.table.settle(status.evaluation_id, lambda _: status)
 
@@ -345,8 +344,8 @@ class Evaluations:
 
 
 def session_key(request: EvaluationRequest | MeasureRequest | DriftRequest) -> str:
-    """Return a key that is equal for requests that one worker process may handle one after the other: requests of one run whose datasets use the same
-    code. Drift and performance of a run therefore share a worker, which keeps the embeddings.
+    """Return the key of the worker session for a request. Requests of one run whose datasets use the same code have the same key. Measurements of
+    drift and of performance in a run therefore share a worker, which caches the embeddings.
     """
     section = {name: value for name, value in request.dataset.items() if name not in ("dataset_id", "metrics", *_NO_CODE)}
     section["metrics"] = sorted({text for metric in request.dataset.get("metrics", ()) if (text := metric.get(TRANSFORMER))})

@@ -1,4 +1,4 @@
-"""Keep the compared values of samples in the memory of a worker between questions about drift, so that a model sees each sample once."""
+"""Cache of compared values in the memory of a worker. With this cache, a sample passes through a model once for all questions about drift."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from modyn.records import Float32Array, Int64Array
 _BLOCK: Final = 4096
 """Number of rows that are moved at once."""
 _RECENT: Final = 4000
-"""Number of ticks after which a row counts as unused: 2,000 questions of two windows each. Many policies may ask one after the other."""
+"""Number of ticks after which a row counts as unused: 2,000 questions of two windows each, because many policies may share a session."""
 
 
 class ValueTable:
@@ -24,7 +24,7 @@ class ValueTable:
     def __init__(self) -> None:
         self._rows: Float32Array = np.empty((0, 0), np.float32)
         self._num = 0
-        # Keys of the rows in their order, and the positions of the rows by key.
+        # `_keys`: key of each row. `_by_key`: positions of the rows, ordered by key.
         self._keys: Int64Array = np.empty(0, np.int64)
         self._used: Int64Array = np.empty(0, np.int64)
         self._by_key: Int64Array = np.empty(0, np.int64)
@@ -94,7 +94,7 @@ class ValueTable:
         self.index()
 
     def num_used_since(self, moment: int) -> int:
-        """Return the number of rows that were used at `moment` or later."""
+        """Return the number of rows that were used at tick `moment` or later."""
         return int((self._used >= moment).sum())
 
     def _positions(self, keys: Int64Array) -> NDArray[np.int64]:
@@ -109,8 +109,7 @@ class ValueTable:
 class KeptValues:
     """The tables of a session, by the source of their rows: a model, the decoding of samples, and the kind of values. The tables are not thread-safe.
 
-    During a question, all needed rows are kept. Afterwards `trim` enforces the limit: whole tables are removed first, then rows of the last table,
-    the least recently used rows first.
+    During a question, the size may exceed the limit. Afterwards `trim` enforces the limit.
     """
 
     def __init__(self, recent: int = _RECENT) -> None:
@@ -143,9 +142,9 @@ class KeptValues:
     def trim(self, limit: int, since: int) -> None:
         """Remove rows until at most `limit` bytes are used.
 
-        The last table is cut until some space is free, but rows used at `since` or later are kept if the rows fit. Rows without recent use are also
-        removed if these rows are most of a table, because lookup time grows with the number of rows. Tables without recent use, such as the tables
-        of earlier models, are removed too.
+        Tables without recent use, such as the tables of earlier models, are removed first. Rows without recent use are removed if they are more than
+        half of a table, because lookup time grows with the number of rows. Then the least recently used tables are removed. The last table is cut to
+        three quarters of the limit, but rows used at tick `since` or later stay if they fit.
         """
         for name, table in list(self._tables.items()):
             recent = table.num_used_since(self.clock - self._recent)
@@ -157,6 +156,6 @@ class KeptValues:
             self._tables.popitem(last=False)
         for table in self._tables.values():
             if table.num_bytes > limit:
-                # A quarter of the space stays free, so that the next answers do not trim again at once.
+                # A quarter of the space stays free, so that the next questions do not trim again at once.
                 fitting = limit // table.row_bytes
                 table.keep_newest(min(fitting, max(fitting * 3 // 4, table.num_used_since(since))))

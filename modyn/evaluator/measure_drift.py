@@ -56,13 +56,11 @@ _OUTPUTS: Final = {ComparedData.EMBEDDINGS: OutputKind.EMBEDDINGS, ComparedData.
 
 @dataclass(slots=True)
 class DriftMemory:
-    """Values of samples and registered datasets of runs (`SampleLister.registered`, which never change), kept for all commands of a worker
-    session.
-    """
+    """State of a worker session: values of samples, and registered datasets of runs, which never change (see `SampleLister.registered`)."""
 
     values: KeptValues
     model: SessionModel | None = None
-    """The model whose outputs are compared, while a question is answered."""
+    """The model of the current request; None between requests."""
     registered: dict[RunId, tuple[str, str]] = field(default_factory=dict)
     sums: KeptSums = field(default_factory=KeptSums)
     """Sums over pairs of samples."""
@@ -108,7 +106,7 @@ def measure_within(
     limit: int, request: DriftRequest, data: DataVersion, inputs: EvaluationInput, memory: DriftMemory
 ) -> list[MeasuredDrift]:
     """Call `measure_drifts`, and keep at most `limit` bytes of values in memory afterwards."""
-    # Values that this question uses from now on stay as long as possible, because the next pair of windows needs most of them.
+    # `trim` keeps the values that this request uses as long as possible, because the next pair of windows needs most of these values.
     since, answers = memory.values.clock + 1, list[MeasuredDrift]()
     for measured in measure_drifts(request, data, inputs, memory):
         answers.append(measured)
@@ -121,10 +119,10 @@ def measure_within(
 def measure_drifts(
     request: DriftRequest, data: DataVersion, inputs: EvaluationInput, memory: DriftMemory
 ) -> Iterator[MeasuredDrift]:
-    """Answer the question for each pair of windows in turn: draw the samples of both windows, compute the values that are not kept, and measure.
+    """Answer the question for each pair of windows in turn: draw the samples of both windows, compute the values that are not cached, and measure.
 
-    Args: data: the dataset, and how its samples are decoded. inputs: how samples are decoded and passed through the model; the source of these inputs
-    is replaced. memory: holds the model, if a model is needed; new values are added to the memory.
+    Args: data: version of the dataset and of the decoding. inputs: options for decoding samples and for the model; the source of the samples is
+    replaced. memory: holds the model, if a model is needed; new values are added to the memory.
     Yields: distances of the metrics that have at least `min_samples` samples; no distances if the projection has too few samples.
     Raises: ConfigError: a metric or the projection is wrong, the model has no embedding, or the device does not exist. DataError: a compared value
     is not finite. UserCodeError: a metric or the decoding of samples failed. NotFoundError, UnavailableError: samples cannot be read.
@@ -169,7 +167,7 @@ def _measure(
     compared = _Compared(values, reference, current)
     distances = {}
     for name, metric in metrics.items():
-        # This only looks for a request to stop.
+        # `progress` raises CancelledError if the job was stopped.
         inputs.progress(0, 0)
         if question.data is ComparedData.LABELS and metric.by_category:
             refuse_quantities(name, np.concatenate([reference.labels, current.labels]))
@@ -231,7 +229,7 @@ class _Compared:
 
     @cached_property
     def parts(self) -> tuple[PartedWindow, PartedWindow] | None:
-        """Return both windows in parts; None if the value of a sample depends on the window of the sample."""
+        """Return both windows in parts; None if the values depend on a projection that is fitted to the reference."""
         if self._values.projection is not None and self._values.projection.is_fitted:
             return None
         return self._parted("reference"), self._parted("current")
@@ -258,7 +256,7 @@ class _Compared:
 
 
 def _distance(name: str, metric: DriftMetric, compared: _Compared, sums: SumKeeper) -> DriftDistance:
-    """Measure the distance and the time. Errors of the metric are raised as errors that name the metric."""
+    """Measure the distance and the time. The name of the metric is added to its errors."""
     began, parts = time.perf_counter(), compared.parts
     try:
         drift = None if parts is None else compare_kept(metric, *parts, sums)
@@ -279,7 +277,7 @@ def _distance(name: str, metric: DriftMetric, compared: _Compared, sums: SumKeep
 
 @dataclass(frozen=True)
 class _Values:
-    """The compared values of samples. Values are kept from earlier questions, or computed now and kept."""
+    """The compared values of samples. Values come from the cache of the session, or are computed and added to this cache."""
 
     question: DriftQuestion
     data: DataVersion
@@ -288,8 +286,8 @@ class _Values:
     projection: Projection | None
 
     def make_for(self, reference: DrawnSamples, current: DrawnSamples) -> tuple[DrawnSamples, DrawnSamples, int]:
-        """Compute the missing values of two windows. Returns: the samples of both windows that have a value (the other samples were deleted
-        during the question), and the number of computed values.
+        """Compute the missing values of two windows. Returns: the samples of both windows that have a value, and the number of computed values.
+        Samples without a value were deleted meanwhile, or left out by `on_bad_sample`.
         """
         values = self.memory.values
         table, num_made = values.table(self._made_by), 0
@@ -384,7 +382,7 @@ def _payloads(inputs: EvaluationInput, keys: Int64Array) -> Iterator[tuple[Int64
 
 
 def flattened(data: Data) -> torch.Tensor:
-    """Flatten each sample of a batch, float32 (n, d). Several tensors are joined by position, or by name in order."""
+    """Flatten each sample of a batch, float32 (n, d). Several tensors are joined in the order of positions or of names."""
     if isinstance(data, dict):
         data = tuple(data[name] for name in sorted(data))
     parts = data if isinstance(data, tuple) else (data,)

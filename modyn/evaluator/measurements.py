@@ -21,7 +21,7 @@ from modyn.storage.client import StorageClient
 from modyn.workers import JobSpec, WorkerPool
 
 MAX_WAITING: Final = 8
-"""Largest number of passes that run or wait at the same time. Each pass holds a thread of the server."""
+"""Largest number of passes that run or wait at the same time. Each pass occupies a thread of the server."""
 
 OnStop = Callable[[Callable[[], None]], object]
 """Registers a function that ends a pass. The server calls this function when the caller has ended the call."""
@@ -41,7 +41,7 @@ class Measurements:
         self._make_job = make_job
         self._make_drift_job = make_drift_job
         self._storage = storage
-        # The semaphore bounds the number of passes. No thread waits for a permit: without a permit, a pass is refused immediately.
+        # The semaphore limits the number of passes. No thread waits for it.
         self._permits = threading.BoundedSemaphore(MAX_WAITING)
 
     def measure(self, request: MeasureRequest, on_stop: OnStop) -> Iterator[Score | Rows]:
@@ -87,7 +87,7 @@ class Measurements:
 
     @contextmanager
     def _permit(self) -> Iterator[None]:
-        # A request over the limit is refused at once, because each waiting request would hold a thread of the server.
+        # A request over the limit is refused at once, because each waiting request would occupy a thread of the server.
         if not self._permits.acquire(blocking=False):
             raise UnavailableError(f"{MAX_WAITING} passes are running or waiting at the evaluator; try again later")
         try:
@@ -97,7 +97,7 @@ class Measurements:
 
     @contextmanager
     def _answer(self, task: str, work: EvaluationJob | DriftJob, log: str, on_stop: OnStop) -> Iterator[Any]:
-        """Return the answer of a worker's task. Afterwards the task's files are deleted."""
+        """Run a task on a worker and yield its result. Afterwards the files of the task are deleted."""
         request = work.request
         try:
             log_path = work.config.log_dir / "runs" / request.run_id / log

@@ -1,5 +1,5 @@
-"""The jobs and results of workers, and the kept outputs of models: files from which later evaluations read outputs instead of computing them. The
-module does not import torch.
+"""Jobs of workers, and kept outputs of models: files of outputs that later evaluations read instead of computing the outputs again. The module does
+not import torch.
 
 A file has the columns keys (sorted), timestamps, labels and outputs. Files of the same model and version of the data have the same prefix. When the
 limit is reached, the least recently used files are removed first.
@@ -32,17 +32,17 @@ from modyn.rpc.logs import get_logger
 
 SUFFIX: Final = ".outputs"
 SEGMENT_BYTES: Final = 64 * 2**20
-"""Number of bytes of rows that wait in memory until they are written."""
+"""Number of bytes of rows that are collected in memory before they are written."""
 MAX_SEGMENTS: Final = 256
 """Largest number of files used for one model and decoding. The newest files are used; each file needs a file descriptor."""
 
 KIND: Final = FileKind(b"MODYNOUT", 2, "file of kept outputs", "delete it")
 _PLAIN: Final = "biuf"
-"""Kinds of NumPy dtypes that are kept: whole, real and boolean."""
+"""Kinds of NumPy dtypes that are kept: boolean, integer and floating-point."""
 
 
 def write_rows(path: Path, rows: Rows) -> None:
-    """Write `rows`, ordered by key, as the columnar file `path`. Raises UnavailableError if this fails."""
+    """Write `rows`, ordered by key, as the columnar file `path`. Raises UnavailableError if the file cannot be written."""
     write_columns(path, KIND, rows.take(np.argsort(rows.keys, kind="stable"))._asdict())
 
 
@@ -70,7 +70,8 @@ class OutputCache:
             self._evict(self.limit)
 
     def publish(self, written: Iterable[Path], name: str) -> None:
-        """Move complete files into the folder, with names that begin with `name`. The least recently used other files are removed to make space.
+        """Move complete files into the folder, with names that begin with `name`. If space is needed, the least recently used other files are
+        removed.
 
         Args: written: files on the same file system as the folder.
         """
@@ -81,8 +82,8 @@ class OutputCache:
                 os.replace(path, self.folder / f"{name}-{time.time_ns():020d}-{token_hex(4)}-{number:04d}{SUFFIX}")
 
     def remove_models(self, model_ids: Iterable[int]) -> None:
-        """Remove all outputs of these models. The removal is not synced to disk: if a crash restores files, no evaluation reads these files, and
-        they are evicted later.
+        """Remove all outputs of these models. The removal is not synced to disk. If a crash restores the files, no evaluation reads them, and they
+        are evicted later.
         """
         with self._lock():
             for model_id in model_ids:
@@ -97,7 +98,7 @@ class OutputCache:
     def _evict(self, limit: int) -> None:
         files = [(path, path.stat()) for path in self.folder.glob(f"*{SUFFIX}")]
         total = sum(stat.st_size for _, stat in files)
-        # Each use of a file sets its time. The least recently used files come first, and the name decides among equal times.
+        # Each use of a file sets its modification time. Files with equal times are ordered by name.
         for path, stat in sorted(files, key=lambda file: (file[1].st_mtime_ns, file[0].name)):
             if total <= max(0, limit):
                 return
@@ -106,8 +107,7 @@ class OutputCache:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """Allow one process at a time to add and remove files, so that the limit holds. Readers need no lock, because a mapped file stays
-        readable."""
+        """Allow one process at a time to add and remove files, so that the limit holds. Readers need no lock: a mapped file stays readable."""
         with (self.folder / "lock").open("wb") as file:
             # Closing the file releases the lock, also if the process is killed.
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -115,8 +115,7 @@ class OutputCache:
 
 
 class KeptOutputs:
-    """The kept outputs of one model for one decoding of samples, as one job uses them: outputs of earlier jobs, and the job's own outputs for later
-    jobs.
+    """The kept outputs of one model for one decoding of samples. A job reads the outputs of earlier jobs, and adds its own outputs for later jobs.
 
     The earlier outputs stay the same while this object exists, even if other jobs add or remove files. New outputs are written to `scratch` (an
     existing folder on the same file system), and later jobs find these files after `publish`. Outputs over the limit are not kept. A failure to
@@ -143,11 +142,11 @@ class KeptOutputs:
                 yield rows
             except CorruptStateError as error:
                 self._logger.warning("outputs_made_anew", error=error.message)
-                # The outputs are made again in any case. A file that cannot be removed is reported again at the next use.
+                # The outputs are computed again in any case. A file that cannot be removed is reported again at the next use.
                 with suppress(OSError):
                     self._cache.remove(path)
             except (NotFoundError, UnavailableError, OSError) as error:
-                # The file was removed since the listing, or is unreadable, and counts as absent.
+                # The file was removed after the listing, or cannot be read. Its outputs are computed again.
                 self._logger.info("outputs_not_read", path=str(path), error=str(error))
 
     def __bool__(self) -> bool:
@@ -201,7 +200,7 @@ class KeptOutputs:
         self._written = []
 
     def _fits(self, rows: Rows) -> bool:
-        # Rows of one file have the same types and shapes. Other outputs are not kept.
+        # All rows of a file must have the same dtypes and shapes. Outputs that differ are not kept.
         first = self._held[0] if self._held else rows
         same = all(a.dtype == b.dtype and a.shape[1:] == b.shape[1:] for a, b in zip(first, rows, strict=True))
         plain = all(column.dtype.kind in _PLAIN and column.size for column in rows)
@@ -227,14 +226,14 @@ class KeptOutputs:
 
 
 def _where(segment: Rows, keys: Int64Array, timestamps: Int64Array) -> tuple[Int64Array, NDArray[np.bool_]]:
-    """Return for each sample a position in the file, and whether the row there belongs to the sample."""
+    """Return for each sample a position in the file, and whether the row at this position belongs to the sample."""
     positions = np.minimum(np.searchsorted(segment.keys, keys), len(segment.keys) - 1).astype(np.int64)
     return positions, (segment.keys[positions] == keys) & (segment.timestamps[positions] == timestamps)
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationJob:
-    """The job of a worker. request: names run, model, dataset and device; `source` replaces its samples."""
+    """The job of a worker. request: run, model, dataset and device; `source` replaces the samples of the request."""
 
     request: EvaluationRequest | MeasureRequest
     source: SampleSource
@@ -248,11 +247,10 @@ class EvaluationJob:
     kind: OutputKind = OutputKind.SCORES
 
     def kept_outputs(self, weights_sha256: str) -> KeptOutputs | None:
-        """Open the kept outputs of the model. The name of the outputs contains the version of the data and a hash of the weights, because another
-        database may reuse ids. Return None if outputs are not kept. Outputs for positions are not kept, because each check of a trigger policy
-        passes other samples.
+        """Open the kept outputs of the model; None if outputs are not kept. The name contains the version of the data and a hash of the weights,
+        because another database may reuse ids. Outputs at positions are not kept, because each check of a trigger policy reads other samples.
         """
-        # Scores use the model's output, independent of the last layer; outcomes use logits.
+        # Outcomes are computed from logits. Scores use the model's output, which may differ from the logits.
         kept = OutputKind.LOGITS if self.kind is OutputKind.OUTCOMES else self.kind
         digest = hashlib.sha256(f"{weights_sha256} {self.data.digest} {kept}".encode()).hexdigest()
         name = f"{self.request.model_id}-{digest[:32]}"

@@ -1,4 +1,4 @@
-"""Imports for the fork server of the evaluator, so that an evaluation worker imports nothing but user code.
+"""Imports for the fork server of the evaluator, so that an evaluation worker imports only user code.
 
 The import starts no threads, because a fork does not copy threads. The import never fails: a broken user package fails only the worker that needs the
 package.

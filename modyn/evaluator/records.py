@@ -1,4 +1,4 @@
-"""Requests for passes of a model over samples, and the results of passes. Other rooms import these records from `modyn.evaluator.client`."""
+"""Requests for passes of a model over samples, and the results of passes. Other packages import these records from `modyn.evaluator.client`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from modyn.errors import InvalidArgumentError
 from modyn.records import EvalInterval, Int64Array, Interval, RunId, StreamWindow
 
 ATC: Final = "EstimatedAccuracyATC"
-"""The accuracy estimated by average thresholded confidence. A trigger may name this accuracy as the metric of a score."""
+"""Name of the accuracy estimate by average thresholded confidence. A trigger may use this name as a metric."""
 DOC: Final = "EstimatedAccuracyDoC"
-"""The accuracy estimated by the difference of confidences."""
+"""Name of the accuracy estimate by the difference of confidences."""
 ESTIMATED_METRICS: Final = (ATC, DOC)
-"""Scores that need no labels of the samples. These scores are not entries of `metrics`."""
+"""Names of scores that need no labels. These scores are not entries of `metrics`."""
 
 
 class OutputKind(StrEnum):
@@ -31,13 +31,13 @@ class OutputKind(StrEnum):
     EMBEDDINGS = "embeddings"
     """The input of the last layer, or the model's `embedding`, (n, d)."""
     OUTCOMES = "outcomes"
-    """For classifiers, (n, 3), float32: error (0 if the class of the largest logit is the label, else 1), cross-entropy (natural logarithm), and
-    confidence (the probability of that class). A single logit is the logit of class 1 of two classes."""
+    """For classifiers, float32 (n, 3): error (0 if the predicted class is the label, else 1), cross-entropy (natural logarithm), and confidence
+    (probability of the predicted class). The predicted class has the largest logit. A single logit is the logit of class 1 of two classes."""
 
 
 @dataclass(frozen=True, slots=True)
 class InIntervals:
-    """The samples of a dataset in any of these time intervals, as storage lists them."""
+    """The samples of a dataset in any of these time intervals."""
 
     intervals: Sequence[Interval]
 
@@ -114,14 +114,14 @@ A_co = TypeVar("A_co", covariant=True)
 
 
 class Question(Generic[A_co]):
-    """The question of a trigger policy at a check. `A_co`: the type of the answer."""
+    """A question that a trigger policy asks at a check. `A_co`: the type of the answer."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DriftQuestion(Question["MeasuredDrift"]):
-    """The distance between the distributions of a current and a reference window of a run's stream."""
+    """Question for the distance between the distributions of a reference and a current window of a run's stream."""
 
     reference: StreamWindow
     current: StreamWindow
@@ -133,7 +133,7 @@ class DriftQuestion(Question["MeasuredDrift"]):
     projection: Mapping[str, Any] | None = None
     """Projection of the compared data before the measurement, with `id` and options."""
     sample_size: int | None = None
-    """Number of samples of each window that are compared, drawn by `seed` and key; None to compare all samples."""
+    """Number of samples to compare from each window, drawn by a hash of `seed` and key; None compares all samples."""
     seed: int = 0
 
 
@@ -170,7 +170,7 @@ class DriftRequest:
     question: DriftQuestion
     device: str = "cpu"
     pairs: Sequence[WindowPair] = ()
-    """Pairs of windows that replace the windows of the question; each pair is answered. Empty to use the question's own windows."""
+    """Pairs of windows to measure in place of the question's windows. Empty: measure the question's windows."""
     cache: Mapping[str, Any] = field(default_factory=dict)
     """Section `cache` of the pipeline."""
 
@@ -215,7 +215,7 @@ class Rows(NamedTuple):
 
 
 NOT_NUMBERS: Final = "scores are not a number"
-"""Start of the note of a score that is undefined because an output of the model is not a number."""
+"""Part of the note of a score that is undefined because outputs of the model are NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ class Score:
 
     @property
     def has_diverged(self) -> bool:
-        """Return whether the score is undefined because outputs of the model are not numbers, and not because of the samples."""
+        """Return whether the score is undefined because outputs of the model are NaN."""
         return self.value is None and NOT_NUMBERS in self.note
 
 
@@ -272,7 +272,7 @@ def checked_source(source: SampleSource) -> SampleSource:
 
 
 def check_request(request: DriftRequest) -> None:
-    """Raise InvalidArgumentError for a window that ends before it starts, or if the metric, the samples or a required model are missing."""
+    """Raise InvalidArgumentError for an invalid window or `sample_size`, a missing metric or model, or a projection of labels."""
     question = request.question
     windows = [window for pair in request.asked_pairs for window in (pair.reference, pair.current)]
     checked_source(AtPositions(RunId(""), windows))

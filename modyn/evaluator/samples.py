@@ -1,4 +1,4 @@
-"""List the samples of a source that storage and the selector hold now."""
+"""List the existing samples of a source, from storage and the selector."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class SampleLister:
     """Identity of the expected registration of the dataset; NotFoundError if the dataset has another identity. Empty accepts any identity."""
     storage: StorageClient
     selector: SelectorClient | None
-    """Client of the selector; None if positions are refused."""
+    """Client of the selector. Without a client (None), requests for positions are refused."""
     at_most: int
     """Number of samples in a batch."""
     registered: dict[RunId, tuple[str, str]] = field(default_factory=dict)
-    """Answers of `SelectorClient.dataset` by run. An answer never changes, because ids of runs are not reused."""
+    """Cached results of `SelectorClient.dataset` by run. A result never changes, because ids of runs are not reused."""
     _deleted: dict[RunId, KeySet] = field(default_factory=dict, init=False)
 
     def count(self, source: SampleSource) -> int:
-        """Return the approximate number of samples. For keys and positions, deleted samples count too. Positions of a window with timestamps outside
-        the window's times also count.
+        """Return the approximate number of samples. The number includes deleted samples of keys and positions, and samples of a window whose
+        timestamps are outside the window's times.
         """
         match source:
             case InIntervals(intervals):
@@ -70,9 +70,8 @@ class SampleLister:
             yield SampleBatch(batch.keys[wanted], batch.timestamps[wanted], batch.labels[wanted])
 
     def at_positions(self, run_id: RunId, windows: Sequence[StreamWindow]) -> Iterator[tuple[Int64Array, SampleBatch]]:
-        """Yield the samples at the positions of any window, without deleted samples, each sample once and in order, together with the samples'
-        positions, int64 (n,). Times do not matter. Either all windows count samples of the stream, or all windows count labels. Raises: see
-        `batches`.
+        """Yield the existing samples of the windows in batches, each sample once and in stream order, with their positions, int64 (n,). The times of
+        the windows are ignored. The positions of all windows must refer to one stream: all samples, or the labelled samples. Raises: see `batches`.
         """
         if self.selector is None:
             raise InvalidArgumentError(
@@ -81,7 +80,7 @@ class SampleLister:
         if run_id not in self._deleted:
             self._deleted[run_id] = self._deleted_of(self.selector, run_id)
         deleted = self._deleted[run_id]
-        # All windows must count alike. The unpacking fails if they do not.
+        # The unpacking fails if the windows differ in `labelled`.
         (labelled,) = {window.labelled for window in windows} or {False}
         for positions in _positions(windows):
             position = positions.start

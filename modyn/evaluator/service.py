@@ -1,4 +1,4 @@
-"""The gRPC service of the evaluator: decodes requests, calls the evaluator, encodes answers."""
+"""The gRPC service of the evaluator: decodes requests, calls the evaluator, encodes responses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FULL_NAME: Final = "modyn.Evaluator"
 
 
 class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
-    """Calls as documented in evaluator.proto. Each method decodes its request, calls `Evaluations` or the store, and encodes the answer."""
+    """The calls of evaluator.proto. Each method decodes its request, calls `Evaluations` or the store, and encodes the response."""
 
     def __init__(
         self,
@@ -61,8 +61,8 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
         self._endpoint = endpoint
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
-        """Return the problems in `evaluation` of a whole pipeline, and in the parts of `trigger` and `serving.promote_if` that need the evaluator. A
-        valid evaluation also warms up workers, because an evaluation soon needs workers.
+        """Return the problems in `evaluation` of a whole pipeline, and in the parts of `trigger` and `serving.promote_if` that need the evaluator. If
+        the evaluation is valid, the fork server of the workers starts, because evaluations may follow soon.
         """
         pipeline = from_struct(request.pipeline)
         problems = [*check_evaluation(pipeline), *check_trigger(pipeline)]
@@ -103,7 +103,7 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
     def Measure(
         self, request: evaluator_pb2.MeasureRequest, context: grpc.ServicerContext
     ) -> Iterator[evaluator_pb2.MeasuredPart]:
-        """Stream the scores, or the rows in chunks. The pass ends when the caller has ended the call."""
+        """Stream the scores, or the rows in chunks. The pass stops if the caller ends the call."""
         measured = self._measurements.measure(measure_request_from_proto(request), context.add_callback)
         for found in measured:
             yield from parts_to_proto(found, self._endpoint)
@@ -111,7 +111,7 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
     def MeasureDrift(
         self, request: evaluator_pb2.DriftRequest, context: grpc.ServicerContext
     ) -> Iterator[evaluator_pb2.MeasuredDrift]:
-        """Answer a question about drift with one message for each pair of windows. The work ends when the caller has ended the call."""
+        """Answer a question about drift with one message for each pair of windows. The job stops if the caller ends the call."""
         answers = self._measurements.measure_drifts(drift_request_from_proto(request), context.add_callback)
         yield from map(measured_drift_to_proto, answers)
 
@@ -157,8 +157,8 @@ def build(context: ServiceContext) -> Sequence[Registration]:
         return DriftJob(request, worker_config(request), Path(mkdtemp(dir=scratch, prefix="drift-")), data)
 
     evaluations = Evaluations(store, pool, make_job, storage, settings.max_workers)
-    # The functions are called in reverse order: first no further job starts, then the workers stop, and then the workers' last results can still be
-    # stored.
+    # The functions are called in reverse order: `evaluations` starts no further jobs, then the workers stop, and the database closes after the last
+    # results are stored.
     context.on_shutdown(pool.close)
     context.on_shutdown(evaluations.close)
     context.when_healthy.append(pool.warm_up)

@@ -20,7 +20,7 @@ _NAME: Final = "model"
 
 @dataclass(frozen=True, slots=True)
 class SessionModel:
-    """A network with the weights, the hash of the weights, and the statistics (or None) that make the network's inputs. A model version
+    """A network with its weights, the hash of the weights, and the statistics of the preprocessing (None without preprocessing). A model version
     never changes, so that the id identifies the model.
     """
 
@@ -31,7 +31,7 @@ class SessionModel:
 
     @classmethod
     def of(cls, model_id: int, models: ModelStorageClient, folder: Path, connection: JobConnection) -> SessionModel:
-        """Return the model with this id: the last model of the session, or a newly built model that replaces it. A check of a trigger policy
+        """Return the model with this id. If the last model of the session has another id, the new model replaces it. A check of a trigger policy
         therefore rarely builds a model.
 
         Args: folder: temporary folder for the weights. Raises: see `ModelStorageClient.get` and `build_model`.

@@ -39,7 +39,7 @@ results = Table(
     Column("metric", Text, primary_key=True),
     # dataset_digest: from DataVersion.digest; metric_digest: from metric_digests
     *columns(Text, "dataset_identity dataset_digest metric_digest note", nullable=False),
-    # num_listed: samples in the interval at the evaluation. num_deleted: from DataVersion; NULL if not known
+    # num_listed: number of samples in the interval at the time of the evaluation. num_deleted: from DataVersion; NULL if not known
     *columns(BigInteger, "model_id num_samples num_listed", nullable=False),
     Column("num_deleted", BigInteger),
     Column("value", Double),
@@ -96,7 +96,7 @@ class EvaluationStore:
         data: DataVersion,
         metrics: Mapping[str, str],
     ) -> None:
-        """Write the status of an evaluation and its results from `scores`: one for each interval and metric.
+        """Write the status of an evaluation, and its results: one score of `scores` for each interval and metric.
 
         Args: data: the version of the data. metrics: digest of each metric by label.
         """
@@ -169,7 +169,7 @@ class EvaluationStore:
         with self._database.session() as session:
             found = session.execute(statement, execution_options={"yield_per": _ROWS_A_FETCH})
             for _, rows in groupby(found, lambda row: row[: len(key)]):
-                row = next(rows)  # If two evaluations cover the same interval, the newer evaluation comes first and counts.
+                row = next(rows)  # If several evaluations cover the same interval, the newest is first; the others are skipped.
                 values = {name: value for name, value in row._mapping.items() if not name.startswith("interval_")}
                 interval = EvalInterval(row.interval_start, row.interval_end, row.interval_anchor)
                 yield EvaluationResult(run_id=run_id, interval=interval, **values)

@@ -24,7 +24,7 @@ from modyn.registry import Registry, nearest
 
 
 def check_metrics(metrics: Mapping[str, object], path: str) -> list[Problem]:
-    """Return every mistake in drift metrics by name, with paths below `path`. A module that this machine lacks makes the metric unavailable."""
+    """Return every mistake in drift metrics by name, with paths below `path`. If this machine lacks a module, the metric is UNAVAILABLE."""
     return [problem for name, section in metrics.items() for problem in _check_metric(section, f"{path}.{name}")]
 
 
@@ -34,7 +34,7 @@ def _check_metric(section: object, path: str) -> list[Problem]:
 
 
 def _beyond_distances(section: object, path: str) -> Iterator[Problem]:
-    """Find a threshold that no distance, or every distance, is above. Args: section: a section without other mistakes."""
+    """Find a threshold outside the range of the distances. Args: section: a section without other mistakes."""
     assert isinstance(section, Mapping)
     option, threshold = _constant(section.get(CRITERION), "value")
     metric, config = load_policy(DRIFT_METRICS, metric_options(section), "id", path)
@@ -122,7 +122,7 @@ def _problems(part: Part, path: str, pipeline: Mapping[str, Any]) -> Iterator[Pr
 
 
 def _looks_like_drift(part: Part) -> bool:
-    """Return whether a part without windows has drift metrics nevertheless. In parts of other packages, `metrics` may have another meaning."""
+    """Return whether a part without windows has drift metrics. Each entry needs an `id`, because other packages may use `metrics` differently."""
     metrics = section_at(part, "metrics")
     return bool(metrics) and all("id" in section_at(metrics, name) for name in metrics)
 
@@ -131,7 +131,7 @@ def _check_compared(compared: Part, path: str, *, has_columns: bool) -> Iterator
     """Find the mistakes of a part that compares windows. Args: has_columns: whether payloads are rows of columns."""
     metrics = drift_metrics(compared)
     for place, metric in metrics.items():
-        # Other entries are skipped, because only an entry of `metrics` may have a criterion.
+        # Other entries are checked without a criterion, because only an entry of `metrics` may have a criterion.
         check = _check_metric if place.startswith("metrics.") else partial(_check_policy, DRIFT_METRICS)
         yield from check(metric, f"{path}.{place}")
     yield from check_projection(compared.get("projection"), f"{path}.projection")
@@ -146,7 +146,7 @@ def _blind_to_classes(compared: Mapping[str, Any], metrics: Mapping[str, object]
     """Warn of each built-in metric that treats labels as numbers. Metrics of other packages are not checked, because their treatment of labels is
     unknown.
 
-    Args: compared: the section of windows at `path`. metrics: sections of metrics by their paths below it.
+    Args: compared: the section of windows at `path`. metrics: sections of metrics by their paths below `path`.
     """
     for place, section in sections_in(metrics).items() if compared.get("on") == ComparedData.LABELS else ():
         if section.get("id") not in DRIFT_METRICS.builtin:
@@ -161,7 +161,7 @@ def _blind_to_classes(compared: Mapping[str, Any], metrics: Mapping[str, object]
 def _check_amounts(compared: Mapping[str, Any], metrics: Mapping[str, object], path: str) -> Iterator[Problem]:
     """Find every number of samples that is too small for a metric or the projection, so that drift would never be measured.
 
-    Args: compared: the section of windows at `path`. metrics: sections of metrics by their paths below it.
+    Args: compared: the section of windows at `path`. metrics: sections of metrics by their paths below `path`.
     """
     needs = dict[str, tuple[int, str]]()
     for place, section in sections_in(metrics).items():
@@ -178,7 +178,7 @@ def _check_amounts(compared: Mapping[str, Any], metrics: Mapping[str, object], p
         ("windowing_strategy.amount_cur", amounts.get("amount_cur"), needs),
     ):
         for what, (least, name) in needed.items():
-            if isinstance(amount, int) and 2 <= amount < least:  # Fewer samples are a mistake in any case.
+            if isinstance(amount, int) and 2 <= amount < least:  # The supervisor refuses fewer than 2.
                 yield Problem(f"{path}.{place}", f"{amount} samples are never enough for {what}, {name}: write at least {least}")
 
 
@@ -209,9 +209,7 @@ def _check_evaluation(evaluation: Mapping[str, Any], path: str, pipeline: Mappin
 
 
 def _check_labels(criteria: object, dataset: object, path: str) -> Iterator[Problem]:
-    """Find every criterion whose `metric` is not a score of the dataset, or is a score whose low values mean good models. The dataset is valid by
-    itself.
-    """
+    """Find every criterion whose `metric` is not a score of the dataset, or for which lower values are better. Invalid datasets are skipped."""
     if _wrong(check_dataset(dataset, path)) or not isinstance(dataset, Mapping):
         return
     loaded = load_dataset(dataset)
@@ -242,7 +240,7 @@ def _check_labels(criteria: object, dataset: object, path: str) -> Iterator[Prob
 
 
 def _may_be_accuracy(name: str) -> bool:
-    """Return whether a metric may be a share of correct predictions. Metrics of other packages may be, because their meaning is unknown."""
+    """Return whether a metric may be a share of correct predictions. Metrics of other packages count, because their meaning is unknown."""
     return name == "Accuracy" or (name in METRICS.plugins and name not in METRICS.builtin)
 
 

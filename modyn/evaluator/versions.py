@@ -31,12 +31,12 @@ class DataVersion:
 
     @property
     def digest(self) -> str:
-        """Return a digest that is equal if models see equal samples; deleted samples do not change the digest."""
+        """Return a digest of this version. If models get equal samples, the digests are equal. Deleted samples do not change the digest."""
         return json_digest([self.identity, self.decoding])
 
 
 def decoding_digest(section: Mapping[str, Any]) -> str:
-    """Return a digest that is equal for two sections of datasets that decode samples to equal inputs with equal code.
+    """Return a digest of the decoding. Sections of datasets with equal digests decode samples to equal inputs with equal code.
 
     Args: section: an entry of `evaluation.datasets`.
     """
@@ -45,7 +45,7 @@ def decoding_digest(section: Mapping[str, Any]) -> str:
 
 
 def metric_digests(section: Mapping[str, Any]) -> dict[str, str]:
-    """Return for each label of a dataset's metrics a digest that is equal for metrics that compute equal values."""
+    """Return the digest of each metric of a dataset, by label. Metrics with equal digests compute equal values."""
     dataset = load_dataset(section)
     options = [{name: value for name, value in metric.items() if name != "label"} for metric in dataset.metrics]
     digests = [json_digest([metric, code_version(metric, METRICS)]) for metric in options]

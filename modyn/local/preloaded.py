@@ -33,8 +33,8 @@ metrics would then appear in all services.
 
 
 def preload() -> None:
-    """Import the modules of `SHARED`, and exclude their objects from garbage collection. A collector that writes to their memory pages would make
-    forks copy these pages.
+    """Import the modules of `SHARED`, and exclude their objects from garbage collection. Otherwise the collector would write to the objects'
+    memory pages, and each fork would copy these pages.
     """
     sys.modules["rich"] = None  # type: ignore[assignment]  # see modyn.rpc.__main__
     for name in SHARED:

@@ -106,8 +106,8 @@ class ChildProcess:
 def become_subreaper() -> None:
     """Make orphaned descendants children of this process, so that this process can collect their exit.
 
-    Otherwise, in a container without an init process, a postmaster whose parent was killed would stay a zombie, which the next start would take for a
-    running server.
+    Otherwise, in a container without an init process, a postmaster would stay a zombie after its parent was killed, and the next start would
+    mistake the zombie for a running server.
     """
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -169,8 +169,8 @@ def fork(run: Callable[[], None], log: Path, environment: Mapping[str, str]) -> 
     setup = _child_setup(signal.SIGTERM, None, os.getpid())
     _flush_output()  # the fork would write buffered output again
     with log.open("ab") as output:
-        # Signals are blocked until the child has removed the signal handlers of this process, because these would treat a signal to the child as one
-        # to this process.
+        # Signals are blocked until the child has removed the signal handlers of this process. The handlers would treat a signal to the child as a
+        # signal to this process.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
         def begin() -> None:

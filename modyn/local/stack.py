@@ -77,8 +77,8 @@ class ServiceProcess(ChildProcess):
         return self._config.service_dir(self._name) / "metrics_url"
 
     def stop(self) -> int | None:
-        """Stop the service and its workers. Returns the exit code; None: the service was not started. If the service must be killed, a message on
-        standard error says so.
+        """Stop the service and its workers. Returns the exit code; None: the service was not started. If the service must be killed, this is
+        reported on standard error.
         """
         group = self._process.pid if self._process is not None else None
         code = super().stop()
@@ -111,7 +111,7 @@ class ServiceProcess(ChildProcess):
 
 
 def _end_group(pid: int) -> None:
-    """Kill the processes that a service left. Workers also end by themselves, but a worker that is importing modules takes seconds."""
+    """Kill the processes that a service left. Workers also end by themselves, but a worker that imports modules ends only after seconds."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
@@ -187,7 +187,7 @@ class Stack:
     def _start(self) -> None:
         self._write("starting")
         prepare_run_dir(self._config.run_dir)
-        # A killed stack leaves its cache in memory. It is removed, because the configured budgets may have changed since.
+        # A killed stack leaves its cache in memory. The cache is removed, because the configured budgets may have changed since.
         release_shared_memory(self._config.state_dir)
         if self._config.database_url is None:
             claim_state(self._config.state_dir / "postgres")
@@ -247,7 +247,7 @@ class Stack:
         return True
 
     def _stop(self) -> None:
-        # All services are asked first, so that they end concurrently. Databases end last, because services may still write to them.
+        # All services are asked to stop first, so that they end concurrently. Databases end last, because services may still write to them.
         for part in self._services:
             part.server.ask_to_stop()
         for part in reversed(self._parts):

@@ -1,4 +1,4 @@
-"""Typed client of model storage, with the records of calls. Weights are streamed as a safetensors file, whose content is never executed."""
+"""Typed client of model storage, and the records of its calls. Weights are streamed as a safetensors file, whose content is never executed."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ class Promotion:
     action: str
     """`promote` or `rollback`; `refuse`: an evaluation refused the version, and nothing changed."""
     before_id: int | None
-    """Id of the previously promoted version; None: no version was promoted. If this id equals `model_id`, the version was judged again, and nothing
-    changed.
+    """Id of the previously promoted version; None: no version was promoted. If this id equals `model_id`, the version was evaluated again, and
+    nothing changed.
     """
     reason: str
     made_by: str
@@ -140,8 +140,8 @@ def weights_to_proto(message: type[M], file: BinaryIO) -> Iterator[M]:
 
 
 def weights_from_proto(messages: Iterable[M], file: BinaryIO) -> str:
-    """Write the messages of `weights_to_proto` to a file, up to the trailer. Returns what is wrong with the content as a text; empty: the content is
-    complete.
+    """Write the messages of `weights_to_proto` to a file, up to the trailer. Returns a text that describes the error in the content; empty: the
+    content is complete.
     """
     digest, num_bytes = hashlib.sha256(), 0
     trailer: model_storage_pb2.Trailer | None = None
@@ -176,7 +176,7 @@ class ModelStorageClient(SectionClient):
     def put(
         self, header: ModelHeader, safetensors_path: Path, kept: KeptModels | None = None, optimizers: Path | None = None
     ) -> ModelVersion:
-        """Store the weights in `safetensors_path`. Either the complete version becomes visible, or nothing is stored.
+        """Store the weights of the file `safetensors_path`. Either the complete version becomes visible, or nothing is stored.
 
         If there is a run, the call is idempotent by (run, trigger): a second put returns the existing version.
 
@@ -205,10 +205,10 @@ class ModelStorageClient(SectionClient):
         return info.version
 
     def get(self, model_id: int, into: Path, kept: KeptModels | None = None) -> StoredModel:
-        """Fetch the weights of a version into the file `into`, which appears complete and verified or not at all.
+        """Fetch the weights of a version into the file `into`. The file appears only if it is complete and verified.
 
-        Args: kept: cache of weights: cached weights are not fetched again, and fetched weights are added. The version that this client stored last is
-            returned without a call of model storage.
+        Args: kept: cache of weights: cached weights are not fetched again, and fetched weights are added. If the cache has the weights of the version
+        that was stored last, model storage is not called.
         Raises: NotFoundError: the version is unknown. CorruptStateError: the received content differs from the stored content.
         """
         if kept:
@@ -233,9 +233,9 @@ class ModelStorageClient(SectionClient):
         return StoredModel(info.version, info.model_class, info.model_config, info.training_result, into)
 
     def get_optimizers(self, model_id: int, into: Path, kept: KeptModels | None = None) -> None:
-        """Fetch the state of the optimizers that was stored with a version into the file `into`, which appears complete or not at all.
+        """Fetch the stored state of a version's optimizers into the file `into`. The file appears only if it is complete.
 
-        Args: kept: cache of the session. If the version was the last that was stored with this cache, the state is not fetched.
+        Args: kept: cache of the session. If the version is the last version that was stored with this cache, the state is not fetched.
         Raises: NotFoundError: there is no such version, or the version has no saved state. CorruptStateError: the received content differs from the
         stored content.
         """
@@ -269,7 +269,7 @@ class ModelStorageClient(SectionClient):
         return self._retrier.call(lambda: [from_message(model, StoredModelInfo) for model in self._stub.List(request)])
 
     def delete(self, model_id: int, *, even_promoted: bool = False) -> None:
-        """Delete a version and its file. Raises NotFoundError, or ConflictError while the version is promoted, unless `even_promoted`."""
+        """Delete a version and its file. Raises: NotFoundError. ConflictError: the version is promoted, and `even_promoted` is false."""
         self._stub.Delete(model_storage_pb2.DeleteModelRequest(model_id=model_id, even_promoted=even_promoted))
 
     def promote(

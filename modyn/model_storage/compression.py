@@ -1,4 +1,4 @@
-"""Compression of model files, chunk by chunk. Unpacking never writes more bytes than were compressed."""
+"""Compression of model files, chunk by chunk. Unpacking stops soon after the original size, so that a damaged file cannot fill the disk."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def decompress(source: Path, target: Path, algorithm: Algorithm, num_bytes: int)
 
 
 def _copy(source: IO[bytes] | zstd.ZstdFile, target: IO[bytes] | zstd.ZstdFile, limit: int) -> int:
-    """Copy until the end or soon after `limit`, so that a decompression bomb does not fill the disk. Returns the number of copied bytes."""
+    """Copy up to the end of the source, but stop soon after `limit` bytes. Returns the number of copied bytes."""
     seen = 0
     while seen <= limit and (chunk := source.read(_CHUNK_BYTES)):
         target.write(chunk)

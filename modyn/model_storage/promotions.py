@@ -52,8 +52,8 @@ def rollback_target(trail: Iterable[Promotion], exists: Callable[[int], bool]) -
 
 
 def says_more(trail: Sequence[Promotion], model_id: int, verdicts: tuple[GateVerdict, ...]) -> bool:
-    """Return whether to record verdicts on a version that is already promoted. Verdicts are not recorded if the call only repeats an earlier call
-    whose answer was lost.
+    """Return whether to record verdicts on a version that is already promoted. Verdicts are not recorded if the call only repeats an earlier call,
+    because the response was lost.
     """
     newest = next((entry for entry in reversed(trail) if entry.model_id == model_id), None)
     return bool(verdicts) and (newest is None or newest.verdicts != verdicts)

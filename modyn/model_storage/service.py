@@ -1,4 +1,4 @@
-"""The gRPC servicer of model storage: decode, call, encode."""
+"""The gRPC servicer of model storage, which decodes requests, calls the store and encodes responses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def build(context: ServiceContext) -> Sequence[Registration]:
 class ModelStorageServicer(model_storage_pb2_grpc.ModelStorageServicer):
     """The calls of model_storage.proto.
 
-    Each method decodes the request of the call of the same name in protos/, calls the store and encodes the answer.
+    Each method decodes the request of the call of the same name in protos/, calls the store and encodes the response.
     """
 
     def __init__(self, store: ModelStore) -> None:
@@ -55,7 +55,7 @@ class ModelStorageServicer(model_storage_pb2_grpc.ModelStorageServicer):
     def Put(
         self, request_iterator: Iterator[model_storage_pb2.PutRequest], context: grpc.ServicerContext
     ) -> model_storage_pb2.StoredModelInfo:
-        """Store a version, which is visible when it is complete. If (run, trigger) already has a version, return that version and drop the sent one.
+        """Store a version, which is visible when complete. If (run, trigger) already has a version, return that version and drop the sent version.
 
         INVALID_ARGUMENT: the stream has no header, is cut, or does not match its checksum.
         """

@@ -71,9 +71,9 @@ class ModelStore:
             yield path
 
     def publish(self, header: ModelHeader, safetensors: Path, optimizers: Path | None = None) -> StoredModelInfo:
-        """Store the model in `safetensors`. Afterwards the model is complete and visible, or unknown if this raises or the process dies. A second
-        model of the same run and trigger is dropped. `optimizers` is the state of the model's optimizers. This state replaces the states of the run's
-        earlier triggers, because no training resumes from them any more.
+        """Store the model in `safetensors`. Afterwards the model is complete and visible. If the method raises or the process dies, the model is
+        either complete or absent. A second model of the same run and trigger is dropped. `optimizers` is the state of the model's optimizers. This
+        state replaces the states of the run's earlier triggers, because no training resumes from them any more.
         Raises: ConfigError: the `model_storage` section is wrong. InvalidArgumentError: the file is not a safetensors file. UnavailableError: the
         disk or PostgreSQL cannot be used. ConflictError: the first model of the run and trigger was deleted meanwhile.
         """
@@ -146,8 +146,8 @@ class ModelStore:
     def fetch(self, model_id: int) -> Iterator[tuple[StoredModelInfo, Path]]:
         """Open a version. Yields the version, and its weights as a safetensors file that is removed when the block ends.
 
-        Raises: NotFoundError. CorruptStateError: the file on disk does not hold the weights that were put. UnavailableError: the disk or
-        PostgreSQL cannot be used.
+        Raises: NotFoundError. CorruptStateError: the file on disk does not contain the stored weights. UnavailableError: the disk or PostgreSQL
+        cannot be used.
         """
         row = self._row(model_id)
         path = self._models / row["file_name"]
@@ -208,7 +208,7 @@ class ModelStore:
     def delete(self, model_id: int, *, even_promoted: bool = False) -> None:
         """Delete a version, then its file. Versions that were fine-tuned from this version stay, because every version is stored whole.
 
-        Raises NotFoundError, or ConflictError while the version is promoted, unless `even_promoted`.
+        Raises: NotFoundError. ConflictError: the version is promoted, and `even_promoted` is false.
         """
         with self._database.session() as session:
             row = _one(session, select(models).where(models.c.model_id == model_id).with_for_update(), model_id)
@@ -221,7 +221,7 @@ class ModelStore:
         with self._writing():
             for file in (path, _optimizers_of(path)):
                 file.unlink(missing_ok=True)
-            sync(self._models)  # Without the sync, a crash could bring files back, which would then be set aside and stay.
+            sync(self._models)  # Without the sync, a crash could restore the files. They would then stay in quarantine.
 
     def promote(self, request: PromotionRequest) -> StoredModelInfo:
         """Promote a version. See `ModelPromotions.promote`."""
@@ -229,7 +229,7 @@ class ModelStore:
         return self.describe(request.model_id)
 
     def _decode(self, row: RowMapping, path: Path, wire: Path) -> None:
-        # A stored record has every field set, which the validation of user input would refuse.
+        # Validation of user input would refuse a stored record, because all fields of a stored record are set.
         strategy = FullModelStrategy.model_construct(**row["strategy_config"])
         layout = tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in row["layout"])
         try:
@@ -245,7 +245,7 @@ class ModelStore:
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            # The directory of the archive points before its beginning.
+            # The directory of the zip archive refers to a position before the start of the file.
             raise CorruptStateError(f"it cannot be unpacked: {error}") from error
         if (found := weights_sha256(wire)) != row["weights_sha256"]:
             raise CorruptStateError(
@@ -287,7 +287,7 @@ class ModelStore:
         path = self._folder / "store_id"
         found = path.read_text(errors="replace") if path.exists() else ""
         if not found and known.issuperset(file.name for file in self._models.iterdir()):
-            # The folder is new or has lost the file. All models in the folder belong to this catalogue, so no model can be set aside by mistake.
+            # The folder is new, or the file was lost. All models in the folder belong to this catalogue, so no model can be set aside by mistake.
             found = expected
             write_atomically(path, [expected.encode()])
         if found != expected:

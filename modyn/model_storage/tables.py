@@ -27,7 +27,7 @@ models = Table(
     Column("weights_sha256", Text, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("promoted", Boolean, nullable=False),
-    Column("optimizers_bytes", BigInteger),  # of the state of its optimizers, in a file of the same stem; null: none is kept
+    Column("optimizers_bytes", BigInteger),  # size of the state of the optimizers, in a file of the same stem; null: no state
     Index("one_model_a_trigger", "run_id", "trigger_id", unique=True, postgresql_where=text("run_id <> ''")),
     Index("one_promoted_a_run", "run_id", unique=True, postgresql_where=text("promoted AND run_id <> ''")),
 )
@@ -37,9 +37,9 @@ promotions = Table(
     metadata,
     Column("promotion_id", BigInteger, primary_key=True),
     Column("run_id", Text, nullable=False),  # empty: imported
-    Column("model_id", BigInteger, nullable=False),  # it may be deleted later: the trail stays
+    Column("model_id", BigInteger, nullable=False),  # the version may be deleted later; this row stays
     Column("action", Text, nullable=False),  # promote, rollback, refuse
-    Column("before_id", BigInteger),  # promoted until then; null: none was
+    Column("before_id", BigInteger),  # the version that was promoted before; null: none
     Column("reason", Text, nullable=False),
     Column("made_by", Text, nullable=False),
     Column("made_at", Double, nullable=False),

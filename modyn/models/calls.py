@@ -1,8 +1,8 @@
 """Calls of models: `forward`, `embedding`, `last_layer`, and `score`, which scores samples in one pass without training.
 
 Training, evaluation and scoring call models only through this module. A model takes one tensor, several by position (a tuple) or several by name (a
-dictionary). A model may offer `embedding(data)` and a property `last_layer`. Without them, Modyn uses the model's last `nn.Linear`, and the input of
-this layer. Only workers import this module, because it imports torch.
+dictionary). A model may offer `embedding(data)` and a property `last_layer`. Without these members, Modyn uses the last `nn.Linear` of the model as
+last layer, and its input as embedding. Only workers import this module, because it imports torch.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def forward(model: Callable[..., Any], data: Data) -> Any:
 
 def last_layer(model: nn.Module) -> nn.Linear:
     """Return the layer that turns embeddings into logits: the model's `last_layer`. Without this property, return the last nn.Linear in the order of
-    definition. Raises ConfigError: the model has neither.
+    definition. Raises ConfigError: the model has no nn.Linear.
     """
     offered = getattr(model, "last_layer", None)
     if offered is not None and not isinstance(offered, nn.Linear):
@@ -93,13 +93,13 @@ def offers_embedding(model: nn.Module) -> bool:
 
 
 def has_embedding(model: nn.Module) -> bool:
-    """Return whether `embedding` works, because the model has this method or a last layer."""
+    """Return whether the model has a method `embedding` or a last layer, so that `embedding` works."""
     return offers_embedding(model) or has_last_layer(model)
 
 
 def embedding(model: nn.Module, data: Data) -> Tensor:
-    """Return the embedding of each sample of the batch, (n, d): the result of `model.embedding`, or without this method the input of the last layer.
-    The caller sets mode and gradients. Raises ConfigError: the model has neither."""
+    """Return the embedding of each sample of the batch, (n, d): the result of `model.embedding`. Without this method, return the input of the last
+    layer. The caller sets mode and gradients. Raises ConfigError: the model has no last layer and no such method."""
     if offers_embedding(model):
         found: Tensor = forward(model.embedding, data)  # type: ignore[arg-type]
         return found
@@ -156,7 +156,7 @@ def score_in_mode(model: nn.Module, data: Data, labels: Tensor, loss: SampleLoss
     def from_here_on(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         given.append(inputs[0])
         returned.append(_wide(output.detach()).requires_grad_())  # In half precision, small gradients would become 0.
-        torch.set_grad_enabled(True)  # Only the few operations after the logits need gradients. The block below ends this mode.
+        torch.set_grad_enabled(True)  # Only operations after the logits need gradients. `no_grad` below restores the mode.
         return returned[-1]
 
     with torch.no_grad(), _hook(layer.register_forward_hook(from_here_on)):
@@ -173,7 +173,7 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _only(model: nn.Module, found: list[Tensor], did: str, advice: str) -> Tensor:
-    """Return the only tensor of `found`, which are the inputs or outputs of the last layer. Args: did, advice: parts of the message if there is not
+    """Return the only tensor of `found`, the inputs or outputs of the last layer. Args: did, advice: parts of the error message if there is not
     exactly one tensor (n, d)."""
     if len(found) == 1 and found[0].dim() == 2:
         return found[0]

@@ -1,4 +1,4 @@
-"""Check whether labels are classes of a model, as far as the pipeline defines the classes. This module imports torch only for plug-ins."""
+"""Check whether labels are classes of a model, if the pipeline defines the classes. This module imports torch only for plug-ins."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ _OF_CLASSES: Final = ("CrossEntropyLoss", "NLLLoss")
 _OF_PROBABILITIES: Final = ("BCELoss", "BCEWithLogitsLoss")
 _OF_NUMBERS: Final = ("GaussianNLLLoss", "HuberLoss", "L1Loss", "MSELoss", "PoissonNLLLoss", "SmoothL1Loss")
 _IGNORED: Final = -100
-"""The label that losses for classes ignore by default."""
+"""The label that classification losses ignore by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelClasses:
-    """The valid labels: whole numbers from 0 to `number` - 1, and the label that the loss ignores. For probabilities, also all numbers in between."""
+    """The valid labels: whole numbers from 0 to `number` - 1, and the label that the loss ignores. If labels are probabilities, all numbers from 0 to
+    1 are valid."""
 
     number: int | None
     """Number of classes; None: the number is not known, because the model is a plug-in."""
@@ -54,7 +55,7 @@ def num_classes(model: object) -> int | None:
 
 
 def label_classes(pipeline: Mapping[str, Any]) -> LabelClasses | None:
-    """Return the labels that a training of this pipeline accepts, after a label_transformer_function. None: any label.
+    """Return the labels that a training of this pipeline accepts, after the label_transformer_function if there is one. None: any label.
 
     >>> model = {"id": "MLP", "config": {"input_size": 4, "hidden_sizes": [8], "num_classes": 3}}
     >>> label_classes({"model": model, "training": {"optimization_criterion": {"name": "CrossEntropyLoss"}}})

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 FEATURES: Final = "features"
-"""Text that users write instead of inputs, for the inputs of `feature_inputs`."""
+"""Text that users write in place of inputs to select the inputs of `feature_inputs`."""
 _INPUT = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>\d+(?:,\d+)*)(?::(?P<dtype>[a-z]+\d+|bool))?")
 
 
@@ -118,7 +118,7 @@ class TracedInputs:
 
 
 def export_program(model: nn.Module, inputs: Sequence[ModelInput], path: Path) -> None:
-    """Write a model in evaluation mode atomically as a program for batches of any size. `torch.export.load` reads the file.
+    """Write a model, which must be in evaluation mode, as a program for batches of any size. `torch.export.load` reads the file. The write is atomic.
 
     Before the function writes the program, it runs the program once and compares the values with the values of the model.
 

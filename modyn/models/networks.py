@@ -51,8 +51,8 @@ class MLPNetwork(EmbeddingNetwork):
 
 
 class SparseLogisticRegressionNetwork(nn.Module):
-    """A linear model. `weight` has a row for each feature, and a row of zeros for "no feature". `dense` has a row for each dense feature. The model
-    adds `bias`.
+    """A linear model. `weight` has a row for each feature, and a row of zeros for "no feature". `dense` has a row for each dense feature. `bias` is
+    added to the sum of the rows.
     """
 
     def __init__(self, config: SparseLogisticRegressionConfig) -> None:
@@ -119,14 +119,14 @@ def _convolution(in_channels: int, out_channels: int, size: int, stride: int = 1
 
 
 def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Sequential | None:
-    """Make a projection if the shape changes (option B of the paper). None: the shape stays the same, so the shortcut is the identity."""
+    """Make a projection if the shape changes (He et al. 2015, option B). None: the shape stays the same, so the shortcut is the identity."""
     if stride == 1 and in_channels == out_channels:
         return None
     return nn.Sequential(_convolution(in_channels, out_channels, 1, stride), nn.BatchNorm2d(out_channels))
 
 
 class BasicBlock(nn.Module):
-    """relu(x + f(x)), where f has two 3×3 convolutions, of which the first has the stride. Figure 5, left."""
+    """relu(x + f(x)). f has two 3×3 convolutions; the first convolution has the stride. (He et al. 2015, figure 5, left.)"""
 
     expansion = 1
 
@@ -146,8 +146,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """relu(x + f(x)), where f has a 1×1, a 3×3 and a 1×1 convolution. Figure 5, right, but with the stride in the 3×3 convolution, as is usual
-    today."""
+    """relu(x + f(x)). f has a 1×1, a 3×3 and a 1×1 convolution. (He et al. 2015, figure 5, right, but with the stride in the 3×3 convolution.)"""
 
     expansion = 4
 

@@ -33,7 +33,7 @@ def exporter(format: str) -> Callable[[nn.Module, Sequence[ModelInput], Path], N
 
 
 def export_onnx(model: nn.Module, inputs: Sequence[ModelInput], path: Path) -> None:
-    """Write a model in evaluation mode atomically as one ONNX file for batches of any size.
+    """Write a model, which must be in evaluation mode, as one ONNX file for batches of any size. The write is atomic.
 
     Inputs and outputs have the same names as in `modyn serve`, from `input_names` and `named_outputs`. Before the function writes the file, it runs
     the program once, with ONNX Runtime if ONNX Runtime is installed, otherwise with the reference implementation. The program must return the same
@@ -84,8 +84,7 @@ def export_onnx(model: nn.Module, inputs: Sequence[ModelInput], path: Path) -> N
 
 
 def _open_sizes(graph: Any, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Make sizes dynamic that differ between batches, because torch writes the fixed sizes of the traced batch if a parameter has the name of an
-    input.
+    """Make sizes that differ between batches dynamic. If a parameter has the name of an input, torch writes the fixed sizes of the traced batch.
 
     Args: graph: graph of a file. shapes: shapes of the graph's outputs for a number of samples that was not traced.
     """

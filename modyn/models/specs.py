@@ -73,8 +73,8 @@ class SparseLogisticRegressionConfig(Section):
 
 class SparseLogisticRegression(_Spec):
     """logits = b + the sum of the rows of W for the features of a sample. x is int64 (batch, k): the numbers of the features that are 1, such as
-    one-hot or hashed categories; a negative number means no feature. Or x holds the features of the section `preprocessing`, whose sparse features
-    have values."""
+    one-hot or hashed categories; a negative number means no feature. Alternatively, x contains the features of the section `preprocessing`; its
+    sparse features have values."""
 
     Config = SparseLogisticRegressionConfig
     network = "modyn.models.networks:SparseLogisticRegressionNetwork"

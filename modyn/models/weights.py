@@ -43,7 +43,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor without its values, which are the bytes [start, start + num_bytes) of its file."""
+    """Description of a tensor. The values of the tensor are the bytes [start, start + num_bytes) of its file."""
 
     name: str
     dtype: str
@@ -62,7 +62,7 @@ Layout = tuple[TensorSpec, ...]
 
 
 def wire_order(specs: Iterable[TensorSpec]) -> Layout:
-    """Order tensors by width, widest dtype first, then by name. Therefore every tensor starts at a multiple of its width, as memory-mapped readers
+    """Order tensors by width, widest dtype first, then by name. Every tensor then starts at a multiple of its width, which memory-mapped readers
     need.
     """
     return tuple(sorted(specs, key=lambda spec: (-DTYPE_BITS[spec.dtype], spec.name)))
@@ -132,14 +132,14 @@ def chunks(file: BinaryIO, start: int, num_bytes: int) -> Iterator[bytes]:
 
 
 def weights_sha256(path: Path) -> str:
-    """Return the SHA-256 of name, dtype, shape and bytes of all tensors, in order of name. Equal models have equal hashes in all kinds of files.
+    """Return the SHA-256 of name, dtype, shape and bytes of all tensors, in order of name. Equal models have equal hashes in all file formats.
 
     The hash does not depend on metadata, nor on the order of tensors in the file. Raises CorruptStateError: this is not a safetensors file.
     """
     digest = hashlib.sha256()
     with path.open("rb") as file:
         for spec in sorted(read_tensors(path), key=lambda spec: spec.name):
-            # With name, dtype and shape, the hash changes if bytes move from one tensor to the next.
+            # Name, dtype and shape are hashed too, so that the hash changes if bytes move from one tensor to the next.
             digest.update(json.dumps([spec.name, spec.dtype, list(spec.shape)]).encode() + b"\n")
             for chunk in chunks(file, spec.start, spec.num_bytes):
                 digest.update(chunk)
@@ -180,7 +180,7 @@ def save_weights(module: nn.Module, path: Path, statistics: bytes | None = None)
     Tensors that share memory (tied weights) are written separately, so that every name can be read alone. The same weights give the same bytes.
 
     Args: statistics: statistics of preprocessing, which the file stores and the hash includes; None: the model has no statistics.
-    Raises: InvalidArgumentError: a part of the module's state is not a tensor.
+    Raises: InvalidArgumentError: an entry of the module's state is not a tensor.
     """
     from safetensors.torch import save_file
     from torch import Tensor, contiguous_format, frombuffer, uint8

@@ -117,9 +117,8 @@ class BadRowError(DataError):
 class ColumnParser:
     """Parses payloads: pyarrow parses all payloads together, and single payloads are parsed only to find a bad payload.
 
-    A row gives the same result alone and together with other rows. An empty CSV field, a JSON field that is null or absent, and a number that equals
-    one of
-    `na_values` are missing. In JSON, a category or text may be a whole number or a boolean.
+    A row has the same result alone and together with other rows. An empty CSV field, a JSON field that is null or absent, and a number that equals
+    one of `na_values` are missing. In JSON, a category or text may be a whole number or a boolean.
     """
 
     def __init__(self, schema: ColumnSchema, *, absent_is_missing: bool = True) -> None:
@@ -153,7 +152,7 @@ class _CsvRows:
         self._na_values = list(schema.na_values)
         self._mark = "\x1d" if self._separator == "\x1e" else "\x1e"
         self._marks = "#".join(self._fields) + "#"
-        """Name of the marker's column, which no field has."""
+        """Name of the column of markers. No field has this name."""
         self._parsing = pacsv.ParseOptions(delimiter=self._separator, newlines_in_values=True, ignore_empty_lines=False)
         self._converting = self._conversion(types)
 
@@ -171,7 +170,7 @@ class _CsvRows:
         return pacsv.ConvertOptions(
             column_types={**types, self._marks: pa.bool_()},
             include_columns=[*types, self._marks],
-            null_values=self._na_values,  # This applies to numbers only, because a category may have this name.
+            null_values=self._na_values,  # This applies to numbers only, because a category may be one of these texts.
             true_values=[self._mark],
             false_values=[],
             strings_can_be_null=False,
@@ -225,7 +224,7 @@ class _CsvRows:
 
 
 class _JsonRows:
-    """Reads rows of JSON with pyarrow, or value by value if a value is missing or a category is a number."""
+    """Reads rows of JSON with pyarrow. If pyarrow refuses the rows, for example because a category is a number, reads them value by value."""
 
     def __init__(self, schema: ColumnSchema, types: dict[str, pa.DataType], absent_is_missing: bool) -> None:
         self._kinds, self._types, self._absent_is_missing = schema.kinds, types, absent_is_missing
@@ -255,8 +254,8 @@ class _JsonRows:
             payloads = [payload.strip(_BLANKS) for payload in payloads]
             if not _are_in_brackets(payloads):
                 return None
-        # Each payload is one object if the number of payloads equals the number of objects: a closing bracket before an opening bracket occurs only
-        # between objects.
+        # If the numbers of payloads and objects are equal, each payload is one object, because a closing bracket before an opening bracket occurs
+        # only between objects.
         content = b"\n".join(payloads)
         reading = pajson.ReadOptions(use_threads=False, block_size=min(len(content) + 1, _LARGEST_BLOCK))
         try:
@@ -288,7 +287,7 @@ class _JsonRows:
         try:
             found = json.loads(payload, parse_int=_Digits)
         except (ValueError, RecursionError) as error:
-            # pyarrow accepts a little more: deep nesting, wrong UTF-8 in undeclared columns, and "Inf".
+            # pyarrow accepts more than `json`: deep nesting, wrong UTF-8 in undeclared columns, and "Inf".
             if (table := self._read([payload])) is not None:
                 taken: dict[str, Any] = table.to_pylist()[0]
                 return {name: value for name, value in taken.items() if value is not None or f'"{name}"'.encode() in payload}

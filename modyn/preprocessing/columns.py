@@ -76,7 +76,7 @@ Columns: TypeAlias = Mapping[str, Column]
 
 @dataclass(frozen=True, slots=True)
 class ReadColumns:
-    """The declared columns of a batch, which any thread may convert once for repeated use.
+    """The declared columns of a batch, converted once for repeated use. Any thread may convert them.
 
     kinds: kinds of the declared columns, by name. source: the batch that was converted; None: these are only some rows of a converted batch.
     """

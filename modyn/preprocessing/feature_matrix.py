@@ -75,7 +75,8 @@ class Features:
         return np.concatenate([self.dense, sparse], axis=1)
 
     def to_torch(self) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Return tensors that share memory with the arrays. Only the first dimension of `dense` and `offsets` counts rows.
+        """Return tensors that share memory with the arrays. The first dimension is the row in `dense` and `offsets`, and the entry in `indices` and
+        `values`.
 
         Returns: the dense matrix (n, d) if there are no sparse features; else `indices`, `offsets` and `values` for `torch.nn.EmbeddingBag` with
         `mode="sum"` (`values` as `per_sample_weights`), and `dense` (n, d) if there are dense features.

@@ -42,8 +42,7 @@ class Preprocessing:
     """Statistics of a stream, and features made from samples with these statistics.
 
     Each component updates its statistics with the output of the previous component, and then transforms that output, like scikit-learn's partial_fit
-    and
-    transform.
+    and transform.
 
     **Deterministic.** The same batches in the same order give the same state and features, bit for bit. `transform` changes no statistics and returns
     the same bits for a row alone or in a batch, so that serving computes the same features as training. **Bounded.** Memory and the number of
@@ -87,11 +86,12 @@ class Preprocessing:
 
     @property
     def num_sparse(self) -> int:
-        """Return the bound of `Features.indices`."""
+        """Return the number of sparse features. `Features.indices` are below this number."""
         return sum(found.width for found in self.ranges if found.sparse)
 
     def read(self, raw: RawColumns) -> ReadColumns:
-        """Convert the columns of a batch, for several calls of objects with this section. Raises: DataError: the columns do not match the section."""
+        """Convert the columns of a batch, for several calls of objects with the same section. Raises: DataError: the columns do not match the
+        section."""
         return ReadColumns.of(raw, self.kinds)
 
     def _columns(self, given: RawColumns | ReadColumns) -> Columns:
@@ -116,9 +116,8 @@ class Preprocessing:
         return self._transformed(raw, lambda *_: None)
 
     def transform_and_look(self, raw: RawColumns | ReadColumns) -> tuple[Features, dict[str, InputCounts]]:
-        """Transform like `transform`, and also return the values of each column that InputGuards find unlike earlier values. If several guards
-        read a column, the first guard counts. Raises: DataError.
-        """
+        """Transform like `transform`, and count for each column the values that InputGuards find unlike earlier values. If several guards read a
+        column, the first guard counts. Raises: DataError."""
         found = dict[str, InputCounts]()
 
         def look(component: Component, columns: Columns) -> None:

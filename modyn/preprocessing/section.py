@@ -40,7 +40,7 @@ def section_of(pipeline: Mapping[str, Any]) -> PreprocessingSection | None:
 
 
 def preprocessing_of(pipeline: Mapping[str, Any]) -> Preprocessing | None:
-    """Return the preprocessing of a pipeline without statistics; None if the pipeline has no preprocessing.
+    """Make the preprocessing of a pipeline, with no statistics yet; None if the pipeline has no preprocessing.
 
     Columns and features are ordered by name. Raises: ConfigError: the section is wrong.
     """
@@ -68,7 +68,7 @@ def with_statistics_of(preprocessing: Preprocessing, content: bytes | None, what
     """Load the statistics of a model into `preprocessing`. Args: content: bytes from `Preprocessing.to_bytes`. what: the model, for messages.
 
     Returns: `preprocessing`. Raises: ConfigError: the model has no statistics, or the statistics belong to other columns or components.
-    CorruptStateError.
+    CorruptStateError: the bytes are damaged.
     """
     if content is None:
         raise ConfigError(

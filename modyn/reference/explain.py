@@ -66,7 +66,7 @@ def find_fields(path: str, schema: JsonSchema | None = None) -> list[Field]:
 
 
 def _parse(path: str, fields: list[Field]) -> tuple[list[str], str, set[str]]:
-    """Return the parts of `path` without indices, the dotted path without indices and names of policies, and the names of all policies."""
+    """Return the parts of `path` without indices, the dotted path without indices and without names of policies, and the names of all policies."""
     titles = {variant["title"] for field in fields for variant in variants_of(field.schema)}
     parts = [part for part in path.strip().split(".") if part and not part.isdigit()]
     return parts, ".".join(part for part in parts if part not in titles), titles
@@ -97,7 +97,7 @@ def type_text(schema: JsonSchema) -> str:
     if "anyOf" in schema:
         texts = list(dict.fromkeys(type_text(branch) for branch in schema["anyOf"]))
         durations = [text for text in texts if text.startswith(("duration", "timestamp"))]
-        # Durations and times are numbers internally, and may be written in this form.
+        # Durations and times may also be written as numbers. The description omits this form.
         texts = [text for text in texts if not (durations and text.startswith("integer"))]
         return ", or ".join(texts) + _bounds_of_number(schema, bool(durations))
     if "oneOf" in schema:
@@ -179,7 +179,7 @@ def alternatives(schema: JsonSchema) -> list[JsonSchema]:
 
 
 def variants_of(schema: JsonSchema) -> list[JsonSchema]:
-    """Return the policies that the schema allows at this place."""
+    """Return the schemas of the policies that a field allows."""
     return [mapping for mapping in alternatives(schema) if "title" in mapping and mapping is not schema]
 
 

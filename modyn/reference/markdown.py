@@ -13,15 +13,15 @@ from modyn.reference.explain import alternatives, type_text, value_text, variant
 from modyn.reference.schema import JsonSchema
 
 _SHARED_BY: Final = 3
-"""Smallest number of policies with the same option for which the option is described only once."""
+"""If at least this number of policies have the same option, the option is described only once."""
 
 _NAMED_AT_MOST: Final = 5
-"""Largest number of policies of a choice that a field's type lists."""
+"""The type of a field lists the policies of a choice if there are at most this number of policies."""
 
 
 @dataclass(slots=True)
 class Described:
-    """The mappings that were described so far. Each mapping is described once, and later places refer to this description."""
+    """The mappings that were described so far. Each mapping is described once; later fields with the mapping refer to its description."""
 
     page: str = ""
     """First part of the paths on this page. References to other pages become links."""
@@ -39,7 +39,7 @@ def field_lists(schema: JsonSchema, heading: str, path: str, described: Describe
     variants = variants_of(schema)
     deeper = heading + "#" if variants else heading
     mappings = variants or _mappings(schema)
-    # All policies of this choice are collected first, so that each is described here, and not below another policy that may contain it.
+    # All policies of this choice are collected first, so that each policy is described here, and not within another policy that may contain it.
     places = [described.places.setdefault(_identity(mapping), place) for mapping in mappings]
     new = [mapping for mapping, where in zip(mappings, places, strict=True) if where == place]
     shared = _shared_options(new) if variants else {}
@@ -66,7 +66,7 @@ def _fields(
     for name, option in own.items():
         place = _place(f"{path}.{name}", owner)
         references[name] = _reference(option, described, place)
-        # After this line, a second field with the same choice refers to this one.
+        # After this line, another field with the same choice refers to this field.
         for nested in _mappings(option):
             described.places.setdefault(_identity(nested), place)
         yield _field_line(name, option, references[name], name in required)
@@ -88,8 +88,8 @@ def _options(mapping: JsonSchema) -> dict[str, JsonSchema]:
 
 
 def _shared_options(policies: list[JsonSchema]) -> dict[str, JsonSchema]:
-    """Return the options that at least `_SHARED_BY` policies have with the same meaning. If an option has several meanings, the most frequent one
-    counts."""
+    """Return the options that at least `_SHARED_BY` policies have with the same meaning. If an option has several meanings, the most frequent
+    meaning counts."""
     every = [
         (name, _with_need(option, name in policy.get("required", [])))
         for policy in policies
@@ -161,7 +161,7 @@ def _mappings(schema: JsonSchema) -> list[JsonSchema]:
 
 
 def _identity(mapping: JsonSchema) -> str:
-    """Return an identity that is equal for mappings with the same meaning, regardless of the descriptions of their fields."""
+    """Return a text that is equal for equal mappings, regardless of the description of the field that contains the mapping."""
     own = ("title", "description", "default", "examples") if "title" not in mapping else ()
     return json.dumps({name: value for name, value in mapping.items() if name not in own}, sort_keys=True, default=str)
 

@@ -1,4 +1,4 @@
-"""JSON Schema of a pipeline file, composed from the configuration classes of all rooms. `modyn schema` prints it."""
+"""JSON Schema of a pipeline file, composed from the configuration classes of all packages. `modyn schema` prints it."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _trigger(plugins: bool) -> JsonSchema:
     performance_criteria = one_of(policies(PERFORMANCE_CRITERIA, plugins), "id")
     warm_up = one_of(WARM_UP_POLICIES, "id")
     projections = one_of(policies(PROJECTIONS, plugins), "id")
-    # The options are described once, with those of `metrics`.
+    # The options are described once, with the options of `metrics`.
     named = {
         "enum": list(policies(DRIFT_METRICS, plugins)),
         "description": "a drift metric, with options as in `metrics` of DataDriftTrigger",
@@ -191,7 +191,7 @@ def _replace(schema: JsonSchema, name: str, choice: JsonSchema) -> None:
 
 
 def _replace_values(mapping: JsonSchema, choice: JsonSchema) -> None:
-    """Replace the values of a mapping, which are plain mappings, by the options of policies. The pattern of its names stays."""
+    """Replace the values of a mapping, which are plain mappings, by the options of policies. The pattern of the mapping's keys stays."""
     mapping["additionalProperties"] = choice
     for pattern in mapping.pop("patternProperties", {}):
         mapping["propertyNames"] = {"pattern": pattern}
@@ -214,7 +214,7 @@ def of_model(model: type[BaseModel]) -> JsonSchema:
             shown["default"] = list(default) if isinstance(default, tuple) else default
         branches = shown.get("anyOf", [])
         for limit in field.metadata:
-            # A field may have two forms of input (`86400` or `1d`). Pydantic does not say that its bounds belong to the number.
+            # A field may have two forms of input (`86400` or `1d`). Pydantic does not apply the field's bounds to the form of a number.
             for kind, (attribute, keyword) in _BOUNDS.items():
                 for branch in branches:
                     if isinstance(limit, kind) and branch.get("type") == "integer":
@@ -225,7 +225,7 @@ def of_model(model: type[BaseModel]) -> JsonSchema:
 def one_of(
     policies: Mapping[str, Any], key: str, change: Callable[[JsonSchema], JsonSchema] = lambda options: options
 ) -> JsonSchema:
-    """Return the schema of a mapping that names one of `policies` under `key` and holds the options of this policy.
+    """Return the schema of a mapping that names one of `policies` under `key`, and contains the options of this policy.
 
     Args: change: function that is applied to the schema of each policy's options.
     """

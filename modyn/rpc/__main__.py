@@ -28,7 +28,7 @@ def main() -> int:
         sys.stderr.write(f"modyn {name}: {error.message}\n")
         return 1
     if isinstance(settings := config.service(name), WorkerServiceConfig):
-        # User code in child processes must not inherit passwords. The configuration has been read.
+        # User code in child processes must not inherit passwords. This process has read its configuration already.
         keep_allowed(os.environ, settings.worker_environment)
     # structlog would import rich, which takes 5 MB, for a renderer that no service uses.
     sys.modules["rich"] = None  # type: ignore[assignment]

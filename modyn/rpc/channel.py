@@ -28,11 +28,11 @@ STREAM_DEADLINE_S = 3600.0
 """Deadline of a whole stream, in seconds. After the deadline, `ResumingStream` and `Retrier.follow` open their stream again."""
 
 _ENDING_S = 60.0
-"""Seconds after its deadline at which a call has surely ended."""
+"""A call has surely ended this number of seconds after its deadline."""
 
 RENEW_AFTER_S = 5.0
 """Seconds of failure after which a connection is replaced. An attempt to connect may also take this long. gRPC resolves a name again after pauses
-that grow to two minutes, so an old connection may find the server long after an outage. A new connection resolves the name at once."""
+that grow to two minutes, so an old connection may reach the server only long after an outage. A new connection resolves the name at once."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +45,7 @@ class _Connection:
 
 
 class Channel:
-    """The methods of a gRPC channel that generated stubs use. Interceptors of gRPC would not see errors inside a stream."""
+    """The methods of a gRPC channel that generated stubs use. Interceptors of gRPC are not used, because they do not see errors inside a stream."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Channel:
             ("grpc.max_reconnect_backoff_ms", 1000),
             # Timeout of a name server; the default is two minutes.
             ("grpc.dns_ares_query_timeout", 5000),
-            # Pings end a stream whose server's machine has died, long before the deadline of the stream.
+            # If the server's machine dies, pings end a stream long before the deadline of the stream.
             ("grpc.keepalive_time_ms", 60_000),
             # Proxies that environment variables name are not meant for the services of one installation.
             ("grpc.enable_http_proxy", 0),
@@ -78,7 +78,7 @@ class Channel:
         self._certificates = FreshCertificates(endpoint, client_certificates)
         self._lock = threading.Lock()  # Protects the connections.
         self._connections: list[_Connection] = []
-        # This field is set and read without the lock. If a thread misses a failure, further failures follow.
+        # This field is set and read without the lock. A thread may miss a failure, because further failures follow.
         self._failing_since: float | None = None
         self._has_failed = False
         """Whether all calls failed for `RENEW_AFTER_S` seconds, so that no stream of the newest connection is alive."""
@@ -130,7 +130,7 @@ class Channel:
         self.close()
 
     def _bound(self, kind: str, method: str, *args: Any, **kwargs: Any) -> Callable[[float], Any]:
-        """Return a function from a timeout in seconds to the call `method` on the newest connection."""
+        """Return a function that takes a timeout in seconds, and returns the call `method` on the newest connection."""
         made: tuple[grpc.Channel | None, Any] = None, None
 
         def call(timeout: float) -> Any:

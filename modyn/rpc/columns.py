@@ -59,7 +59,7 @@ def pack_column(values: Int64Array) -> Column:
 
 
 def unpack_column(column: Column, count: int) -> Int64Array:
-    """Decode int64 (count,). Raises InvalidArgumentError: the column does not hold `count` numbers."""
+    """Decode int64 (count,). Raises InvalidArgumentError: the column does not contain `count` numbers."""
     if not 0 <= count <= MOST_NUMBERS or column.width not in (0, *_WIDTHS) or len(column.data) != count * column.width:
         raise InvalidArgumentError(
             f"a column of {len(column.data)} bytes does not hold {count} numbers of {column.width} bytes; "
@@ -112,7 +112,7 @@ def share_to_proto(share: KeysAndWeights) -> KeyColumns:
     if weights.strides == (0,):  # one number, broadcast to all keys
         weights = weights[:1]
     bits = np.ascontiguousarray(weights).view(np.uint32)
-    # Most policies give all samples one weight.
+    # Most policies assign the same weight to all samples.
     alike = len(bits) and (bits == bits[0]).all()
     return KeyColumns(
         num_keys=len(share),
@@ -132,7 +132,7 @@ def share_from_proto(columns: KeyColumns) -> KeysAndWeights:
 
 
 def feedback_row_bytes(header: FeedbackHeader) -> int:
-    """Return the largest number of bytes that a row of feedback takes in a message, including the row's share of the names."""
+    """Return the largest number of bytes that a row of feedback takes in a message. Each row counts the names of the scores."""
     return 16 + sum(4 * width + len(name) for name, width in header.widths.items())
 
 

@@ -19,7 +19,7 @@ ALLOWED: Final = (
 )
 """Names of variables that user code may see; `*` matches any end of a name."""
 _SECRET: Final = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL")
-"""Part of the name of a variable that holds a secret, such as NVIDIA_API_KEY."""
+"""Part of the name of a variable that contains a secret, such as NVIDIA_API_KEY."""
 
 
 def look_here_last() -> None:

@@ -23,10 +23,10 @@ _ONCE: Final = frozenset(
         *(b"content-encoding", b"inference-header-content-length"),
     }
 )
-"""Headers that a proxy and this server could read differently if they came twice."""
+"""Headers that a proxy and this server could interpret differently if a request contained them twice."""
 _HOST: Final = re.compile(rb"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(:[0-9]{0,5})?", re.IGNORECASE)
 _MAX_KNOWN: Final = 64
-"""Largest number of remembered values of `Host`, so that clients cannot fill the memory with new ones."""
+"""Largest number of remembered values of `Host`, so that clients cannot fill the memory with new values."""
 
 
 class HttpGuard:
@@ -47,13 +47,13 @@ class HttpGuard:
         self._names = None if needs_token and not allowed_hosts else names
         self.is_open = not needs_token
         self._setting = setting
-        self._known = frozenset[bytes]()  # values of `Host` that passed the check; replaced as a whole, so it needs no lock
+        self._known = frozenset[bytes]()  # values of `Host` that passed the check; replaced as a whole, so no lock is needed
 
     def check(self, headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
         """Return the headers of a request by name. Args: headers: names in lower case.
 
-        Raises: InvalidArgumentError: `Host` is missing or wrong, or a header of `_ONCE` came twice. SecurityError: the request is for another host,
-        or comes from a page of another origin.
+        Raises: InvalidArgumentError: `Host` is missing or wrong, or a header of `_ONCE` occurs twice. SecurityError: the request is for another
+        host, or comes from a page of another origin.
         """
         found = dict(headers)
         if len(found) < len(headers):

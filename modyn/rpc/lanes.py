@@ -25,7 +25,7 @@ FOLLOWED: Final = frozenset(
         f"/{reflection.SERVICE_NAME}/ServerReflectionInfo",
     }
 )
-"""Followers: streams that last as long as their client follows them."""
+"""Methods of followers: streams that last until their client ends them."""
 
 CONTROL: Final = frozenset(
     {
@@ -39,7 +39,7 @@ CONTROL: Final = frozenset(
 """Calls that end work."""
 
 _SPARE = 4
-"""Numbers of threads for health checks, for control, and for the refusal of followers."""
+"""Number of threads of each of these groups: health checks, control, and the refusal of followers."""
 
 
 class Lanes:

@@ -14,7 +14,7 @@ from modyn.log_files import count_dropped
 
 
 def _never_raising(min_level: int) -> type[Any]:
-    """Return a class of loggers that never raise an error. A line that cannot be rendered or written is only counted."""
+    """Return a class of loggers that never raise an error. A line that cannot be rendered or written is dropped and counted."""
     base: Any = structlog.make_filtering_bound_logger(min_level)
 
     def proxy(self: Any, level: str, event: str, /, **values: Any) -> Any:
@@ -29,11 +29,11 @@ def _never_raising(min_level: int) -> type[Any]:
 
 
 if not structlog.is_configured():
-    # This configuration is for scripts and notebooks, which configure no logs. Only warnings are written, and not to standard output.
+    # This configuration is for scripts and notebooks, which configure no logs. Only warnings are written, to standard error.
     structlog.configure(
         processors=[
             *structlog.get_config()["processors"][:-1],
-            # The default formatter shows local variables if `rich` is installed, and these may be passwords and tokens.
+            # The default formatter shows local variables if `rich` is installed. Local variables may contain passwords and tokens.
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr is not None and sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
             ),
@@ -44,9 +44,9 @@ if not structlog.is_configured():
 
 
 def configure_logs(service: str, level: str = "info") -> None:
-    """Let structlog and standard loggers write JSON lines to stderr, with the name `service`, from `level` on (libraries: from warning).
+    """Make structlog and standard loggers write JSON lines of at least `level` (libraries: at least warning) to stderr, with the name `service`.
 
-    Call it once in a process, before the first log line.
+    Call this function once in a process, before the first log line.
     """
 
     def add_service(_: object, __: str, event: EventDict) -> EventDict:

@@ -27,8 +27,8 @@ _MAX_CONNECTIONS: Final = 64
 
 
 class _Handler(MetricsHandler):
-    """One connection with one request. The answer has the metrics if the request has a valid header `Authorization: Bearer TOKEN`. If tokens are not
-    used, `guard` decides.
+    """One connection with one request. The answer has the metrics if the request has a valid header `Authorization: Bearer TOKEN`. If tokens are
+    not used, `guard` alone decides.
     """
 
     registry = REGISTRY
@@ -132,7 +132,7 @@ class MetricsServer:
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 
     def stop(self) -> None:
-        """Take no more requests."""
+        """Stop accepting requests."""
         # `shutdown` comes first and waits for the accepting thread, because this thread uses the socket that `server_close` closes.
         self._server.shutdown()
         self._server.server_close()

@@ -5,7 +5,7 @@ A call that is repeated must be idempotent, because an attempt may have done its
 Four modules have their own pauses, because their threads do not wait in a repeated call:
 - `storage/flight/endpoints.py`: for each endpoint of Arrow Flight, shared by the threads of a fetch, which use another endpoint meanwhile.
 - `supervisor/queue/reconciler.py`: for each interrupted run; one thread resumes all runs.
-- `storage/ingest/open_dataset.py`: for each file that cannot be read; the next look at its folder asks whether it is due.
+- `storage/ingest/open_dataset.py`: for each file that cannot be read; the next scan of the file's folder checks whether the pause has passed.
 - `local/stack.py`: for each process of the embedded stack, before it is started again.
 
 `supervisor/evaluation/queue.py` calls `Retrier.follow` again while the evaluator cannot be reached.
@@ -41,8 +41,8 @@ Position = TypeVar("Position")
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Rules for the repetition of a call that ended with UnavailableError: how long and how often. Each pause is twice as long as the one before, up
-    to the longest.
+    """Rules for the repetition of a call that ended with UnavailableError: how long and how often. Each pause is twice as long as the previous
+    pause, up to `longest_pause_s`.
     """
 
     limit_s: float
@@ -62,7 +62,7 @@ class RetryPolicy:
 
 
 class CancellationToken:
-    """Asks all threads of a run to end, and tells them the cause. The first cause counts."""
+    """Asks all threads of a run to end, and stores the cause. The first cause counts."""
 
     def __init__(self) -> None:
         # The event is set after `_cause`, so that a thread that wakes in `wait` finds the cause.
@@ -84,7 +84,7 @@ class CancellationToken:
             self._cause = cause
             callbacks = list(self._callbacks)
         self._cancelled.set()
-        # The lock is not held here, because callbacks take their own locks, and the holders of those locks may use this token.
+        # The lock is not held here, because callbacks take their own locks, and the holders of those locks may wait for this lock.
         for callback in callbacks:
             callback(cause)
 
@@ -98,7 +98,7 @@ class CancellationToken:
         with self._lock:
             self._callbacks.append(callback)
             cause = self._cause
-        # The callback may have been missed by a `cancel` that ran before it was added, so it is called here.
+        # If `cancel` ran before the callback was added, `cancel` has not called the callback, so it is called here.
         if cause is not None:
             callback(cause)
 
@@ -138,8 +138,8 @@ class Backoff:
     def wait(self, error: UnavailableError) -> None:
         """Sleep before the next attempt.
 
-        Raises: the cause of the token. After the policy's limit: `error` or, if the policy has advice, an UnavailableError with it. At once: a
-        DeadlineError, unless the policy repeats calls after a DeadlineError.
+        Raises: the cause of the token. After the policy's limit: `error` or, if the policy has advice, an UnavailableError with the advice.
+        Without a pause: a DeadlineError, unless the policy repeats calls after a DeadlineError.
         """
         self._token.check()
         policy, now = self._policy, time.monotonic()
@@ -205,8 +205,7 @@ class Retrier:
                 backoff.wait(error)
 
     def call_worker(self, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call `action`, whose result a worker process makes, and return the result. The call is repeated like by `call`, and also when the worker
-        was killed.
+        """Call `action`, and return its result, which a worker process makes. The call is repeated as in `call`, and also if the worker was killed.
 
         Raises: WorkerDiedError after `max_worker_deaths`.
         """
@@ -229,9 +228,8 @@ class Retrier:
 
         Args: start: starts the job, or finds the running job; called again for each attempt. watch: yields statuses up to the final status. report:
         receives every status. stop: asks for the end of the job; called by the thread that cancels the token.
-        Raises: the error of a failed job; UnavailableError when the limit has passed, or after
-            `max_attempts_without_progress` consecutive attempts without progress; WorkerDiedError after
-            `max_worker_deaths`.
+        Raises: the error of a failed job; UnavailableError when the limit has passed, or after `max_attempts_without_progress` consecutive
+        attempts without progress; WorkerDiedError after `max_worker_deaths`.
         """
 
         def stop_on_request(cause: ModynError | None) -> None:
@@ -295,13 +293,13 @@ _LIVES_AFTER_S = 100.0
 
 
 class ResumingStream(Iterator[T], Generic[T, Position]):
-    """A server's stream that is opened again after the last received item when the server goes away.
+    """A stream from a server. If the server becomes unavailable, the stream is opened again after the last received item.
 
-    An outage ends with a received item, or when the stream has been open for `_LIVES_AFTER_S` seconds. After that, the next outage may again take the
-    whole limit of the retrier.
+    An outage ends with a received item, or when the stream has been open for `_LIVES_AFTER_S` seconds. The next outage may then last for the whole
+    limit of the retrier again.
 
     Args: open_at: opens the stream at a position. position_after: returns the position after an item. convert: converts a message to an item.
-        clock: seconds, monotonic.
+    clock: seconds, monotonic.
     """
 
     def __init__(
@@ -320,7 +318,7 @@ class ResumingStream(Iterator[T], Generic[T, Position]):
         self._convert = convert
         self._clock = clock
         self._source: Iterator[Any] | None = None
-        # The event is set before the source is cancelled, so that `__next__` takes the error of the source as the end.
+        # The event is set before the source is cancelled, so that `__next__` treats the error of the source as the end of the iteration.
         self._cancelled = threading.Event()
 
     def __next__(self) -> T:
@@ -360,7 +358,7 @@ class ResumingStream(Iterator[T], Generic[T, Position]):
 
 
 def _watched(watch: Callable[[], Iterator[S]]) -> Iterator[S]:
-    """Yield the statuses that `watch` yields. If a restarted service does not know the job any more, this is handled like an outage."""
+    """Yield the statuses that `watch` yields. If a restarted service does not know the job, this counts as an outage."""
     while True:
         try:
             yield from watch()

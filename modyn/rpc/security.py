@@ -97,7 +97,7 @@ class FreshCertificates:
 
 
 def version_of(*files: Path) -> tuple[tuple[int, ...], ...]:
-    """Return a value that changes with the content of `files`. The part of a missing file is empty."""
+    """Return a value that changes with the content of `files`. The entry of a missing file is empty."""
     return tuple(map(_version, files))
 
 
@@ -116,7 +116,7 @@ def server_credentials(endpoint: Endpoint) -> grpc.ServerCredentials | None:
     if shown is None:
         return None
 
-    def changed() -> Any:  # None, which the stubs lack, keeps the certificate
+    def changed() -> Any:  # returning None, which the type stubs omit, keeps the certificate
         nonlocal shown
         newest = fresh.newest()
         if newest is shown or newest is None:

@@ -83,7 +83,7 @@ class ServiceContext:
         return path
 
     def on_shutdown(self, callback: Callable[[], object]) -> None:
-        """Run `callback` when the service stops, in reverse order. An error of a callback is logged, and the others run."""
+        """Run `callback` when the service stops; the last callback runs first. After an error, which is logged, the other callbacks still run."""
         self._callbacks.append(callback)
 
     def remove_outlived(self, pattern: str) -> None:
@@ -217,7 +217,7 @@ def run_service(
     lock.close()
     sys.stderr.flush()
     sys.stdout.flush()
-    # The interpreter would join threads of cancelled calls, which may wait forever.
+    # A normal exit would join the threads of cancelled calls, and these threads may wait forever.
     os._exit(0)
 
 
@@ -234,8 +234,8 @@ def _report_no_start(context: ServiceContext, error: ModynError | OSError) -> No
 def _end_requested(limits: ShutdownLimits) -> threading.Event:
     """Return an event that SIGTERM or SIGINT sets.
 
-    Python runs signal handlers in the main thread only. Signal handlers would not run while the main thread waits for a lock, and could deadlock on a
-    lock that the main thread holds. Therefore the signal goes through a pipe to a thread that only reads the pipe.
+    Python runs signal handlers in the main thread only. Signal handlers would not run while the main thread waits for a lock, and could deadlock
+    on a lock that the main thread holds. Therefore the signal is sent through a pipe to a thread that only reads the pipe.
     """
     asked = threading.Event()
     reader, writer = os.pipe()

@@ -30,7 +30,7 @@ from modyn.errors import (
 REASON_KEY = "modyn-reason"
 TOKEN_KEY = "authorization"
 ACCEPTED = ("modyn-accepted", "1")
-"""Metadata that a server sends at the start of a stream, because the first message of the stream may come late."""
+"""Metadata that a server sends at the start of a stream. It distinguishes an expired stream from a server that does not answer."""
 
 _MAX_DETAILS = 4000
 """Largest number of bytes of an error's details. gRPC sends the details in HTTP/2 headers of at most 8 KiB by default."""
@@ -63,7 +63,7 @@ _BY_CODE: dict[grpc.StatusCode, type[ModynError]] = {
 
 
 def bounded(text: str, max_bytes: int) -> str:
-    """Cut `text` to at most `max_bytes` in a header, where each byte that is not printable ASCII takes three.
+    """Cut `text` to at most `max_bytes` in a header. In a header, each byte that is not printable ASCII takes three bytes.
 
     >>> bounded("cannot read ä", 15), bounded("cannot read ä", 19), bounded("cannot read \\udcff", 99)
     ('cannot read ...', 'cannot read ä', 'cannot read \\\\udcff')

@@ -30,7 +30,8 @@ R = TypeVar("R")
 def to_message(record: Any, kind: type[M]) -> M:
     """Convert a dataclass to a message of class `kind`, by the names of the fields.
 
-    None leaves a field unset. An enum travels as a value of the proto enum or as text, a dictionary as a map or a Struct, a `JsonRecord` as a Struct.
+    None leaves a field unset. An enum becomes a value of the proto enum or text, a dictionary becomes a map or a Struct, and a `JsonRecord`
+    becomes a Struct.
     """
     known = kind.DESCRIPTOR.fields_by_name
     values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record) if field.name in known}

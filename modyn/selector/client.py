@@ -23,14 +23,14 @@ from modyn.rpc.wire import from_message, from_struct, to_message, to_struct
 
 SAMPLES_PER_CALL = 131_072
 """Largest number of samples in one Inform message (3 MiB). A larger batch is split into several messages. If a later message fails, the batch can be
-sent again, because the selector skips positions that it already holds.
+sent again, because the selector skips samples that it already stores.
 """
 _SAMPLE_BYTES = 24
 """Size in bytes of a key, a timestamp and a label without packing."""
 FEEDBACK_PER_MESSAGE = 65_536
-"""Largest number of samples whose scores are sent in one message. Scores of many values lower the number, because a message has a largest size."""
+"""Largest number of samples whose scores are sent in one message. If scores have many values, fewer samples are sent, to limit the size."""
 RETRY_S = 30.0
-"""Seconds for which a request for keys is repeated while the selector cannot be reached, because a training needs the keys."""
+"""Seconds for which a request for keys is repeated while the selector cannot be reached. A training cannot continue without the keys."""
 TRIGGER_DEADLINE_S = 3600.0
 """Deadline of a trigger in seconds. A selection from hundreds of millions of samples takes minutes."""
 
@@ -38,8 +38,8 @@ TRIGGER_DEADLINE_S = 3600.0
 class SelectorClient(SectionClient):
     """Client of the selector, which uses the section `selection_strategy`. All calls may be repeated.
 
-    Raises: NotFoundError: the run or trigger is unknown. ConflictError: the call does not fit what the run already holds.
-        UnavailableError: the service cannot be reached.
+    Raises: NotFoundError: the run or trigger is unknown. ConflictError: the call conflicts with the stored state of the run. UnavailableError: the
+    service cannot be reached.
     """
 
     _Stub = selector_pb2_grpc.SelectorStub
@@ -70,7 +70,8 @@ class SelectorClient(SectionClient):
             dataset: name of the dataset.
             selection_strategy: section `selection_strategy` of the pipeline.
             seed: seed of all random choices of the selection.
-            data: section `data` of the pipeline, for readers of trigger sets that lack the pipeline. A later registration does not change this value.
+            data: section `data` of the pipeline, for readers of trigger sets without access to the pipeline. A later registration does not change
+            this value.
             dataset_identity: identity of the dataset of the keys (`DatasetInfo.identity`). Triggers and readers refuse another dataset of the same
                 name. An empty identity accepts any dataset.
             online: section `online` of the pipeline, or None.
@@ -95,9 +96,9 @@ class SelectorClient(SectionClient):
         return run.dataset, run.dataset_identity
 
     def inform(self, run_id: RunId, position: int, samples: SampleBatch) -> int:
-        """Append samples to the run's stream, except samples that the run already holds.
+        """Append samples to the run's stream, except samples that are already stored.
 
-        Args: position: position of the first of `samples` in the stream. Returns: the number of samples that the run holds now.
+        Args: position: position of the first of `samples` in the stream. Returns: the number of stored samples of the run.
         Raises: ConflictError: `position` leaves a gap.
         """
         num_held = position
@@ -108,11 +109,11 @@ class SelectorClient(SectionClient):
         return num_held
 
     def inform_labels(self, run_id: RunId, number: int, samples: SampleBatch) -> int:
-        """Append samples whose labels have arrived, in this order, except samples that are already held. The `number` of the first call is the
-        position of the first sample that came without its label.
+        """Append samples whose labels have arrived, in the order of the labels, except samples that are already stored. In the first call, `number`
+        is the position of the first sample that arrived without its label.
 
-        Args: number: number of the first of these samples among the samples with labels.
-        Returns: the number of samples with labels now. Raises: ConflictError: `number` leaves a gap, or other samples are held.
+        Args: number: index of the first of these samples among all samples with labels.
+        Returns: the number of samples with labels now. Raises: ConflictError: `number` leaves a gap, or other samples are stored.
         """
         num_held = number
         for first in range(0, max(len(samples), 1), self._samples_per_call):
@@ -122,10 +123,11 @@ class SelectorClient(SectionClient):
         return num_held
 
     def samples(self, run_id: RunId, position: int, limit: int, *, labelled: bool = False) -> SampleBatch:
-        """Return at most `limit` samples from `position` on, as `inform` received them. The result is empty only after the last sample.
+        """Return at most `limit` samples from `position` on, as `inform` received them. The result is empty only if `position` is after the last
+        sample.
 
         Args: labelled: return only samples with labels, in the order in which their labels arrived.
-        Raises: ConflictError: the run holds fewer samples than `position`.
+        Raises: ConflictError: the run has fewer than `position` samples.
         """
         limit = min(limit, self._samples_per_call)
         request = selector_pb2.SamplesRequest(run_id=run_id, position=position, limit=limit, labelled=labelled)
@@ -141,12 +143,12 @@ class SelectorClient(SectionClient):
         online: bool = False,
         tests_only: bool = False,
     ) -> TriggerSetInfo:
-        """Select the trigger set over the first `num_samples` samples of the run with labels, or return the existing set.
+        """Select the trigger set over the first `num_samples` labelled samples of the run, or return the existing set.
 
-        Args: token: token that cancels the call and the selection. A cancelled trigger can be repeated, which selects again. online: select the steps
-        of proactive training over the samples since the previous trigger, as the section `online` says. tests_only: select only the new samples of
-        these steps. Raises: ConflictError: the trigger exists over another number of samples, is not the next trigger, or the run holds fewer
-        samples.
+        Args: token: token that cancels the call and the selection. A cancelled trigger can be repeated; the selection then starts again. online:
+        select the steps of proactive training over the samples since the previous trigger, by the section `online`. tests_only: select only the new
+        samples of these steps. Raises: ConflictError: the trigger exists with another number of samples, the trigger is not the next trigger, or the
+        run has fewer samples.
         """
         request = selector_pb2.TriggerRequest(
             run_id=run_id, trigger_id=trigger_id, num_samples=num_samples, online=online, tests_only=tests_only
@@ -168,7 +170,7 @@ class SelectorClient(SectionClient):
         request = selector_pb2.PartitionRequest(
             run_id=run_id, trigger_id=trigger_id, partition=partition, keys_checksum=keys_checksum
         )
-        # The channel does not repeat streams. This stream may be repeated here, because it is read to its end before its chunks are used.
+        # The channel does not retry streams. A retry is safe here, because all chunks are received before a chunk is used.
         chunks = Retrier(RetryPolicy(RETRY_S)).call(
             lambda: [share_from_proto(columns) for columns in self._stub.GetKeys(request)]
         )
@@ -177,8 +179,8 @@ class SelectorClient(SectionClient):
     def put_feedback(self, header: FeedbackHeader, rows: Callable[[], Iterable[FeedbackRows]]) -> FeedbackHeader:
         """Store the scores of a training, all or none. Repeating the call for the same run, trigger and attempt has no further effect.
 
-        Args: rows: returns all rows in parts of any size; each repetition of an interrupted call calls this function again. Returns: the header of
-        the stored scores, which may be the scores of a later attempt. Raises: ConflictError: the trigger set has another checksum than the header.
+        Args: rows: function that returns all rows in chunks of any size; each retry calls this function again. Returns: the header of the stored
+        scores, which may be the scores of a later attempt. Raises: ConflictError: the trigger set has another checksum than the header.
         InvalidArgumentError: the rows do not match the header.
         """
         size = min(FEEDBACK_PER_MESSAGE, items_per_message(self._endpoint, feedback_row_bytes(header)))
@@ -192,11 +194,11 @@ class SelectorClient(SectionClient):
                     yield selector_pb2.FeedbackPart(rows=feedback_to_proto(part, position))
                     position += len(part)
 
-        # The channel does not repeat streams. The retrier therefore makes a new stream, with all parts from the first on.
+        # The channel does not retry streams. Each retry therefore makes a new stream with all parts.
         return self._retrier.call(lambda: from_message(self._stub.PutFeedback(parts()), FeedbackHeader))
 
     def feedback_headers(self, run_id: RunId) -> list[FeedbackHeader]:
-        """Return the headers of the scores of a run's trainings, by trigger. Raises: NotFoundError: the run is unknown."""
+        """Return the headers of the scores of a run's trainings, ordered by trigger. Raises: NotFoundError: the run is unknown."""
         found = self._stub.ListFeedback(selector_pb2.SelectorRunId(run_id=run_id))
         return [from_message(header, FeedbackHeader) for header in found.feedback]
 

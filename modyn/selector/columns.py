@@ -1,4 +1,4 @@
-"""Read values of a dataset's column through storage for the strata of a selection, and check that the column exists."""
+"""Compute the strata of a selection from values of a dataset's column in storage, and check that the column exists."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def no_columns(dataset: str, identity: str, column: str, keys: Int64Array) -> In
 
 
 class StorageColumns:
-    """Asks storage for the values of a column, a few at a time."""
+    """Reads the values of a column from storage in chunks."""
 
     def __init__(self, storage: StorageClient) -> None:
         self._storage = storage
@@ -52,7 +52,7 @@ class StorageColumns:
         found = [np.zeros(0, np.int64)]
         for part in self._storage.column_values(dataset, keys, column, identity):
             of_values = np.array([*map(stratum, part.values), _NO_VALUE], np.int64)
-            # Number -1 means a sample without a value. It picks the last element, which was appended for this purpose.
+            # The number -1 stands for a sample without a value. As an index it selects the last element, `_NO_VALUE`.
             found.append(of_values[part.numbers])
         strata = np.concatenate(found)
         # If no sample has a value, the column may not exist in the whole dataset. The files of these samples alone cannot show this.

@@ -1,4 +1,4 @@
-"""Ask storage for the deleted samples of a dataset when a trigger selects."""
+"""Read the deleted keys of a dataset from storage for the selection of a trigger set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ not exist. UnavailableError: storage cannot be reached.
 """
 
 _MOST_DATASETS = 8
-"""Number of datasets whose deleted keys are cached: the datasets that triggers asked for last."""
+"""Number of datasets whose deleted keys are cached: the most recently used datasets."""
 
 
 class StorageDeletions:
@@ -25,11 +25,11 @@ class StorageDeletions:
     def __init__(self, storage: StorageClient) -> None:
         self._storage = storage
         self._lock = threading.Lock()
-        """Guards `_held`. No thread holds this lock during a call to storage, because other runs would wait for the answer. Two threads may therefore
-        fetch the same deletions at once; then the later answer stays.
+        """Guards `_held`. No thread holds this lock during a call to storage, because other runs would wait for the response. Two threads may
+        therefore fetch the same deletions at once; then the later response is kept.
         """
         self._held: dict[str, KeySet] = {}
-        """Deletions by identity of the dataset, because a name may later belong to another dataset."""
+        """Deleted keys by identity of the dataset; a name may later belong to another dataset."""
 
     def __call__(self, dataset: str, identity: str) -> KeySet:
         """Return all deleted keys of a dataset; see `DeletedKeys`."""
@@ -41,7 +41,7 @@ class StorageDeletions:
             )
         with self._lock:
             keys = self._held.get(info.identity, NO_KEYS)
-        # Deletions are never undone, so that an equal number means an equal set.
+        # Deletions are never undone, so equal numbers mean equal sets.
         if len(keys) != info.num_deleted:
             keys = self._storage.deleted_keys(dataset, info.identity)
         with self._lock:

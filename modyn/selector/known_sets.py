@@ -10,7 +10,7 @@ from modyn.records import RunId, TriggerSetInfo
 from modyn.selector.run_rows import RunRecord, TriggerSetRecord
 
 FoundSet = tuple[RunRecord, TriggerSetInfo]
-"""A run and one of its trigger sets. Use only fields of the run that never change, because the record may be old."""
+"""A run and one of its trigger sets. Use only fields of the run that never change, because the record may be outdated."""
 
 _MOST_SETS, _MOST_RUNS = 256, 64
 """Largest numbers of cached trigger sets, and of runs whose newest set is cached. A set that is not cached costs one query."""
@@ -35,18 +35,18 @@ class KnownSets:
             return found
         found = look_up()
         with self._lock:
-            # If a run was deleted meanwhile, the found set may belong to it. It must not return to the cache.
+            # If a run was deleted meanwhile, the set may belong to this run, and must not be cached.
             if before == self._num_forgotten:
                 self._keep(run_id, found)
         return found
 
     def newest(self, run_id: RunId) -> tuple[RunRecord, TriggerSetRecord] | None:
-        """Return the last set that was added for a run; None if the cache does not hold this set any more."""
+        """Return the last set that was added for a run; None if this set is no longer cached."""
         with self._lock:
             return self._newest.get(run_id)
 
     def add(self, run: RunRecord, newest: TriggerSetRecord) -> None:
-        """Add the newest trigger set of a run. The caller holds the run's slot, for which a deletion waits before it calls `forget`."""
+        """Add the newest trigger set of a run. The caller holds the run's slot. A deletion waits for this slot before it calls `forget`."""
         with self._lock:
             self._newest.pop(run.run_id, None)
             self._newest[run.run_id] = run, newest

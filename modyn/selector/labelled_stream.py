@@ -1,7 +1,7 @@
 """The samples of a run in the order in which their labels arrived. Trigger sets are selected from this stream.
 
-As long as each sample of a run comes with its label, this stream is the log of the run. If labels come late from sample number N on, a second log of
-the same form, the file `labels.N`, holds the later samples in the order of their labels. The first N samples are the same in both orders, and only
+As long as each sample of a run arrives with its label, this stream is the log of the run. If labels arrive late from sample number N on, a second log
+of the same form, the file `labels.N`, holds the later samples in the order of their labels. The first N samples are the same in both orders, and only
 the first log holds them.
 """
 
@@ -21,7 +21,7 @@ _PREFIX = "labels."
 
 
 class LabelledStream(StreamReader):
-    """A run's samples, numbered in the order of their labels. Raises what `SampleLog` raises."""
+    """A run's samples, numbered in the order of their labels. Raises the errors of `SampleLog`."""
 
     def __init__(self, samples: SampleLog, labels: SampleLog, first: int) -> None:
         """Args: samples: the stream in order of arrival. labels: the samples of the stream from number `first` on, in the order of their labels."""
@@ -47,10 +47,9 @@ class LabelledStream(StreamReader):
         return cls(samples, labels, first)
 
     def append(self, number: int, batch: SampleBatch) -> int:
-        """Append the samples of `batch` that are not held yet. The first sample of `batch` has the number `number`. Returns the number of held
-        samples.
+        """Append the samples of `batch` that are not stored yet. The first sample of `batch` has the number `number`. Returns the number of samples.
 
-        Raises: ConflictError: there would be a gap, or repeated samples differ from the held samples.
+        Raises: ConflictError: there would be a gap, or repeated samples differ from the stored samples.
         """
         if number < self._first:
             raise ConflictError(
@@ -91,8 +90,8 @@ class LabelledStream(StreamReader):
         return self._labels.read_labels(*late) if late else self._samples.read_labels(*(same or (0, 0)))
 
     def _split(self, start: int, end: int) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-        """Return the rows [start, end) of the first log and of the second log that hold these samples. For a log that holds none of these samples,
-        the rows are None.
+        """Return the ranges [start, end) of rows of these samples in the first log and in the second log. If a log has none of these samples, its
+        range is None.
         """
         first = self._first
         same = (start, min(end, first)) if start < min(end, first) else None

@@ -19,28 +19,29 @@ from modyn.selector.window import FeedbackFiles
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """The files of a run. directory: folder of the run, which the log creates."""
+    """The files of a run. directory: folder of the run, which `SampleLog.create` creates."""
 
     run_id: RunId
     directory: Path
 
     @property
     def log(self) -> SampleLog:
-        """The samples of which the run was informed."""
+        """The log of all samples of the run, in the order of arrival."""
         return SampleLog(self.run_id, self.directory)
 
     @property
     def labelled(self) -> LabelledStream | None:
-        """The run's samples in the order in which their labels arrived; None if each label came with its sample."""
+        """The run's samples in the order in which their labels arrived; None if each label arrived with its sample."""
         return LabelledStream.find(self.run_id, self.directory, self.log)
 
     @property
     def selectable(self) -> SampleLog | LabelledStream:
-        """The samples with labels, in the order of their labels. Trigger sets are selected from these samples, and use the samples' numbers."""
+        """The samples with labels, in the order of their labels. Trigger sets are selected from these samples, and refer to the numbers of the
+        samples in this order."""
         return self.labelled or self.log
 
     def begin_labels(self, first: int) -> LabelledStream:
-        """Let labels come late from sample number `first` on, durably. Raises ConflictError: the run holds fewer samples."""
+        """Store durably that labels arrive late from sample number `first` on. Raises ConflictError: the run has fewer samples."""
         return LabelledStream.begin(self.run_id, self.directory, self.log, first)
 
     @property
@@ -58,7 +59,7 @@ class RunFiles:
         return self.triggers / f"{trigger_id:06}.set"
 
     def open_set(self, info: TriggerSetInfo) -> TriggerSet:
-        """Open the file of an existing trigger set. Raises CorruptStateError: the file is missing or damaged, or holds another set."""
+        """Open the file of an existing trigger set. Raises CorruptStateError: the file is missing or damaged, or contains another set."""
         path = self.set_path(info.trigger_id)
         if not path.exists():
             raise CorruptStateError(
@@ -76,7 +77,8 @@ class RunFiles:
         return {path.name for path in self.triggers.iterdir()} if self.triggers.exists() else set()
 
     def remove(self, names: Set[str]) -> None:
-        """Remove files next to the trigger sets that no later trigger needs. If a file cannot be removed now, the next start removes it."""
+        """Remove files that no later trigger needs from the folder of the trigger sets. If a file cannot be removed now, the next start of the
+        selector removes it."""
         logger = get_logger("selector")
         for name in names:
             path = self.triggers / name
@@ -88,8 +90,8 @@ class RunFiles:
 
 
 def set_aside_orphan(directory: Path, orphans: Path) -> None:
-    """Move away a folder that no row of the database names. Either a crash interrupted the registration of its run, or the folder belongs to another
-    database, for example if the database is an older backup.
+    """Move a run's folder without a row in the database to `orphans`. Either a crash interrupted the registration of its run, or the folder belongs
+    to another database, for example if the database is an older backup.
 
     The folder is never deleted, because a service that was started with a wrong database would otherwise lose all samples. Args: orphans: target
     folder, created when needed.

@@ -56,10 +56,9 @@ class TriggerSetRecord:
     num_deleted: int
     """Number of deleted samples of the dataset when the set was selected. The number identifies the deletions that the set leaves out."""
     state_files: References
-    """The policy's name for each file of its state → the file's name on disk, and the SHA-256 of the file's header."""
+    """Maps the policy's name of each state file to the file's name on disk and the SHA-256 of its header."""
     online: bool = False
-    """Whether the set consists of steps of proactive training. Such a set has the same state and files of the selection strategy as the previous
-    set."""
+    """Whether the set consists of steps of proactive training. Such a set has the `policy_state` and `state_files` of the previous set."""
 
     @property
     def state_file_names(self) -> set[str]:
@@ -67,7 +66,7 @@ class TriggerSetRecord:
         return {file["file"] for file in self.state_files.values()}
 
     def info(self, run: RunRecord) -> TriggerSetInfo:
-        """Convert the row to the record that other services see. Args: run: run of the set."""
+        """Convert the row to the record for other services. Args: run: run of the set."""
         feedback = () if self.online else build_selection(run.selection_strategy).feedback
         return TriggerSetInfo(
             run.run_id, self.trigger_id, self.num_keys, self.partition_size, self.keys_checksum, run.dataset_identity, feedback
@@ -119,7 +118,7 @@ def find_newest_trigger(session: Session, run: RunRecord) -> TriggerSetRecord | 
 
 
 def find_retrainings(session: Session, run: RunRecord, trigger_id: int) -> tuple[list[int], list[int]]:
-    """Return the triggers of the run before `trigger_id` that are not online, in order, and the number of samples that each covers."""
+    """Return the run's triggers before `trigger_id`, in order and without online triggers, and the number of samples that each trigger covers."""
     earlier = TRIGGERS.c.run_number == run.number, TRIGGERS.c.trigger_id < trigger_id, ~TRIGGERS.c.online
     query = select(TRIGGERS.c.trigger_id, TRIGGERS.c.num_samples).where(*earlier).order_by(TRIGGERS.c.trigger_id)
     rows = session.execute(query).all()
@@ -127,8 +126,8 @@ def find_retrainings(session: Session, run: RunRecord, trigger_id: int) -> tuple
 
 
 def tail_end(session: Session, run: RunRecord, tail_triggers: int) -> int:
-    """Return the number of samples that the trigger `tail_triggers` places before the newest covers, or 0 without such a trigger. Online triggers do
-    not count.
+    """Return the number of samples that an earlier trigger covers: the trigger `tail_triggers` steps before the newest. Return 0 without such a
+    trigger. Online triggers do not count.
     """
     query = select(TRIGGERS.c.num_samples).where(TRIGGERS.c.run_number == run.number, ~TRIGGERS.c.online)
     return session.scalar(query.order_by(TRIGGERS.c.trigger_id.desc()).offset(tail_triggers).limit(1)) or 0

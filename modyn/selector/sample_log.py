@@ -1,9 +1,9 @@
 """The stream of a run in one append-only file. The file counts its samples, so that appending needs no database.
 
 All numbers are little-endian. The file begins with a head of `columnar.LogHead`, whose two slots count the rows. Blocks of BLOCK rows follow. A block
-begins with a page of entries, one for each group of GROUP rows, with the checksums of the columns. Then come three columns: keys and timestamps as
-int64, labels as int64 or float64. An append writes its rows after the counted rows, writes the entries of the groups that it fills, and syncs the
-file. Only then does it commit the new count, together with the entry of the incomplete group. Every read is verified.
+begins with a page of entries. Each entry has the checksums of the columns for one group of GROUP rows. Three columns follow the page: keys and
+timestamps as int64, labels as int64 or float64. An append writes its rows after the counted rows, writes the entries of the groups that it fills, and
+syncs the file. Afterwards it commits the new count, together with the entry of the incomplete group. Every read is verified.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from modyn.selector.window import StreamReader
 BLOCK = 65_536
 """Number of rows of a block: 1.5 MiB."""
 GROUP = 4_096
-"""Number of rows that share a checksum. A read of some rows reads and verifies the whole groups of these rows."""
+"""Number of rows that share a checksum. A read of rows reads and verifies all groups that contain these rows."""
 
 _ADVICE = "restore it from a backup, or delete the run and start it again"
 _KIND = FileKind(b"MODYNLOG", 5, "log of samples", _ADVICE)
@@ -38,7 +38,7 @@ _KIND = FileKind(b"MODYNLOG", 5, "log of samples", _ADVICE)
 _HEAD = LogHead(_KIND, num_fields=5, slots=(4096, 8192))
 """Fields: number of samples; 1 if labels are float64, else 0; the entry of the incomplete group."""
 _ENTRIES_BYTES = 4096
-"""Number of bytes of a block's entries: one page. The 16 entries of 16 bytes fill only a part of the page, so that the columns begin at a page."""
+"""Number of bytes of a block's entries: one page. The 16 entries of 16 bytes fill only a part of the page. The columns begin at the next page."""
 _BLOCK_BYTES = _ENTRIES_BYTES + 3 * 8 * BLOCK
 _ENTRY = struct.Struct("<III")
 _CHECKSUM = struct.Struct("<I")
@@ -107,8 +107,8 @@ def unseen(run_id: RunId, held: int, position: int, batch: SampleBatch) -> Sampl
 def check_range(run_id: RunId, held: int, position: int, limit: int) -> None:
     """Check that at most `limit` samples from `position` on can be read.
 
-    Args: held: number of samples of the run that the selector holds.
-    Raises: InvalidArgumentError: `position` or `limit` is out of range. ConflictError: the selector holds fewer samples than `position`.
+    Args: held: number of stored samples of the run. Raises: InvalidArgumentError: `position` or `limit` is out of range. ConflictError: fewer than
+    `position` samples are stored.
     """
     if position < 0 or limit < 1:
         raise InvalidArgumentError(f"{limit} samples of run '{run_id}' from position {position} on: ask for 1 or more, from 0 on")
@@ -120,7 +120,7 @@ def check_range(run_id: RunId, held: int, position: int, limit: int) -> None:
 
 
 def refuse_others(run_id: RunId, position: int, held: Int64Array, sent: Int64Array) -> None:
-    """Raise ConflictError unless the keys that were sent again from `position` on equal the held keys.
+    """Raise ConflictError unless the keys that were sent again, from `position` on, equal the stored keys.
 
     Args: held, sent: keys from `position` on, int64 (n,) and (m,).
     """
@@ -157,7 +157,7 @@ class SampleLog(StreamReader):
         self.path = directory / name
 
     def exists(self) -> bool:
-        """Whether the file exists, that is, whether `create` was called for the run."""
+        """Return whether `create` has made the file."""
         return self.path.exists()
 
     def create(self) -> None:
@@ -201,7 +201,7 @@ class SampleLog(StreamReader):
         held, are_float = _held(before), batch.labels.dtype.kind == "f"
         position = held.num_samples
         refuse_other_labels(self.run_id, position, held.float_labels, are_float)
-        # If a file has lost its tail, a write after its end would fill the hole with zeros, which are valid keys.
+        # If the file has lost its tail, a write after its end would fill the gap with zeros, and zeros are valid keys.
         if os.fstat(descriptor).st_size < _end_offset(position):
             raise self._too_short(position)
         columns: list[npt.NDArray[np.generic]] = [

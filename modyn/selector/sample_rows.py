@@ -1,8 +1,8 @@
 """Store a run's samples as rows in PostgreSQL, for policies that select with SQL (option `storage_backend: database`).
 
 A background thread copies the rows from the run's log. One transaction commits rows together with their count. A trigger first copies the missing
-rows, so that a policy sees all rows. The table has no index, because a B-tree costs more than the rows. Rows are stored in the order of arrival. A
-policy that reads ranges of positions can therefore create a BRIN index.
+rows, so that a policy sees all rows. The table has no index, because a B-tree would cost more than the rows themselves. Rows are stored in the order
+of arrival. A policy that reads ranges of positions can therefore create a BRIN index.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 """Start of binary COPY data."""
 _COPY_END = b"\xff\xff"
-"""End of binary COPY data: -1 as a number of fields."""
+"""End of binary COPY data: -1 in place of a number of fields."""
 _ROWS_PER_CHUNK = 65_536
 """Number of rows in an encoded chunk: 3.3 MB of COPY data. Two chunks are in memory at once."""
 _BYTES_PER_READ = 1 << 20
@@ -61,7 +61,7 @@ def copy_rows(session: Session, run_number: int, log: SampleLog | LabelledStream
     """Copy at most `most` samples of the log, from position `start` on, into the run's table. None copies all samples. Return the position after the
     last copied sample.
 
-    The result is `start` if the log ends at or before `start`; a log from a backup may be so short.
+    If the log ends at or before `start`, for example a log from a backup, the result is `start`.
 
     Args: run_number: see `create_rows`.
     """
@@ -77,10 +77,10 @@ def copy_rows(session: Session, run_number: int, log: SampleLog | LabelledStream
 
 
 class RowCopier:
-    """Calls `copy(run)` on a thread for each run given to `wake`, repeatedly while `copy` returns that more rows are left. Runs take turns.
+    """Calls `copy(run)` on a thread for each run that was passed to `wake`, until `copy` returns False (no rows are left). Runs alternate.
 
-    The thread only logs a failure. The trigger that needs the missing rows copies these rows, and fails if the copy fails. The thread starts with the
-    first run. If `stop` is not called, the interpreter does not wait for the thread at its exit.
+    The thread logs a failure and continues. A trigger that needs the missing rows copies them, and fails if this copy fails. The thread starts with
+    the first run. The thread is a daemon: if `stop` is not called, the interpreter does not wait for the thread when it exits.
     """
 
     def __init__(self, copy: Callable[[RunId], bool]) -> None:

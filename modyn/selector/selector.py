@@ -83,11 +83,11 @@ class Selector:
         self._runs = directory / "runs"
         make_folder(self._runs)
         self._orphans = directory / "orphans"
-        """Folder for the folders of runs that the database did not name when the service started. The selector never reads these folders."""
+        """Folder for folders of runs without a row in the database. The selector moves such folders here when it starts, and never reads them."""
         self._slots = RunSlots()
         self._informed: dict[RunId, RunRecord] = {}
-        """Runs that `inform` has read from the database and does not read again. `inform` uses only fields that never change. No lock guards this
-        dict, because each access is a single operation.
+        """Cache of run records for `inform`, which uses only fields that never change. The dict needs no lock, because each access is a single
+        operation.
         """
         self._sets = KnownSets()
         self._copier = RowCopier(self._copy_some_rows)
@@ -110,9 +110,8 @@ class Selector:
         """Register a run. The call has no effect if the run is registered with equal arguments.
 
         Args: selection_strategy, data, online: these sections of the pipeline; `data` and `online` may be None, and a later registration does not
-        change `data`. seed: seed of all random draws of the run. dataset_identity: identity of the registered dataset, which the trigger sets carry.
-        An
-            empty identity accepts any dataset.
+        change `data`. seed: seed of all random draws of the run. dataset_identity: identity of the registered dataset, which is returned with the
+        trigger sets. An empty identity accepts any dataset.
 
         Raises: AlreadyExistsError: the run is registered with other arguments. InvalidArgumentError: the name is not a file name. ConfigError: the
             section is invalid.
@@ -129,16 +128,16 @@ class Selector:
         }
         with self._database.session() as session:
             before = find_run(session, run_id)
-        # A deletion of the earlier run of this name may not have ended. Its row would refuse the new run.
+        # The deletion of an earlier run with this name may be incomplete. The row of the earlier run would block the new run.
         if before is not None and before.deleting:
             self._finish_deletion(before)
         with self._database.session() as session:
             new = upsert(RUNS).values({**row, "data": None if data is None else dict(data)})
-            # If two calls register the same run at once, the second waits here for the transaction of the first, and then adds no row.
+            # If two calls register the same run at once, the second call waits here for the transaction of the first call, and then adds no row.
             added = session.execute(new.on_conflict_do_nothing().returning(RUNS.c.number)).all()
             run = get_run(session, run_id, lock=True)
             if added:
-                # The log is created before the commit. A crash between them leaves a folder without a row, which `recover` sets aside.
+                # The log is created before the commit. A crash before the commit leaves a folder without a row, and `recover` sets this folder aside.
                 self._files(run).log.create()
                 if run.in_database:
                     create_rows(session, run.number)
@@ -154,7 +153,7 @@ class Selector:
             return get_run(session, run_id)
 
     def inform(self, run_id: RunId, position: int, samples: SampleBatch) -> int:
-        """Append `samples` at `position` of the run's stream, except samples that are already held. Returns the number of held samples.
+        """Append `samples` at `position` of the run's stream, except samples that are already stored. Returns the number of stored samples.
 
         Raises: NotFoundError: the run is unknown. ConflictError: samples before `position` are missing.
         """
@@ -166,26 +165,26 @@ class Selector:
         return num_held
 
     def inform_labels(self, run_id: RunId, number: int, samples: SampleBatch) -> int:
-        """Append samples whose labels have arrived. Returns the number of samples with labels. The `number` of the first call is the position from
-        which on samples come without labels.
+        """Append samples whose labels have arrived. Returns the number of samples with labels. In the first call, `number` is the position of the
+        first sample that arrived without its label.
 
-        Args: number: number of the first of these samples among the samples with labels. Raises: NotFoundError: the run is unknown. ConflictError:
-        samples before `number` are missing, or repeated samples differ from the held ones.
+        Args: number: index of the first of these samples among all samples with labels. Raises: NotFoundError: the run is unknown. ConflictError:
+        samples before `number` are missing, or repeated samples differ from the stored samples.
         """
         files = self._files(self._informed_run(run_id))
         return (files.labelled or files.begin_labels(number)).append(number, samples)
 
     def _informed_run(self, run_id: RunId) -> RunRecord:
         run = self._informed.get(run_id)
-        # If the log is gone, the run was deleted, or another run of its name has been registered. Only the row can tell.
+        # If the log is missing, the run was deleted, and perhaps a new run with its name was registered. The row has the current state.
         if run is None or not self._files(run).log.exists():
             run = self._informed[run_id] = self.run(run_id)
         return run
 
     def samples(self, run_id: RunId, position: int, limit: int, *, labelled: bool = False) -> SampleBatch:
-        """Return at most `limit` samples from `position` on, as `inform` received them; no sample after the last held sample.
+        """Return at most `limit` samples from `position` on, as `inform` received them. The result is empty if `position` is after the last sample.
 
-        Args: labelled: return only samples with labels, in the order of their labels. Raises: ConflictError: the run holds fewer samples.
+        Args: labelled: return only samples with labels, in the order of their labels. Raises: ConflictError: the run has fewer samples.
         InvalidArgumentError: `position` or `limit` is out of range.
         """
         files = self._files(self.run(run_id))
@@ -207,9 +206,9 @@ class Selector:
         """Select the trigger set over the first `num_samples` samples with labels, or return the existing set.
 
         Args: online: select the steps of proactive training over the samples since the previous trigger, by the section `online`. tests_only: select
-            only the new samples of these steps, for a test. token: token that ends the selection with its cause; a cancelled trigger is not stored.
-            Raises: ConflictError: the trigger exists over another number of samples, is not the next trigger, or covers fewer samples than the
-            previous trigger or more samples than are held.
+            only the new samples of these steps, for a test. token: token that cancels the selection; a cancelled trigger is not stored.
+            Raises: ConflictError: the trigger exists with another number of samples, the trigger is not the next trigger, `num_samples` is less than
+            in the previous trigger, or fewer samples are stored.
         """
         token = token or CancellationToken()
         with self._slots.hold(run_id, token):
@@ -227,14 +226,14 @@ class Selector:
                 select_set = partial(selecting.select_online, tests_only=tests_only) if online else selecting.select
                 found = select_set(CancellableReader(log, token), num_samples)
                 with self._database.session() as session:
-                    # This refuses the set if the run was deleted during the selection, and excludes a deletion until the commit.
+                    # `get_run` raises an error if the run was deleted during the selection. Its lock blocks a deletion until the commit.
                     get_run(session, run_id, lock=True)
                     session.execute(insert(TRIGGERS).values({"run_number": run.number, **asdict(found)}))
-                # After the commit no trigger opens the older state files. Before it, a repeated trigger would need them.
+                # After the commit no trigger opens the older state files. Before the commit, a repeated trigger would need them.
                 if before is not None:
                     self._files(run).remove(before.state_file_names - found.state_file_names)
                 self._sets.add(run, found)
-        # A repeated call found the stored set. It must be the set that the caller means.
+        # A repeated call returns the stored set, which must match the arguments of the call.
         if found.num_samples != num_samples or found.online != online:
             raise ConflictError(
                 f"trigger {trigger_id} of run '{run_id}' {'is online and ' if found.online else ''}covers the first {found.num_samples} samples, "
@@ -300,7 +299,7 @@ class Selector:
             before, chosen = trigger_before_window(number, tail), files.open_set(self._find_set(run_id, found[number])[1])
             return ChosenSet(0 if before is None else ends[before], ends[number], chosen.header.num_keys, chosen.chunks(BLOCK))
 
-        # `found` ends with this trigger. Windows count triggers without online ones, and thus by their numbers in this list.
+        # `found` ends with this trigger. Windows do not count online triggers, so triggers are numbered by their indices in `found`.
         last = len(found) - 1
         counted = summarize(files.selectable, trigger_id, of(last), of(last - 1) if last else None)
         with self._database.session() as session:
@@ -332,12 +331,13 @@ class Selector:
             self._finish_deletion(run)
 
     def _finish_deletion(self, run: RunRecord) -> None:
-        # End a selection that began before the row was marked, because it would write into the folder. The marked row refuses later selections.
+        # End a selection that began before the row was marked, because the selection would write into the folder. The marked row blocks later
+        # selections.
         self._slots.end(run.run_id, NotFoundError(f"run '{run.run_id}' was deleted while a trigger set was selected"))
         self._informed.pop(run.run_id, None)
         self._sets.forget(run.run_id)
         directory = self._files(run).directory
-        # Several callers may delete a run at once. A file may therefore already be gone, and the removal begins again.
+        # Several callers may delete a run at once. If another caller has already removed a file, the removal starts again.
         try:
             while directory.exists():
                 with suppress(FileNotFoundError):
@@ -380,7 +380,7 @@ class Selector:
             set_aside_orphan(directory, self._orphans)
 
     def _repair(self, run: RunRecord, newest: TriggerSetRecord | None) -> None:
-        """Repair the log, and remove files of triggers without a row. Damage is only logged, because other runs can be used."""
+        """Repair the log, and remove files of triggers without a row. Damage is only logged, because the other runs are still usable."""
         files = self._files(run)
         known = {files.set_path(trigger_id).name for trigger_id in range(newest.trigger_id + 1)} if newest else set()
         try:
@@ -413,7 +413,7 @@ class Selector:
 
 
 class RunSlots:
-    """A slot for each run, held by one thread at a time."""
+    """One slot for each run. One thread at a time may hold a slot."""
 
     def __init__(self) -> None:
         # Guards `_held`. It is notified when a slot becomes free or a waiter is cancelled.

@@ -1,4 +1,4 @@
-"""The gRPC servicer of the selector, which decodes requests, calls the selector and encodes answers. The server translates errors."""
+"""The gRPC servicer of the selector, which decodes requests, calls the selector and encodes responses. The server translates errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ _SAMPLE_BYTES = 24
 
 def build(context: ServiceContext) -> list[Registration]:
     """Open the schema, repair the state after a crash, and return the servicer."""
-    # At shutdown the callbacks run in reverse order. The selector ends its copies before the database and storage, which they use, are closed.
+    # At shutdown the callbacks run in reverse order. The selector stops its copies of samples before the database and storage are closed, because
+    # copies use both services.
     database = open_database(context.config, SCHEMA, "modyn.selector.migrations")
     context.on_shutdown(database.close)
     storage = StorageClient(context.config.endpoint("storage"))
@@ -57,7 +58,7 @@ def build(context: ServiceContext) -> list[Registration]:
 class SelectorServicer(selector_pb2_grpc.SelectorServicer):
     """The calls of selector.proto.
 
-    Each method decodes the request of the call with the same name in protos/, calls the selector and encodes the answer.
+    Each method decodes the request of the call with the same name in protos/, calls the selector and encodes the response.
     """
 
     def __init__(self, selector: Selector, storage: StorageClient, endpoint: Endpoint) -> None:
@@ -67,9 +68,8 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
         self._endpoint = endpoint
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
-        """Return the mistakes of a pipeline's `selection_strategy`, with its columns, and of `online.history`, and the scores that the selection
-        needs.
-        """
+        """Return the mistakes in `selection_strategy`, including its columns, and in `online.history`. Return also the names of the scores that the
+        selection needs."""
         pipeline = from_struct(request.pipeline)
         return problems_to_proto(validate_columns(pipeline, self._storage) + check_history(pipeline), asked_scores(pipeline))
 
@@ -93,15 +93,14 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
         return to_message(self._selector.run(RunId(request.run_id)), selector_pb2.SelectorRun)
 
     def Inform(self, request: selector_pb2.InformRequest, context: grpc.ServicerContext) -> selector_pb2.InformReply:
-        """Append the samples that are not held yet; return the number of held samples. CONFLICT if samples before `position` are missing."""
+        """Append the samples that are not stored yet; return the number of stored samples. CONFLICT if samples before `position` are missing."""
         with bind(run_id=request.run_id):
             num_held = self._selector.inform(RunId(request.run_id), request.position, batch_from_proto(request.samples))
         return selector_pb2.InformReply(num_samples=num_held)
 
     def InformLabels(self, request: selector_pb2.InformRequest, context: grpc.ServicerContext) -> selector_pb2.InformReply:
-        """Append samples whose labels have arrived and that are not held yet; return the number of samples with labels. CONFLICT if there would be a
-        gap.
-        """
+        """Append samples whose labels have arrived and that are not stored yet; return the number of samples with labels. CONFLICT if the samples
+        leave a gap."""
         with bind(run_id=request.run_id):
             num_held = self._selector.inform_labels(RunId(request.run_id), request.position, batch_from_proto(request.samples))
         return selector_pb2.InformReply(num_samples=num_held)
@@ -113,11 +112,10 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
 
     def Trigger(self, request: selector_pb2.TriggerRequest, context: grpc.ServicerContext) -> selector_pb2.TriggerSet:
         """Select a trigger set, or return the existing set. CONFLICT if the set has another number of samples, or the trigger is not the next
-        trigger.
-        """
+        trigger."""
         run_id, trigger_id = RunId(request.run_id), request.trigger_id
         token = CancellationToken()
-        # The token ends the selection when the caller hangs up. `add_callback` returns False if this has already happened.
+        # The token cancels the selection when the call ends. `add_callback` returns False if the call has already ended.
         gone = CancelledError(
             f"the caller of trigger {trigger_id} of run '{run_id}' has gone, or its deadline has passed; call again"
         )
@@ -143,7 +141,7 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
     def PutFeedback(
         self, request_iterator: Iterator[selector_pb2.FeedbackPart], context: grpc.ServicerContext
     ) -> selector_pb2.FeedbackHeader:
-        """Store the scores of a training, unless scores of this or a later attempt are stored. CONFLICT if the scores are of another trigger set."""
+        """Store the scores of a training, unless scores of this or a later attempt are stored. CONFLICT if they belong to another trigger set."""
         first = next(request_iterator, None)
         if first is None or first.WhichOneof("part") != "header":
             raise InvalidArgumentError("feedback begins with a header")
@@ -154,7 +152,7 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
             return to_message(self._selector.feedback(header.run_id).put(header, parts), selector_pb2.FeedbackHeader)
 
     def ListFeedback(self, request: selector_pb2.SelectorRunId, context: grpc.ServicerContext) -> selector_pb2.FeedbackList:
-        """List the scores of the run's trainings, by trigger."""
+        """List the scores of the run's trainings, ordered by trigger."""
         headers = self._selector.feedback(RunId(request.run_id)).headers()
         return selector_pb2.FeedbackList(feedback=[to_message(header, selector_pb2.FeedbackHeader) for header in headers])
 

@@ -37,14 +37,15 @@ class _Among:
         self._keys, self._weights = np.zeros(0, np.int64), np.zeros(0, np.float32)
 
     def among(self, keys: Int64Array) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
-        """Return which of the next samples of the stream are in the set, bool (n,), and their weights.
+        """Return which of the next samples of the stream are in the set, bool (n,), and the weights of these samples.
 
         Args: keys: keys of the next samples, int64 (n,). Calls must not skip a sample of the set, because the set has its keys in stream order.
         """
         while len(self._keys) < len(keys) and (chunk := next(self._chunks, None)) is not None:
             self._keys = np.concatenate([self._keys, chunk.keys])
             self._weights = np.concatenate([self._weights, chunk.weights])
-        # At most len(keys) keys of the set can be among these samples. They are the next keys of the set, because both are in stream order.
+        # At most len(keys) keys of the set can be among these samples. The set and the samples are in stream order, so these are the next keys of the
+        # set.
         chosen = np.isin(keys, self._keys[: len(keys)])
         count = int(np.count_nonzero(chosen))
         weights = self._weights[:count]
@@ -53,7 +54,7 @@ class _Among:
 
 
 class _Sampled:
-    """Quantiles of every n-th value of a sequence that comes in pieces. Args: expected: length of the sequence."""
+    """Quantiles of every n-th value of a sequence that arrives in chunks. Args: expected: length of the sequence."""
 
     def __init__(self, expected: int) -> None:
         self._step, self._next = max(1, -(-expected // MOST_VALUES)), 0
@@ -61,7 +62,7 @@ class _Sampled:
 
     def add(self, values: npt.NDArray[np.generic]) -> None:
         self._kept.append(values[self._next :: self._step].astype(np.float64))
-        # The next value to keep, counted from the start of the next piece.
+        # Index of the next value to keep, in the next chunk.
         self._next = (self._next - len(values)) % self._step
 
     def quantiles(self) -> tuple[float, ...]:
@@ -91,7 +92,7 @@ def summarize(reader: SampleReader, trigger_id: int, chosen: ChosenSet, before: 
     for at in range(start if before is None else min(start, before.start), end, BLOCK):
         samples = reader.read(at, min(at + BLOCK, end))
         in_before = np.zeros(len(samples), np.bool_) if of_before is None else of_before.among(samples.keys)[0]
-        # The previous window may begin earlier. Samples before `start` only belong to the previous set.
+        # The previous window may begin earlier. Samples before `start` belong only to the previous set.
         inside = slice(max(0, start - at), None)
         keys, labels = samples.keys[inside], samples.labels[inside]
         age = (newest - samples.timestamps[inside]).astype(np.float64)
@@ -123,6 +124,6 @@ def _counts(labels: npt.NDArray[np.generic]) -> dict[int, int]:
 
 
 def _listed(candidates: Counter[int], chosen: Counter[int]) -> tuple[ClassCount, ...]:
-    """List the classes with the most candidates, by label."""
+    """List the classes with the most candidates, ordered by label."""
     most = sorted(label for label, _ in candidates.most_common(MOST_CLASSES))
     return tuple(ClassCount(label, candidates[label], chosen[label]) for label in most)

@@ -29,8 +29,8 @@ TRIGGER_SECONDS = Histogram(
 class TriggerSelection:
     """The selection of one trigger set, which may take minutes.
 
-    before: the newest trigger set, or None. ends: returns the number of samples that each trigger so far covers, int64. tail_end: returns, for n, the
-    number of samples that the trigger n places before the newest covers, or 0 without such a trigger. `ends` and `tail_end` ignore online
+    before: the newest trigger set, or None. ends: returns the number of samples that each trigger so far covers, int64. tail_end: for n, returns the
+    number of samples that the trigger n steps before the newest trigger covers, or 0 without such a trigger. `ends` and `tail_end` ignore online
     triggers.
     """
 
@@ -95,14 +95,14 @@ class TriggerSelection:
         header = write_trigger_set(self.files.set_path(trigger_id), size, selection)
         TRIGGER_SECONDS.observe(time.perf_counter() - started)
         found = trigger_id, num_samples, header.num_keys, size, header.keys_sha256
-        # State and files pass through, so that the next selection by the strategy continues from the last one.
+        # State and files are copied, so that the next selection by the strategy continues from its last selection.
         return TriggerSetRecord(*found, before.policy_state, len(deleted), before.state_files, online=True)
 
     def _window_start(self, tail_triggers: int | None) -> int:
         """Return the position at which the window of a trigger begins. Online triggers do not count."""
         if tail_triggers is None or self.before is None:
             return 0
-        # The record of the newest trigger answers this usual case without a query.
+        # In this usual case, the record of the newest trigger has the position, and no query is needed.
         if tail_triggers == 0 and not self.before.online:
             return self.before.num_samples
         return self.tail_end(tail_triggers)

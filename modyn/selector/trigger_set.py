@@ -2,9 +2,9 @@
 is mapped for reading.
 
 The columns are the keys as int64 and the weights as float32. If the set consists of whole ranges of the stream, the file instead has a column
-`ranges`, int64 (n, 2), with positions in the run's log; the samples have weight 1. If the keys of these ranges form only a few progressions, the
-header holds the progressions, and the log is not read. Keys form few progressions if files were indexed in the order of their times. Partition p
-holds positions [p·size, (p+1)·size) of the set.
+`ranges`, int64 (n, 2), with positions in the run's log; the samples have weight 1. If the keys of these ranges form only a few arithmetic
+progressions, the header contains the progressions, and the log is not read. Keys form few progressions if files were indexed in the order of their
+times. Partition p holds positions [p·size, (p+1)·size) of the set.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ KeyProgression = tuple[int, int, int]
 class TriggerSetHeader:
     """The header of the file. keys_sha256: SHA-256 of the keys as little-endian int64, in hexadecimal.
 
-    key_runs: all keys as progressions; empty if the columns hold the keys.
+    key_runs: all keys as progressions; empty if the keys are in the columns or in the log.
     """
 
     num_keys: int
@@ -101,7 +101,7 @@ def write_trigger_set(path: Path, partition_size: int, selection: Selection) -> 
     """Write the selection to `path`, chunk by chunk. Afterwards the file is complete and on disk, or `path` is unchanged.
 
     Args: partition_size: number of keys of each partition except the last. selection: its chunks are consumed. Raises: UnavailableError: the disk
-    fails. ModynError: the policy yields another number of keys than it promised.
+    fails. ModynError: the policy yields another number of keys than `num_keys`.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -224,7 +224,7 @@ def _progression(key: int, step: int, count: int) -> Int64Array:
     return np.arange(key, key + count * step, step) if step else np.full(count, key)
 
 
-# The arguments with a leading underscore only distinguish versions of the file in the cache. An error is not cached.
+# In the cache, the arguments with a leading underscore distinguish versions of the file. An error is not cached.
 @lru_cache(maxsize=4096)
 def _verify(path: Path, _inode: int, _mtime_ns: int, _digest: str) -> None:
     ColumnFile.open(path, _KIND).verify()

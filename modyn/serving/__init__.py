@@ -1,8 +1,8 @@
 """Prediction server for model versions. The server speaks the Open Inference Protocol, version 2.
 
 The modules, from the lowest layer to the highest: `messages/` (tensors and requests), `batch_queue` and `batcher`, `versions/` (load, route and
-promote), `model_server`, `observations/` (labels that clients send back), `protocol/` (HTTP and gRPC), `run_part` (the objects that each run has of
-its own), `run_server` (the process).
+promote), `model_server`, `observations/` (labels that clients send back), `protocol/` (HTTP and gRPC), `run_part` (the objects of one run),
+`run_server` (the process).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class BatchLimits:
     max_queue: int = 1024
     """Largest number of requests that wait. The queue refuses further requests."""
     timeout_s: float = 30.0
-    """A request without an answer ends with DeadlineError this long after its arrival."""
+    """Seconds after the arrival of a request at which the request ends with DeadlineError if it has no answer."""
     inline_s: float = 0.001
     """The thread of the protocol's server may call a model whose batches take at most this processor time, in seconds; 0: never."""
 

@@ -38,7 +38,7 @@ class Batcher:
     While batches are quick (`BatchLimits.inline_s`), a caller may predict in its own thread. A batch of a small model takes less time than a switch
     to another thread, because that thread must first get the interpreter's lock. At most `threads` batches are predicted at one time.
 
-    If a batch fails, each of its requests is predicted alone, so that one bad request does not make the others fail.
+    If a batch fails, each of its requests is predicted alone, so that one bad request does not make the other requests fail.
 
     Args: predictor: closed by the last thread after `close`. report: called after each batch. clock: seconds, monotonic.
     """
@@ -125,14 +125,15 @@ class Batcher:
         return request
 
     def run_due(self) -> None:
-        """Predict due batches in this thread. If `threads` batches are being predicted already, the threads of those batches take the rest."""
+        """Predict due batches in this thread. If `threads` batches are being predicted already, the threads of those batches predict the remaining
+        requests."""
         for _ in range(_MAX_INLINE):
             if not (batch := self._take()):
                 break
             self._predict(batch)
             self._end_batch()
         with self._changed:
-            if len(self._queue):  # these requests are not due yet, or exceed what this call predicts
+            if len(self._queue):  # these requests are not due yet, or exceed the number of batches of this call
                 self._changed.notify()
 
     def cancel(self, request: BatchedRequest) -> None:
@@ -151,7 +152,7 @@ class Batcher:
                 )
 
     def close(self) -> None:
-        """Take no more requests. After all requests have their outcomes, the threads end and the predictor is closed."""
+        """Refuse further requests. After all requests have their outcomes, the threads end and the predictor is closed."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()

@@ -20,8 +20,8 @@ from modyn.serving.versions.predictor import VersionName
 WINDOW_S: Final = 5.0
 """Largest age of a measured request, in seconds."""
 MOST: Final = 5_000
-"""Largest number of measured requests. If there are more, the newest are measured, so that measuring holds the interpreter for less than a
-millisecond.
+"""Largest number of measured requests. If there are more requests, only the newest are measured, so that measuring holds the interpreter's lock
+for less than a millisecond.
 """
 REPORT_S: Final = 1.0
 """Seconds between two reports."""
@@ -30,7 +30,7 @@ REPORT_S: Final = 1.0
 class LoadMeter:
     """Measures the requests of one model. Any thread may call `add`. One thread calls the other methods.
 
-    Args: clock: seconds, monotonic. pinned: versions that the server holds for requests that name them.
+    Args: clock: seconds, monotonic. pinned: versions that the server keeps loaded for requests that name them.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, pinned: Sequence[int] = ()) -> None:
@@ -64,7 +64,7 @@ class LoadMeter:
         )
 
     def uses(self, roles: Mapping[VersionRole, str]) -> list[VersionUse]:
-        """Return the versions in use, the pinned ones, and the versions that have answered since the last `clear_reported`.
+        """Return the versions in use, the pinned versions, and the versions that have answered since the last `clear_reported`.
 
         Args: roles: the versions in use now.
         """
@@ -95,7 +95,7 @@ def load_reports(
 ) -> Iterator[None]:
     """Report load and versions at intervals, in a thread of its own, and at the end of the block.
 
-    A failure is logged once until a report succeeds. The report after a failed report includes the requests of the failed one.
+    A failure is logged once until a report succeeds. The report after a failed report includes the requests of the failed report.
 
     Args: roles: returns the versions in use.
     """
@@ -103,7 +103,7 @@ def load_reports(
 
     def send() -> None:
         nonlocal is_away, in_use
-        in_use = roles() or in_use  # a closed server has no versions; the last report uses the earlier ones
+        in_use = roles() or in_use  # a closed server has no versions; the last report uses the earlier versions
         report(meter.load(), meter.uses(in_use))
         meter.clear_reported()
         is_away = False

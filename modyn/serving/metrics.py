@@ -29,10 +29,10 @@ class Observations:
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds, self._counts, self._sum = bounds, [0] * len(bounds), 0.0
-        self._lock = threading.Lock()  # Protects counts and sum, so that a reader gets both from the same moment.
+        self._lock = threading.Lock()  # Protects counts and sum, so that a reader gets a consistent pair.
 
     def observe(self, value: float) -> None:
-        """Count a value in the first bucket whose bound it does not exceed."""
+        """Count a value in the first bucket with a bound of at least this value."""
         place = bisect_left(self._bounds, value)
         with self._lock:
             self._counts[place] += 1
@@ -131,8 +131,8 @@ UNLIKE_INPUTS = Counter(
 
 
 def count_error(models: Container[str], model: str, reason: str) -> None:
-    """Count a request that ended with an error. Args: models: names of the served models. Other names are not counted by name, because clients invent
-    them and their counts would never be removed.
+    """Count a request that ended with an error. Args: models: names of the served models. Other names are counted as `unknown`, because clients
+    may invent names, and the counts of such names would never be removed.
     """
     ERRORS.labels(model if model in models else "unknown", reason).inc()
 

@@ -26,7 +26,7 @@ from modyn.serving.versions.routing import Canary, ModelRoutes, RoutingTable, to
 from modyn.serving.versions.shadow import ShadowComparer, ShadowPair, count_dropped
 
 _LOOK_S: Final = 0.02
-"""Seconds between two searches for requests whose deadline has passed."""
+"""Seconds between two searches for requests with a passed deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +69,10 @@ class ModelServer:
     """Answers requests with the versions of several models. Thread-safe. A request is routed to a version on arrival, and this version answers the
     request even if the routes change meanwhile.
 
-    Args: load: makes the predictor of a version. on_answer: called with each request and its answer, by the thread that predicted it, before the
-    client gets the answer. on_end: called with the version of a request, its role and the seconds until its answer or error. Neither callback may
-    block or raise. models: names of known models. Until a version of a known model is loaded, requests to this model end with UnavailableError
-    instead of NotFoundError, and the model is not ready.
+    Args: load: makes the predictor of a version. on_answer: called with each request and its answer, by the predicting thread, before the client
+    gets the answer. on_end: called with the version of a request, its role and the seconds until its answer or error. Neither callback may block
+    or raise. models: names of known models. Until a version of a known model is loaded, requests to this model end with UnavailableError instead
+    of NotFoundError, and the model is not ready.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class ModelServer:
         self._table: RoutingTable[LoadedVersion] = RoutingTable({name: ModelRoutes() for name in models})
         self._loading: dict[VersionName, None] = {}
         self._served_order: dict[VersionName, int] = {}
-        self._kept: set[VersionName] = set()  # versions that `load` loaded
+        self._kept: set[VersionName] = set()  # versions that `load` has loaded, which stay in memory until `close`
         self._reserved: Counter[VersionName] = Counter()  # versions that will serve or become canary or shadow
         self._numbers = itertools.count()
         self._retiring: list[LoadedVersion] = []  # versions that left the table but may still have requests
         self._changing = threading.Lock()  # Protects the replacement of the table, and the fields above.
-        self._one_load = threading.Lock()  # Held while a version is loaded: memory holds at most one spare version.
+        self._one_load = threading.Lock()  # Held while a version is loaded, so that memory contains at most one spare version.
         self._closed = False
         self._comparer = ShadowComparer()
         self._ids, self._id_prefix = itertools.count(), secrets.token_hex(6)
@@ -112,10 +112,10 @@ class ModelServer:
     ) -> InferTicket:
         """Check a request and start its prediction.
 
-        Args: done: called once with the answer or an error, by any thread; this function must neither block nor raise. soon: schedules a call in this
-        thread, in which a quick model predicts all requests that have come. at_once: lets a quick model predict in this call, for a request that
-        comes alone. Without `soon` and `at_once`, other threads predict. Raises, without a call of `done`: NotFoundError: the model or version is
-        unknown. InvalidArgumentError: the tensors do not fit. OverloadedError: the queue is full. UnavailableError: no version serves yet.
+        Args: done: called once with the answer or an error, by any thread; this function must neither block nor raise. soon: schedules a call in
+        this thread, in which a quick model predicts all requests so far. at_once: lets a quick model predict in this call, for a request that
+        arrives alone. Without `soon` and `at_once`, other threads predict. Raises, without a call of `done`: NotFoundError: the model or version
+        is unknown. InvalidArgumentError: the tensors do not fit. OverloadedError: the queue is full. UnavailableError: no version serves yet.
         """
         started = time.perf_counter()
         request_id = request.request_id or f"{self._id_prefix}-{next(self._ids)}"
@@ -137,7 +137,8 @@ class ModelServer:
         while True:
             route = self._table.route(request.model, request.version, request_id)
             version = route.target
-            # If the version has retired since the table was read, the request is routed again by the newest table, which lacks that version.
+            # If the version has retired since the table was read, the request is routed again by the newest table, which does not contain that
+            # version.
             if version.begin():
                 break
         pair = None if route.shadow is None else ShadowPair(self._comparer, route.shadow.name, request_id, route.shadow.end)
@@ -200,7 +201,7 @@ class ModelServer:
     # Versions
 
     def load(self, name: VersionName) -> float:
-        """Load a version and warm it up, unless the version is warm. The version answers requests that name it until `close`.
+        """Load a version and warm it up, unless the version is warm. Until `close`, the version answers requests that name it.
 
         Returns: seconds that loading took; 0: the version was warm. Raises: the errors of the loader. ConflictError: the server is closed.
         """
@@ -227,7 +228,7 @@ class ModelServer:
                 metrics.forget_inputs(name, predictor.signature)  # the warm-up has counted zeros as inputs
             finally:
                 del self._loading[name]
-            # The lock prevents that `_end_overdue` unloads an older version of the same name and removes the new counters.
+            # Without the lock, `_end_overdue` could unload an older version of the same name, and remove the new counters.
             with self._changing:
                 counters = metrics.batch_reporter(name.model), metrics.request_timer(name)
                 made = LoadedVersion(name, predictor, self._limits.batches, self._limits.threads, *counters)
@@ -239,7 +240,7 @@ class ModelServer:
 
     @contextmanager
     def _warm(self, name: VersionName) -> Iterator[float]:
-        """Load a version and keep it in memory during the block, in which the caller gives the version a role. Yields the seconds of loading."""
+        """Load a version and keep it in memory during the block, in which the caller assigns a role to the version. Yields the seconds of loading."""
         with self._changing:
             self._reserved[name] += 1
         try:
@@ -340,8 +341,7 @@ class ModelServer:
     def close(self, drain_s: float = 10.0) -> bool:
         """Wait at most `drain_s` seconds for the answers to accepted requests, and unload all versions.
 
-        Stop the HTTP and gRPC servers first, because requests that come meanwhile are accepted and
-        answered too.
+        Stop the HTTP and gRPC servers first, because requests that arrive meanwhile are accepted and answered too.
         """
         with self._changing:
             self._closed = True
@@ -351,7 +351,7 @@ class ModelServer:
                 version.become(VersionState.RETIRING)
         give_up = time.monotonic() + drain_s
         ended = [version.batcher.join(max(0.0, give_up - time.monotonic())) for version in versions]
-        # Stopped last: a version ends only when each of its requests has an answer or has passed its deadline.
+        # This task stops last, because a version ends only when each of its requests has an answer or has passed its deadline.
         self._overdue.close()
         self._comparer.close()
         return all(ended)

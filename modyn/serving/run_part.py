@@ -30,7 +30,7 @@ from modyn.state_folders import serving_dir
 from modyn.storage.client import StorageClient
 
 Report = Callable[[RunId, ServingLoad, Sequence[VersionUse]], object]
-"""Function that gets the load of a run's server, and the uses of each version."""
+"""Function that receives the load of a run's server, and the uses of each version."""
 
 _JUDGE_S: Final = 1.0
 """Seconds between two searches for a version to judge."""
@@ -48,8 +48,8 @@ class ServingClients:
 class RunPart:
     """Parts of one run in a process that serves several runs.
 
-    Raises: ConflictError: another server of this run takes labels for the same dataset. NotFoundError, InvalidArgumentError: the run's dataset of
-    observations is missing, or does not hold records. CorruptStateError, UnavailableError: see `WaitingLog`.
+    Raises: ConflictError: another server of this run accepts labels for the same dataset. NotFoundError, InvalidArgumentError: the run's dataset
+    of observations is missing, or is not a dataset of records. CorruptStateError, UnavailableError: see `WaitingLog`.
     """
 
     def __init__(self, config: SystemConfig, model: ServedModel, clients: ServingClients) -> None:

@@ -1,4 +1,4 @@
-"""Process that serves the versions of runs. This module has the parts of the process, and the order in which the parts start and end."""
+"""Process that serves the versions of runs. This module creates the parts of the process, and defines the order in which the parts start and end."""
 
 from __future__ import annotations
 

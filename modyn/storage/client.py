@@ -69,10 +69,10 @@ KEYS_PER_CALL = 131_072
 _FRAME_BYTES = 16
 """Number of bytes that a record takes in a message in addition to its payload."""
 RETRY_S = 30.0
-"""Seconds without progress for which a broken stream is opened again and again. After this time, its error is raised."""
+"""Seconds without progress for which a broken stream is opened again and again. After this time, the error of the stream is raised."""
 
 WHOLE_INDEX_DEADLINE_S = 3600.0
-"""Deadline of a rebuild, which reads all of the index and a part of each data file."""
+"""Deadline of a rebuild, which reads the whole index and a part of each data file, and of `forget_file`."""
 SCRUB_DEADLINE_S = 7 * 24 * 3600.0
 """Deadline of a scrub, which reads all data files."""
 INGEST_DEADLINE_S = 24 * 3600.0
@@ -81,7 +81,7 @@ INGEST_DEADLINE_S = 24 * 3600.0
 NewSamples = ResumingStream[SampleBatch, int]
 """The samples of a dataset as they arrive. `cancel` may be called from another thread: iteration then ends."""
 NewLabels = ResumingStream[LateLabelBatch, int]
-"""Late labels as they arrive. `cancel`: see `NewSamples`."""
+"""Late labels as they arrive, with the same `cancel` as `NewSamples`."""
 
 
 class StorageClient(ServiceClient):
@@ -176,10 +176,10 @@ class StorageClient(ServiceClient):
 
     def append_records(self, name: str, records: Sequence[NewRecord], identity: str = "") -> list[AppendedRecord]:
         """Append records to a dataset of records. Returns one answer for each record, in order. Answered records are durable, and become samples
-        soon. A large number is sent in several calls. Of each call, all records are appended or none. After an error or a lost answer, repeat the
-        call with the same keys: appended records are then answered as duplicates.
+        soon. Many records are sent in several calls. Each call appends all of its records or none. After an error or a lost answer, repeat the
+        call with the same keys: the answers then mark the appended records as duplicates.
 
-        Raises: InvalidArgumentError: a record cannot be taken, or the dataset is made of files. UnavailableError: the disk of storage cannot be
+        Raises: InvalidArgumentError: a record is not valid, or the dataset is made of files. UnavailableError: the disk of storage cannot be
         written to.
         """
         appended: list[AppendedRecord] = []
@@ -189,8 +189,8 @@ class StorageClient(ServiceClient):
 
     def set_labels(self, name: str, labels: Mapping[str, float], identity: str = "") -> list[AppendedRecord]:
         """Set the labels of records that were appended without a label. Returns one answer for each label, in order. A record keeps its first label:
-        an equal label is marked as a duplicate, another label with `differs`. Therefore the call may be repeated. A large number is sent in several
-        calls. Of each call, all labels are set or none.
+        the answer for a further label has `is_duplicate`, and `differs` if the labels are not equal. So the call may be repeated. Many labels are
+        sent in several calls. Each call sets all of its labels or none.
 
         Args: labels: labels by the idempotency keys of the records.
         Raises: NotFoundError: there is no record with one of the keys. InvalidArgumentError: a label is not allowed, or the dataset is made of files.
@@ -201,7 +201,7 @@ class StorageClient(ServiceClient):
         return answers
 
     def new_labels(self, name: str, first: int, batch_size: int, identity: str = "") -> NewLabels:
-        """Yield late labels from number `first` on, in the order of their arrival, and wait for new ones until cancelled."""
+        """Yield late labels from number `first` on, in the order of their arrival, and wait for new labels until cancelled."""
 
         def open_at(number: int) -> Any:
             request = storage_pb2.NewLabelsRequest(dataset=name, identity=identity, first=number, batch_size=batch_size)
@@ -213,7 +213,7 @@ class StorageClient(ServiceClient):
         request, num_bytes = storage_pb2.AppendRequest(dataset=name, identity=identity), 0
         for record in records:
             message = record_to_proto(record)
-            # The size of one message is exact; the frame of the field in the request is added.
+            # `ByteSize` is the exact size of the record. In the request, the frame of the field is added.
             size = message.ByteSize() + _FRAME_BYTES
             if size > self._most_bytes:
                 raise InvalidArgumentError(
@@ -234,7 +234,7 @@ class StorageClient(ServiceClient):
         return [from_message(problem, FileProblem) for problem in reply.problems]
 
     def count_samples(self, name: str, interval: Interval, end_key: int | None = None, identity: str = "") -> int:
-        """Return the number of samples of dataset `name` with a timestamp in [start, end), without deleted ones. Raises: NotFoundError.
+        """Return the number of samples of dataset `name` with a timestamp in [start, end), without deleted samples. Raises: NotFoundError.
 
         Args: end_key: only samples with smaller keys.
         """
@@ -277,7 +277,7 @@ class StorageClient(ServiceClient):
         return ResumingStream(open_after, after, last_of, self._stream_retrier, batch_from_proto)
 
     def new_samples(self, name: str, first_key: int, batch_size: int, identity: str = "") -> NewSamples:
-        """Yield samples from key `first_key` on in the order of arrival, and wait for new ones until cancelled.
+        """Yield samples from key `first_key` on in the order of arrival, and wait for new samples until cancelled.
 
         Args: batch_size: largest number of samples in a batch, 1 to 1,000,000. A batch has fewer samples if no more have arrived.
         """
@@ -290,17 +290,17 @@ class StorageClient(ServiceClient):
         return ResumingStream(open_at, first_key, lambda batch: int(batch.keys[-1]) + 1, self._stream_retrier, batch_from_proto)
 
     def samples_by_key(self, name: str, keys: Int64Array, identity: str = "") -> SampleBatch:
-        """Return labels and timestamps of `keys`, int64 (n,), in the given order. Raises NotFoundError if one does not exist or was deleted."""
+        """Return labels and timestamps of `keys`, int64 (n,), in the given order. Raises NotFoundError if a key does not exist or was deleted."""
         requests = self._key_requests(name, keys, identity)
         return SampleBatch.concatenate([batch_from_proto(c) for request in requests for c in self._stub.SamplesByKey(request)])
 
     def locate(self, name: str, keys: Int64Array) -> list[SamplePlace]:
-        """Return the places of the samples of `keys`, int64 (n,), in the given order. Raises NotFoundError if one does not exist or was deleted."""
+        """Return the locations of the samples `keys`, int64 (n,), in the given order. Raises NotFoundError if a key does not exist or was deleted."""
         requests = self._key_requests(name, keys, "")
         return [place_from_proto(place) for request in requests for place in self._stub.LocateSamples(request).places]
 
     def offer_short_cut(self, name: str) -> ShortCutOffer:
-        """Return what a reader on storage's machine needs to read the dataset without the service; see `modyn.storage.read.locality`."""
+        """Return the data with which a reader on storage's machine reads the dataset without the service; see `modyn.storage.read.locality`."""
         return from_message(self._stub.OfferShortCut(storage_pb2.DatasetName(name=name)), ShortCutOffer)
 
     def delete_samples(self, name: str, keys: Int64Array, identity: str = "") -> int:
@@ -312,18 +312,18 @@ class StorageClient(ServiceClient):
         return sum(int(self._stub.DeleteSamples(request).num_deleted) for request in requests)
 
     def deleted_keys(self, name: str, identity: str = "") -> KeySet:
-        """Return all deleted keys. The number of deleted keys is the version of the set, because deletions are permanent.
+        """Return all deleted keys. The number of deleted keys identifies the version of the set, because deletions are permanent.
 
         Raises: NotFoundError: there is no dataset with this name and identity.
         """
         request = storage_pb2.RegisteredDataset(dataset=name, identity=identity)
-        # The parts belong to one snapshot, so after a failure all of them are read again.
+        # All parts must belong to one snapshot, so after a failure all parts are read again.
         return KeySet.parsed(self._retrier.call(lambda: b"".join(part.content for part in self._stub.DeletedKeys(request))))
 
     def check_column(self, name: str, column: str, identity: str = "") -> None:
-        """Check that the samples of a dataset have a column of this name. Only its first and last samples are read.
+        """Check that the samples of a dataset have a column of this name. Only the dataset's first and last samples are read.
 
-        Raises: ConfigError: the column is missing (the message names the nearest one), or the format has no columns.
+        Raises: ConfigError: the column is missing (the message names the most similar column), or the format has no columns.
         """
         self._stub.CheckColumn(storage_pb2.ColumnRequest(dataset=name, column=column, identity=identity))
 
@@ -336,8 +336,8 @@ class StorageClient(ServiceClient):
         return list(self._stub.ListColumns(storage_pb2.RegisteredDataset(dataset=name, identity=identity)).names)
 
     def column_values(self, name: str, keys: Int64Array, column: str, identity: str = "") -> Iterator[ColumnValues]:
-        """Yield the values of the samples of `keys`, int64 (n,), in a column of their files, in the given order, in parts. Deleted samples have no
-        value. A broken stream is opened again.
+        """Yield the values of a column for the samples `keys`, int64 (n,), in the given order and in chunks. Deleted samples have no value. A broken
+        stream is opened again.
 
         Raises: ConfigError: the format of the dataset has no columns, or the values of this column are not short texts, numbers or times. DataError:
         a file cannot be read. NotFoundError: the dataset never had one of the keys.

@@ -1,4 +1,4 @@
-"""All datasets of the service: registers, opens, watches, ingests and deletes them. Knows no gRPC."""
+"""The datasets of the service: registration, opening, watching, ingestion and deletion. This module does not use gRPC."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ from modyn.storage.read.snapshot import DatasetSnapshot
 from modyn.storage.records.intake import RecordIntake
 
 _STEP_S = 0.2
-"""Seconds between two reports to the client of an ingestion. The same interval is used to check whether the client still listens."""
+"""Seconds between two progress reports to a client. An ingestion checks at the same interval whether the client is still connected."""
 
 
 class DatasetStore:
@@ -76,11 +76,11 @@ class DatasetStore:
         self._runner = FormatRunner(IndexingBounds(config.storage.indexing_memory_bytes, config.storage.indexing_timeout_s))
         self._catalogue = catalogue
         self._deletions = threading.Lock()
-        """Lets one deletion run at a time, so that a repeated deletion waits for the first one. Taken before `_lock`."""
+        """Lets only one deletion run at a time, so that a repeated deletion waits for the first deletion. Acquired before `_lock`."""
         self._deleting: dict[str, OpenDataset] = {}
         """Datasets whose deletion has begun and has not succeeded yet, by identity. Protected by `_deletions`."""
-        # Protects the three fields below, and lets one thread at a time register, open or begin to delete. Reentrant: `register` opens the
-        # dataset under it. `dataset` first reads `_open` without this lock, in a single operation under the interpreter's lock.
+        # Protects the three fields below, and lets only one thread at a time register a dataset, open a dataset or begin a deletion. Reentrant,
+        # because `register` opens the dataset with this lock held. `dataset` first reads `_open` without this lock, in one operation under the GIL.
         self._lock = threading.RLock()
         self._open: dict[str, OpenDataset] = {}
         self._watchers: dict[str, Watcher | RecordIntake] = {}
@@ -88,8 +88,8 @@ class DatasetStore:
         DAMAGED_FILES.set_function(lambda: sum(len(dataset.damaged) for dataset in self.open_datasets()))
 
     def start(self) -> None:
-        """Complete interrupted deletions, register the datasets of the system file, and open all registered datasets. A dataset that cannot be opened
-        does not affect the others: `dataset` raises the error when the dataset is requested. A wrong configuration raises an error here.
+        """Complete interrupted deletions, register the datasets of the system file, and open all registered datasets. If a dataset cannot be opened,
+        the error is logged, and `dataset` raises it when the dataset is requested. A wrong configuration raises an error here.
         """
         for row in self._catalogue.datasets(deleting=True):
             try:
@@ -109,8 +109,8 @@ class DatasetStore:
     def close(self) -> None:
         """Stop watching, end streams of new samples and close the catalogue.
 
-        After `_closing` is set, no dataset is opened. Watchers stop before datasets, which they use; datasets close before the catalogue and the
-        readers, which they use. No wait happens under the lock.
+        After `_closing` is set, no dataset is opened. Watchers stop first, because watchers use datasets. Datasets close before the catalogue and
+        the readers, because datasets use both. The lock is released before all waits.
         """
         with self._lock:
             self._closing = True
@@ -118,7 +118,7 @@ class DatasetStore:
             self._watchers.clear()
         for watcher in watchers:
             watcher.ask_to_stop()
-        # This comes before the wait for the watchers, because a watcher may wait for an indexing process.
+        # The runner is closed before the wait for the watchers, because a watcher may wait for an indexing process.
         self._runner.close()
         for watcher in watchers:
             watcher.stop()
@@ -162,7 +162,7 @@ class DatasetStore:
             folder.check(self._roots)
 
     def change(self, config: DatasetConfig) -> DatasetInfo:
-        """Change the options of the dataset `config.name` for later indexing. Raises as `OpenDataset.change_options`; NotFoundError."""
+        """Change the options of the dataset `config.name` for later indexing. Raises: NotFoundError; further errors: `OpenDataset.change_options`."""
         config = normalised(config)
         dataset = self.dataset(config.name)
         with hold_dataset(dataset):
@@ -181,7 +181,7 @@ class DatasetStore:
     def dataset(self, name: str) -> OpenDataset:
         """Return the dataset `name`, and open it if it is not open yet.
 
-        Raises: NotFoundError: there is none of this name. UnavailableError: storage is stopping, or the database or disk of storage cannot be used.
+        Raises: NotFoundError: there is no dataset of this name. UnavailableError: storage is stopping, or its database or disk cannot be used.
         CorruptStateError: the index is damaged.
         """
         if (found := self._open.get(name)) is not None:
@@ -200,11 +200,11 @@ class DatasetStore:
             found.limits = replace(
                 found.limits, future_tolerance_s=settings.future_tolerance_s, unpacked_bytes=settings.unpacked_bytes
             )
-            # Removes what a crash left in the folder. An ingestion that holds the lock removes it itself.
+            # The refresh removes files that a crash left in the folder. If an ingestion holds the lock, the ingestion removes these files.
             with self._catalogue.database.advisory_lock(f"dataset/{found.row.id}") as held:
                 if held:
                     _refresh_opened(found)
-            found.snapshot()  # This raises the error of a damaged index.
+            found.snapshot()  # Raises an error if the index is damaged.
             self._names.add(name, found.folder)
             self._open[name] = found
             if found.row.config.holds_records:
@@ -214,7 +214,7 @@ class DatasetStore:
             return found
 
     def snapshot(self, name: str) -> DatasetSnapshot:
-        """Return the present snapshot of the dataset. Raises NotFoundError if there is none of this name."""
+        """Return the current snapshot of the dataset. Raises NotFoundError if there is no dataset of this name."""
         return self.dataset(name).snapshot()
 
     def column_reader(self, name: str, column: str) -> ColumnReader:
@@ -224,7 +224,7 @@ class DatasetStore:
         return ColumnReader(dataset.snapshot, dataset.filesystem, column)
 
     def offer_short_cut(self, name: str) -> ShortCutOffer:
-        """Return what a reader on this machine needs to read the dataset without the service, or `refused` with the reason. Raises: NotFoundError."""
+        """Return the data with which a reader on this machine reads without the service, or the reason `refused`. Raises: NotFoundError."""
         dataset = self.dataset(name)
         if self._settings.short_cut == "off":
             return ShortCutOffer("storage.short_cut is off where storage runs")
@@ -234,9 +234,7 @@ class DatasetStore:
         return dataset.proof.offer(base_path, dataset.snapshot().paths)
 
     def infos(self) -> list[DatasetInfo]:
-        """Describe all datasets, in order of name, without their schemas, which may be long. Datasets that cannot be opened are logged and left
-        out.
-        """
+        """Describe all datasets by name, without schemas, which may be long. Datasets that cannot be opened are logged and left out."""
         infos = []
         for row in self._catalogue.datasets():
             try:
@@ -251,8 +249,8 @@ class DatasetStore:
         Raises: NotFoundError. UnavailableError: a file cannot be removed; the deletion may be repeated, or the next start of storage completes it.
         """
         with self._deletions:
-            # Even if a file cannot be removed, the dataset is no longer used.
-            # The lock is released before `at_end` runs, because a watcher that ends may wait for this lock.
+            # After this block the dataset is not used any more, even if a file cannot be removed.
+            # The lock is released before `at_end` stops the watcher, because the watcher may wait for the lock.
             with ExitStack() as at_end, self._lock:
                 begun = (row for row in self._catalogue.datasets(deleting=True) if row.config.name == name)
                 row = self._catalogue.dataset(name) or next(begun, None)
@@ -265,16 +263,16 @@ class DatasetStore:
                     self._deleting[row.identity] = dataset
                     at_end.callback(dataset.close, NotFoundError(f"dataset '{name}' was deleted"))
                 self._withdraw(row)
-            # An ingestion that still runs fails at its next commit; its files must not appear after the folder is gone.
+            # A running ingestion fails at its next commit. The lock prevents the ingestion from writing files after the folder is removed.
             with nullcontext() if (dataset := self._deleting.get(row.identity)) is None else dataset.writing:
                 self._forget(row)
             self._deleting.pop(row.identity, None)
 
     def scrub(self, name: str, is_active: Callable[[], bool] = lambda: True) -> Iterator[ScrubProgress]:
-        """Read all files of the dataset's index and then all of its data files (`scrub_files`), and compare them with their checksums. If the
-        listener has left (`is_active` is false), end after the present file.
+        """Read all files of the dataset's index and then all of its data files (`scrub_files`), and compare them with their checksums. When
+        `is_active` returns False, because the client has disconnected, the scrub ends after the current file.
 
-        Returns: progress a few times a second, and at the end.
+        Yields: progress a few times a second, and at the end.
         Raises: NotFoundError: there is no such dataset. UnavailableError: the dataset's publication or the database cannot be read.
         """
         row = self._catalogue.dataset(name)
@@ -308,7 +306,7 @@ class DatasetStore:
         return list(self._open.values())
 
     def rebuild(self, name: str) -> DatasetInfo:
-        """Rebuild the rows of the catalogue from the index, after an older database was restored. Raises as `rebuild`."""
+        """Rebuild the rows of the catalogue from the index, after an older database was restored. Raises: see `modyn.storage.ingest.rebuild`."""
         dataset = self.dataset(name)
         rebuild(dataset)
         return dataset.info()
@@ -322,12 +320,12 @@ class DatasetStore:
         )
 
     def ingest(self, name: str, is_active: Callable[[], bool] = lambda: True) -> Iterator[IngestProgress]:
-        """Ingest now. The work continues when the listener leaves (`is_active` is false), and does not wait for a slow listener.
+        """Ingest now. Ingestion continues if the client disconnects (`is_active` returns False), and does not wait for a slow client.
 
-        Returns: the newest progress a few times a second; the last one has `finished`. Raises, at the end, what ingestion raised.
+        Yields: the newest progress a few times a second; the last progress has `finished`. Raises, at the end, the error of the ingestion.
         """
         dataset = self.dataset(name)
-        newest: deque[IngestProgress] = deque(maxlen=1)  # The listener may be slow or gone.
+        newest: deque[IngestProgress] = deque(maxlen=1)  # Progress that a slow or disconnected client has not read is dropped.
         ended: Future[IngestProgress] = Future()
 
         def work() -> None:
@@ -342,7 +340,7 @@ class DatasetStore:
                 ended.set_exception(error)
 
         threading.Thread(target=work, name=f"ingest-{name}", daemon=True).start()
-        # In steps, since the listener may leave at any time.
+        # The wait has steps, because the client may disconnect at any time.
         while not wait([ended], _STEP_S).done:
             if not is_active():
                 return
@@ -351,9 +349,9 @@ class DatasetStore:
         yield ended.result()
 
     def append(self, name: str, records: Sequence[NewRecord], identity: str = "") -> list[AppendedRecord]:
-        """Append records to a dataset of records. Returns and raises as `RecordIntake.append`.
+        """Append records to a dataset of records. Results and errors: see `RecordIntake.append`.
 
-        Raises also: NotFoundError: there is no such dataset. InvalidArgumentError: the dataset is made of files.
+        Further errors: NotFoundError: there is no such dataset. InvalidArgumentError: the dataset is made of files.
 
         Args: identity: identity of the registration; empty: any registration.
         """
@@ -361,12 +359,12 @@ class DatasetStore:
         return self._intake(name).append(records)
 
     def set_labels(self, name: str, labels: Mapping[str, float], identity: str = "") -> list[AppendedRecord]:
-        """Give records of a dataset labels. Returns and raises as `RecordIntake.set_labels`, and as `append`."""
+        """Set labels of records. Results and errors: see `RecordIntake.set_labels`. Further errors: see `append`."""
         self.dataset(name).snapshot().refuse_other(identity)
         return self._intake(name).set_labels(labels)
 
     def _intake(self, name: str) -> RecordIntake:
-        """Return the intake of a dataset. Raises: NotFoundError, UnavailableError. InvalidArgumentError: the dataset does not hold records."""
+        """Return the intake of a dataset. Raises: NotFoundError, UnavailableError. InvalidArgumentError: the dataset is made of files."""
         dataset, intake = self.dataset(name), self._watchers.get(name)
         if not dataset.row.config.holds_records:
             raise InvalidArgumentError(
@@ -386,11 +384,11 @@ class DatasetStore:
         withdraw(self._folder / row.identity)
 
     def _forget(self, row: DatasetRow) -> None:
-        # The dataset is withdrawn (again) before its files are removed, because no reader may use a folder that loses files, such as the file of
-        # deleted keys.
+        # The dataset is withdrawn (again) before its files are removed, because no reader may use a folder while files, such as the file of deleted
+        # keys, are removed from it.
         self._withdraw(row)
         shutil.rmtree(self._folder / row.identity, ignore_errors=True)
-        # The removal is synced before the row is deleted. Afterwards, no step would remove a folder that a crash brings back.
+        # The removal is synced before the row is deleted. Without the row, no later start would remove a folder that reappears after a crash.
         sync_names(self._folder)
         self._catalogue.end_delete(row.id)
 
@@ -400,13 +398,13 @@ def _refresh_opened(dataset: OpenDataset) -> None:
     try:
         dataset.refresh()
     except ConflictError:
-        pass  # Another process is ingesting the dataset; the next ingestion takes over its work.
+        pass  # Another process is ingesting the dataset. The next ingestion of this process loads the new state.
     except CorruptStateError as error:
         get_logger("storage").error("dataset_not_writable", dataset=dataset.name, error=error.message)
 
 
 def normalised(config: DatasetConfig) -> DatasetConfig:
-    """Return the configuration with the normal form of `base_path`. Raises ConfigError, InvalidArgumentError."""
+    """Return the configuration with a normalised `base_path`. Raises ConfigError, InvalidArgumentError."""
     if config.holds_records:
         return config
     if is_bucket(config.base_path):

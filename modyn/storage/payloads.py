@@ -47,8 +47,8 @@ def open_payloads(
     it reads over Flight.
 
     Args: short_cut: "on": if a local read is not possible, raise the reason as ConfigError or UnavailableError; "off": use Flight, without asking
-    storage whether a local read is possible. streams: see `PayloadClient`, only over Flight. row_group_cache_bytes: bytes of row groups that a local
-    reader keeps. flights: payload servers, all with the same data.
+    storage whether a local read is possible. streams: for Flight only, see `PayloadClient`. row_group_cache_bytes: largest number of bytes of row
+    groups that a local reader caches. flights: payload servers, all with the same data.
     """
     logger = get_logger("storage")
     over_flight = partial(PayloadClient, flights, streams, schema=partial(_ask_schema, storage))
@@ -57,7 +57,7 @@ def open_payloads(
     try:
         payloads = open_local_payloads(storage, dataset, row_group_cache_bytes=row_group_cache_bytes)
     except (ConfigError, UnavailableError) as error:
-        # Other errors would be the same over Flight: there is no such dataset, its index is damaged, the token is wrong.
+        # All other errors would also occur over Flight: an unknown dataset, a damaged index, a wrong token.
         if short_cut == "on":
             raise type(error)(
                 f"{error.message}. storage.short_cut is on: run the workers on storage's machine, as its user and with its mounts, or set it to auto"
@@ -71,7 +71,7 @@ def open_payloads(
 def open_local_payloads(
     storage: Endpoint, dataset: str, num_threads: int = 1, row_group_cache_bytes: int = ROW_GROUP_CACHE_BYTES
 ) -> LocalPayloads:
-    """Return a local reader, with `num_threads` for one request. Raises as `LocalPayloads`, UnavailableError if storage cannot be reached."""
+    """Return a local reader with `num_threads` threads. Raises: the errors of `LocalPayloads`; UnavailableError: storage cannot be reached."""
     return LocalPayloads(dataset, partial(_ask_offer, storage), num_threads, row_group_cache_bytes)
 
 
@@ -86,5 +86,5 @@ def _ask_schema(storage: Endpoint, dataset: str) -> DatasetSchema | None:
 
 
 def preload_file_formats() -> str:
-    """Import the file formats, for processes that are forked from this one. Returns as `Registry.preload`."""
+    """Import the file formats before processes are forked from this process. Returns: see `Registry.preload`."""
     return REGISTRY.preload()

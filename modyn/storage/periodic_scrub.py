@@ -24,16 +24,16 @@ class ScrubPace:
 
 
 FIRST_S: Final = 3600.0
-"""Seconds from the start of storage to the first round, unless `every_s` is less. The first round comes soon, so that a storage that is started each
-day makes rounds too."""
+"""Largest number of seconds from the start of storage to the first round. The first round does not wait for `every_s`, so that a storage service that
+is restarted each day makes rounds too."""
 
 
 class PeriodicScrub:
-    """Compares the indexes and data files of all datasets with their checksums, an hour after the start and then every `every_s` seconds. The start
-    of storage compares the indexes, too.
+    """Compares the indexes and data files of all datasets with their checksums, an hour after the start and then every `every_s` seconds. Storage
+    compares the indexes also when it starts.
 
-    Problems are logged and listed by `modyn data problems`. Files are read with plain reads, because the kernel then first frees the pages of these
-    reads, and keeps pages of maps that are in use.
+    Problems are logged, and listed by `modyn data problems`. Files are read with `read` and not mapped into memory. If memory is short, the kernel
+    then frees the pages of the scrub first, and keeps the mapped pages that are in use.
     """
 
     def __init__(self, store: DatasetStore, every_s: float, pace: ScrubPace = ScrubPace()) -> None:
@@ -42,11 +42,11 @@ class PeriodicScrub:
         self._rounds = PeriodicTask("scrub", every_s, [self.scrub_all], _report, min(every_s, FIRST_S))
 
     def start(self) -> None:
-        """Start the thread, which begins with the pause before the first round."""
+        """Start the thread. The first round begins after a pause."""
         self._rounds.start()
 
     def close(self) -> None:
-        """End the thread. A file that is being read gets 5 s."""
+        """End the thread. Waits at most 5 s for the end of the file that is being read."""
         # The event ends the pause between two files first, so that the round can end.
         self._closed.set()
         self._rounds.close()

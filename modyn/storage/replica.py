@@ -1,7 +1,7 @@
 """An additional process that serves payloads from storage's publications: `python -m modyn.storage.replica --number N --config FILE`.
 
-The process has no state and needs no database, because it reads only storage's folder and the data files. It also works while storage does not run.
-If the process does not find the files of a dataset, other payload servers serve this dataset.
+The process has no state and needs no database, because it reads only storage's folder and the data files. A replica works also while storage is
+stopped. If a replica does not find the files of a dataset, other payload servers serve this dataset.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     payloads = PayloadServer(
         endpoint, datasets, ServerLimits(config.storage.max_threads), name=context.name, setting="storage.replica_addresses"
     )
-    # Callbacks run last first: the server stops before its files are closed.
+    # Shutdown callbacks run in reverse order, so the server stops before its files are closed.
     context.on_shutdown(payloads.stop)
     context.logger.info("serving_payloads", address=payloads.address)
     return []

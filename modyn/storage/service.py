@@ -55,15 +55,13 @@ _MAX_BATCH = 1_000_000
 _SAMPLE_BYTES = 24
 """Largest size of the key, timestamp and label of a sample in a message."""
 _VALUE_BYTES = MOST_VALUE_BYTES + 16
-"""Largest size of a value and its number in a message."""
+"""Largest size of a column's value and of its number in a message."""
 
 
 class StorageService(storage_pb2_grpc.StorageServicer):
-    """Serves a dataset store.
+    """Serves a dataset store over gRPC. Each method implements the call of the same name in protos/modyn/proto/storage.proto.
 
-    Each method decodes, carries out and encodes the call of the same name in protos/modyn/proto/storage.proto.
-
-    Args: endpoint: address of the service, which limits the size of a message.
+    Args: endpoint: address of the service, with the largest size of a message.
     """
 
     def __init__(self, store: DatasetStore, endpoint: Endpoint) -> None:
@@ -82,7 +80,7 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         return info_to_proto(self._store.change(spec_from_proto(request)))
 
     def ListDatasets(self, request: common_pb2.Empty, context: Context) -> storage_pb2.DatasetList:
-        """List all datasets by name, except those that cannot be opened, which are logged."""
+        """List all datasets by name. Datasets that cannot be opened are logged and left out."""
         return storage_pb2.DatasetList(datasets=[info_to_proto(info) for info in self._store.infos()])
 
     def GetDataset(self, request: storage_pb2.DatasetName, context: Context) -> storage_pb2.Dataset:
@@ -95,7 +93,7 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         return common_pb2.Empty()
 
     def Ingest(self, request: storage_pb2.DatasetName, context: Context) -> Iterator[storage_pb2.IngestProgress]:
-        """Index new files now and stream progress. The work continues when the client leaves."""
+        """Index new files now and stream progress. Indexing continues if the client disconnects."""
         for progress in self._store.ingest(request.name, context.is_active):
             yield to_message(progress, storage_pb2.IngestProgress)
 
@@ -124,21 +122,21 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         )
 
     def SetLabels(self, request: storage_pb2.LabelsRequest, context: Context) -> storage_pb2.AppendReply:
-        """Give records labels. Status INVALID_ARGUMENT: a label is not valid. NOT_FOUND: a record is unknown. In both cases no label is set."""
+        """Set labels of records. Status INVALID_ARGUMENT: a label is not valid. NOT_FOUND: a record is unknown. In both cases no label is set."""
         return appended_to_proto(self._store.set_labels(request.dataset, labels_from_proto(request), request.identity))
 
     def NewLabels(self, request: storage_pb2.NewLabelsRequest, context: Context) -> Iterator[storage_pb2.LateLabelBatch]:
-        """Stream late labels from number `first` on, and new ones as they arrive, until the client cancels."""
+        """Stream late labels from number `first` on, and new labels as they arrive, until the client cancels."""
         dataset, size = self._dataset(request), min(_batch_size(request), self._samples_per_message)
         yield from map(late_labels_to_proto, dataset.new_labels(request.first, size, _until_left(dataset, context)))
 
     def CountSamples(self, request: storage_pb2.IntervalRequest, context: Context) -> storage_pb2.SampleCount:
-        """Return the number of samples in [start, end), without deleted ones."""
+        """Return the number of samples in [start, end), without deleted samples."""
         snapshot = self._snapshot(request)
         return storage_pb2.SampleCount(num_samples=snapshot.count(from_message(request.interval, Interval), _end_key(request)))
 
     def SamplesInInterval(self, request: storage_pb2.IntervalRequest, context: Context) -> Columns:
-        """Stream the samples of [start, end) in one snapshot, by (timestamp, key); with `resume` only those after the given pair."""
+        """Stream the samples of [start, end) in one snapshot, by (timestamp, key). With `resume`, stream only samples after the given pair."""
         after = (request.after_timestamp, request.after_key) if request.resume else None
         interval, snapshot = from_message(request.interval, Interval), self._snapshot(request)
         end_label = request.end_label if request.HasField("end_label") else None
@@ -147,7 +145,7 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         )
 
     def NewSamples(self, request: storage_pb2.NewSamplesRequest, context: Context) -> Columns:
-        """Stream samples by key from `first_key` on, then new ones as they are published, until the client cancels."""
+        """Stream samples by key from `first_key` on, then new samples as they are published, until the client cancels."""
         dataset = self._dataset(request)
         yield from self._columns(dataset.new_samples(request.first_key, _batch_size(request), _until_left(dataset, context)))
 
@@ -159,7 +157,7 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         yield from self._columns(map(snapshot.samples_by_key, parts))
 
     def LocateSamples(self, request: storage_pb2.KeysRequest, context: Context) -> storage_pb2.SamplePlaces:
-        """Return places in the order of the keys; NOT_FOUND if a key is unknown or deleted."""
+        """Return the samples' locations in the order of the keys; NOT_FOUND if a key is unknown or deleted."""
         places = self._store.snapshot(request.dataset).places(keys_from_bytes(request.keys))
         return storage_pb2.SamplePlaces(places=list(map(place_to_proto, places)))
 
@@ -178,7 +176,7 @@ class StorageService(storage_pb2_grpc.StorageServicer):
             yield storage_pb2.KeySetPart(content=content[first : first + size])
 
     def CheckColumn(self, request: storage_pb2.ColumnRequest, context: Context) -> common_pb2.Empty:
-        """Refuse a column that the first and the last samples lack; INVALID_ARGUMENT names the nearest one."""
+        """Refuse a column that the first and the last samples lack; INVALID_ARGUMENT names the most similar column."""
         self._dataset(request)
         self._store.column_reader(request.dataset, request.column).check()
         return common_pb2.Empty()
@@ -197,7 +195,7 @@ class StorageService(storage_pb2_grpc.StorageServicer):
                 yield column_to_proto(found.slice(first, first + self._values_per_message))
 
     def OfferShortCut(self, request: storage_pb2.DatasetName, context: Context) -> storage_pb2.ShortCutOffer:
-        """Return what a reader on this machine needs to read without the service, or the reason why the reader may not."""
+        """Return the data with which a reader on this machine reads without the service, or the reason why such reads are refused."""
         return to_message(self._store.offer_short_cut(request.name), storage_pb2.ShortCutOffer)
 
     def _dataset(self, request: _ReadRequest) -> OpenDataset:
@@ -209,23 +207,23 @@ class StorageService(storage_pb2_grpc.StorageServicer):
         return self._dataset(request).snapshot()
 
     def _columns(self, batches: Iterable[SampleBatch]) -> Columns:
-        """Yield messages with the samples of `batches`, none of them empty or too large."""
+        """Yield the samples of `batches` in messages that are neither empty nor too large."""
         size = self._samples_per_message
         for batch in batches:
             for first in range(0, len(batch), size):
                 yield batch_to_proto(batch.slice(first, first + size))
 
     def ListPlugins(self, request: common_pb2.Empty, context: Context) -> common_pb2.PluginList:
-        """List the file formats that are registered here."""
+        """List the registered file formats."""
         return plugins_to_proto(REGISTRY)
 
 
 def build(context: ServiceContext) -> Sequence[Registration]:
-    """Build the service with its payload server. Datasets resume where the previous process ended."""
+    """Build the service and its payload server, and open all registered datasets."""
     config = context.config
     _check_roots(config)
     store = DatasetStore(config, Catalogue.open(config))
-    # Callbacks run last first: no payload is served and no scrub runs any more when the store is closed.
+    # Shutdown callbacks run in reverse order, so payload server and scrub stop before the store is closed.
     context.on_shutdown(store.close)
     context.remove_outlived(f"datasets/*/{QUARANTINE}/*")
     store.start()
@@ -253,10 +251,10 @@ def _check_roots(config: SystemConfig) -> None:
 
 
 def _until_left(dataset: OpenDataset, context: Context) -> Callable[[], bool]:
-    """Return a function that is true until the call ends. When the call ends, all waiting streams of the dataset are woken, so that the stream of
-    this call calls the function again and ends.
+    """Return a function that returns True until the call ends. The end of the call wakes all waiting streams of the dataset. Then the stream of this
+    call calls the function again, and ends.
     """
-    ended = threading.Event()  # A thread of gRPC sets it when the call ends. Then `wake` makes the stream look at it.
+    ended = threading.Event()  # A thread of gRPC sets the event when the call ends. Then `wake` makes the stream check the event.
 
     def end() -> None:
         ended.set()

@@ -1,7 +1,7 @@
-"""Converters between records and protos for: a dataset, appended records, places of samples, and values of a column.
+"""Converters between records and protos for: a dataset, appended records, locations of samples, and values of a column.
 
-All other records have the field names of their message, see `modyn.rpc.wire`. Batches of samples are converted by `modyn.rpc.columns`, payloads by
-`modyn.storage.flight.protocol`.
+All other records have the same field names as their messages, so `modyn.rpc.wire` converts them. `modyn.rpc.columns` converts batches of samples, and
+`modyn.storage.flight.protocol` converts payloads.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ def labels_from_proto(request: storage_pb2.LabelsRequest) -> dict[str, float]:
 
 
 def late_labels_to_proto(batch: LateLabelBatch) -> storage_pb2.LateLabelBatch:
-    """Convert labels that came late to a message."""
+    """Convert late labels to a message."""
     deleted = batch.deleted.tobytes() if batch.deleted.any() else b""
     return storage_pb2.LateLabelBatch(first=batch.first, samples=batch_to_proto(batch.samples), deleted=deleted)
 
 
 def late_labels_from_proto(message: storage_pb2.LateLabelBatch) -> LateLabelBatch:
-    """Convert a message to labels that came late."""
+    """Convert a message to late labels."""
     samples = batch_from_proto(message.samples)
     deleted = np.frombuffer(message.deleted, np.bool_) if message.deleted else np.zeros(len(samples), np.bool_)
     return LateLabelBatch(message.first, samples, deleted)
@@ -114,7 +114,7 @@ def appended_from_proto(reply: storage_pb2.AppendReply) -> list[AppendedRecord]:
 
 
 def place_to_proto(place: SamplePlace) -> storage_pb2.SamplePlace:
-    """Convert the place of a sample to a message."""
+    """Convert the location of a sample to a message."""
     message = to_message(place, storage_pb2.SamplePlace)
     if isinstance(place.label, int):
         message.int_label = place.label
@@ -122,7 +122,7 @@ def place_to_proto(place: SamplePlace) -> storage_pb2.SamplePlace:
 
 
 def place_from_proto(message: storage_pb2.SamplePlace) -> SamplePlace:
-    """Convert a message to the place of a sample. A label that is a whole number becomes an int."""
+    """Convert a message to the location of a sample. A label that is a whole number becomes an int."""
     place = from_message(message, SamplePlace)
     return replace(place, label=message.int_label) if message.HasField("int_label") else place
 
@@ -133,5 +133,5 @@ def column_to_proto(found: ColumnValues) -> storage_pb2.ColumnValuesPart:
 
 
 def column_from_proto(part: storage_pb2.ColumnValuesPart) -> ColumnValues:
-    """Convert a message to values of a column. Raises InvalidArgumentError when its columns differ in length."""
+    """Convert a message to values of a column. Raises InvalidArgumentError if the message does not have `num_samples` numbers."""
     return ColumnValues(list(part.values), unpack_column(part.numbers, part.num_samples))

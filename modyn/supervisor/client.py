@@ -114,10 +114,10 @@ class SupervisorClient(ServiceClient):
     def watch(
         self, run_id: str, after_seq: int = 0, evaluation: int | None = None, newest: int | None = None
     ) -> Iterator[RunEvent]:
-        """Yield the kept events after `after_seq`, then new events and progress as soon as each occurs, until the run is terminal.
+        """Yield the journalled events after `after_seq`, then new events and progress as soon as each occurs, until the run is terminal.
 
-        Args: evaluation: `RequestedEvaluation.number` of a request. The iteration then ends with this request instead of with the run. newest: start
-        with this number of newest kept events; None to start with all kept events.
+        Args: evaluation: `RequestedEvaluation.number` of a request. The iteration then ends with this request instead of with the run. newest:
+        number of the newest journalled events to start with; None to start with all of them.
         Raises: UnavailableError: the supervisor became unavailable; call again with the last `seq` received.
         """
         request = supervisor_pb2.WatchRequest(run_id=run_id, after_seq=after_seq, evaluation=evaluation, newest=newest)
@@ -129,7 +129,7 @@ class SupervisorClient(ServiceClient):
         return from_message(self._stub.StopRun(supervisor_pb2.RunName(run_id=run_id)), Run)
 
     def resume(self, run_id: str) -> Run:
-        """Continue a run that was stopped, failed or was interrupted. An active run is not changed. Raises: ConflictError: the run is finished."""
+        """Resume a stopped, failed or interrupted run. An active run is not changed. Raises: ConflictError: the run is finished."""
         return from_message(self._stub.ResumeRun(supervisor_pb2.RunName(run_id=run_id)), Run)
 
     def finish(self, run_id: str) -> Run:
@@ -144,7 +144,7 @@ class SupervisorClient(ServiceClient):
         metrics: Sequence[str] = (),
         yaml: str = "",
     ) -> RequestedEvaluation:
-        """Evaluate the models that a run in any state has made. Pass the returned number to `watch` to follow the evaluations.
+        """Evaluate the models of a run, in any state of the run. To follow the evaluations, pass the returned number to `watch`.
 
         Args: handlers: names of handlers; if empty, all manual handlers and failed evaluations are evaluated. datasets, metrics: replace the datasets
         and metrics of the handlers. yaml: text of a handler or an `evaluation` section that replaces the run's own section.
@@ -184,7 +184,7 @@ class SupervisorClient(ServiceClient):
 
         Args: server_id: id that is the same in all reports of a process. load: load for trigger policies of the run; the load is dropped after a few
         seconds. versions: for each version, how the server uses it, and the requests that it has answered since the last report. These requests are
-        counted and kept.
+        counted.
         """
         report = to_message(load, supervisor_pb2.LoadReport)
         report.run_id, report.server_id = run_id, server_id
@@ -201,13 +201,12 @@ class SupervisorClient(ServiceClient):
         return self._retrier.call(lambda: [from_message(served, ServedInterval) for served in self._stub.ListServed(request)])
 
     def checks(self, run_id: str) -> list[CheckRecord]:
-        """List the checks in which the trigger policy looked at data, in order. Raises: NotFoundError."""
+        """List the checks in which the trigger policy measured data, in order. Raises: NotFoundError."""
         request = supervisor_pb2.RunName(run_id=run_id)
         return self._retrier.call(lambda: [from_message(check, CheckRecord) for check in self._stub.ListChecks(request)])
 
     def remove(self, run_id: str, *, even_promoted: bool = False) -> None:
-        """Remove a terminal run from all services: journal, trigger sets, models, results, files of trainings. The call may be repeated after an
-        error.
+        """Remove a terminal run from all services: journal, trigger sets, models, results, training files. The call may be repeated after an error.
 
         Args: even_promoted: remove the run even if one of the run's models is promoted.
         Raises: NotFoundError. ConflictError: the run is active, or a model of the run is promoted or needed by another run.

@@ -1,6 +1,4 @@
-"""Evidence of a check: one record for each number, with the threshold to which the number was compared. The module also converts evidence for the
-journal and for tables.
-"""
+"""Evidence of a check: one record for each number, with its threshold. The module also converts evidence for the journal and for tables."""
 
 from __future__ import annotations
 
@@ -33,9 +31,9 @@ class EvidenceKind(StrEnum):
     """Kinds of numbers in records."""
 
     VALUE = "value"
-    """A measured value, such as a distance or a score. The value may be judged or not."""
+    """A measured value, such as a distance or a score, with or without a verdict."""
     DETAIL = "detail"
-    """A number from which a value was computed. Tables show the number; short views leave it out."""
+    """A number from which a value was computed. Tables show the number, and short lists leave the number out."""
     COUNT = "count"
     """A number of samples, checks or detections."""
     FLAG = "flag"
@@ -97,7 +95,7 @@ class Evidence:
 
     @property
     def is_judged(self) -> bool:
-        """Return whether the number was compared to a threshold, or whether a criterion still waits for values to compare."""
+        """Return whether a criterion judges the number, even if the criterion has no threshold yet."""
         return self.threshold is not None or self.level is not None or self.unusual is not None
 
     def is_of_subtrigger(self, name: str) -> bool:
@@ -178,7 +176,7 @@ class EvidenceColumn(NamedTuple):
 
 
 def columns_of(evidence: Iterable[Evidence]) -> dict[EvidenceColumn, float]:
-    """Return each number of evidence by the number's column in tables."""
+    """Return evidence as one row of a table: column → number."""
     found = dict[EvidenceColumn, float]()
     for one in evidence:
         for name in ("value", "p_value", "seconds", "threshold", "level", "unusual"):

@@ -28,7 +28,7 @@ from modyn.supervisor.triggers import TRIGGERS
 
 
 class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
-    """Each method decodes, carries out and encodes the call of the same name in protos/modyn/proto/supervisor.proto."""
+    """Each method decodes the request, makes the call and encodes the reply of the RPC with its name in protos/modyn/proto/supervisor.proto."""
 
     def __init__(self, runs: RunQueue, hub: EventHub, served: ServedHistory) -> None:
         self._runs, self._served = runs, served
@@ -55,7 +55,7 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
         return to_message(self._journal.run(request.run_id), supervisor_pb2.Run)
 
     def Watch(self, request: supervisor_pb2.WatchRequest, context: grpc.ServicerContext) -> Iterator[supervisor_pb2.RunEvent]:
-        """Stream the events after `after_seq`, beginning with kept events, until the run is terminal or the client ends the call."""
+        """Stream the events after `after_seq`, journalled events first, until the run is terminal or the client ends the call."""
         number = request.evaluation if request.HasField("evaluation") else None
         newest = request.newest if request.HasField("newest") else None
         with self._hub.watching(request.run_id) as watcher:

@@ -66,7 +66,7 @@ _DAY = 86_400
 T = TypeVar("T")
 P = TypeVar("P", bound=StatefulPolicy)
 _BOUNDARIES = (0, 40, 41, 41, 200, 400)
-"""Numbers of samples in the stream at successive triggers: the new samples are none, some, one, none, and many."""
+"""Number of samples in the stream at each trigger. The numbers of new samples are 0, 40, 1, 0, 159 and 200."""
 
 
 def example_streams(num_samples: int = 400) -> dict[str, SampleBatch]:

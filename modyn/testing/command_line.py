@@ -43,6 +43,6 @@ def run_command(arguments: Sequence[str], folder: Path, environment: Mapping[str
     finally:
         sys.argv, sys.stdin = argv, stdin
         state.restore()
-    # A logger keeps the output that it used first. Without this reset, later tests would log to the output of this command.
+    # A logger keeps the output that it used first. If a command configured logs, later tests would log to the output of the command.
     assert structlog.get_config() == logs, f"`modyn {' '.join(arguments)}` has configured logs: run it as a process of its own"
     return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())

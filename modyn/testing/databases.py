@@ -34,8 +34,8 @@ ORDER BY 1, 2, 3"""
 
 
 class LentDatabases:
-    """Databases with the schemas of all services. After a test, the rows of the database are removed, and the next test uses it. To create a database
-    would take ten times as long, and migrations a hundred times. A database whose schemas were changed is dropped.
+    """Databases with the schemas of all services. After a test, the rows of its database are removed, and the next test uses the database. A new
+    database would take ten times as long, and migrations a hundred times as long. A database whose schemas were changed is dropped.
     """
 
     def __init__(self, server: PostgresServer) -> None:
@@ -49,7 +49,7 @@ class LentDatabases:
             self._tables = _tables(cursor)
             # These tables have rows from migrations, such as the version of the schema.
             self._filled = _filled(cursor, self._tables)
-            self._state = _state(cursor, self._filled)  # The object ids in it are the same in all copies.
+            self._state = _state(cursor, self._filled)  # The object ids in the state are equal in all copies.
 
     @contextmanager
     def lend(self) -> Iterator[str]:
@@ -77,7 +77,7 @@ class LentDatabases:
 
 @contextmanager
 def own_database(server: PostgresServer) -> Iterator[str]:
-    """Yield the URL of a new database without our schemas. The end of the `with` block drops the database."""
+    """Yield the URL of a new database without schemas of Modyn. The end of the `with` block drops the database."""
     name = _create(server)
     yield _url(server, name)
     administer(server, f"DROP DATABASE {name} WITH (FORCE)")
@@ -143,7 +143,7 @@ def _filled(cursor: Any, tables: Sequence[str]) -> list[str]:
 
 
 def _state(cursor: Any, kept: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the content of a database without the rows of tests: its definitions, and the rows of migrations. Args: kept: tables whose rows are of
+    """Return the content of a database without the rows of tests: its definitions, and the rows of migrations. Args: kept: tables with rows of
     migrations.
     """
     cursor.execute(_DEFINITIONS)

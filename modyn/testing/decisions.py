@@ -1,4 +1,4 @@
-"""Drive a trigger policy over a stream as a run does, and check the rules that every policy must keep."""
+"""Run a trigger policy over a stream as a run does, and check the rules that every policy must obey."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def decide(
 
     Labels have the delay of the policy, unless the batches define a delay.
 
-    Args: where: name of policy and stream in messages. before: earlier checks, with which the result begins. position: position of the first sample
-    in the stream. pending: number of labels since the last trigger of `before`. verdicts: verdicts of a journal; a verdict with evidence replaces the
-    policy's answer. source: object that answers the policy's questions. asks_twice: ask each question again, and check that the second question
-    changes no state. These checks take two thirds of the time.
+    Args: where: name of policy and stream in messages. before: earlier checks, with which the result begins. position: position of the first
+    sample in the stream. pending: number of labels since the last trigger of `before`. verdicts: verdicts of a journal; a verdict with evidence
+    replaces the policy's answer. source: object that answers the policy's questions. asks_twice: ask each question twice, and check that the
+    policy's state does not change and both answers are equal. These checks take two thirds of the time.
     """
     ask = partial(_ask_twice, trigger, where) if asks_twice else _ask_once
     records, journalled = list(before), {record.position: record for record in verdicts if record.evidence}
@@ -98,7 +98,7 @@ def _ask_once(name: str, ask: Callable[[], T]) -> T:
 
 
 def _ask_twice(trigger: Trigger, where: str, name: str, ask: Callable[[], T]) -> T:
-    """Ask a question twice, and check that the second question changes no state."""
+    """Ask a question twice, and check that the state does not change and both answers are equal."""
     state = json.dumps(trigger.state())
     answer = ask()
     require(json.dumps(trigger.state()) == state, f"{where}: {name} changes its state")

@@ -31,7 +31,7 @@ Score = Callable[[EvaluationRequest, EvalInterval, str], tuple[float | None, int
 
 
 def score_by_model(request: EvaluationRequest, interval: EvalInterval, metric: str) -> tuple[float | None, int]:
-    """Return a score that depends only on the trigger and the interval, and 10 as the number of samples."""
+    """Return a score that depends only on the trigger, the anchor and the length of the metric's name, and 10 as the number of samples."""
     return ((request.trigger_id * 31 + interval.anchor * 7 + len(metric)) % 101) / 100, 10
 
 

@@ -10,8 +10,8 @@ from modyn.serving.observations.join import Appended, ObservationRecord, fingerp
 
 
 class FakeObservationLog:
-    """Keeps `records` by key, each once. While `is_away` is true, the log accepts no record. The log never accepts records whose keys are in
-    `refused` (reasons by key), nor labels in `wrong`. Calls wait until `answers` is set; `answers` is set at first.
+    """Stores each record once, in `records` by key. While `is_away` is true, the log accepts no record. The log never accepts records whose keys
+    are in `refused` (reasons by key), nor labels in `wrong`. Calls wait until `answers` is set; `answers` is set initially.
     """
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ SIGNATURE = ModelSignature(
 
 
 class FakePredictor:
-    """Returns for each row its sum, and four times the number of the version.
+    """Returns for each row its sum, and four columns with the number of the version.
 
     `batches` has the rows of each batch. `before` is called with the inputs before each answer; `before` may wait or raise an error.
     """

@@ -1,4 +1,4 @@
-"""In-memory storage with the same calls as the real clients, for tests of rooms that use storage.
+"""In-memory storage with the same calls as the real clients, for tests of code that uses storage.
 
 storage = FakeStorage()
 storage.add_dataset("digits")
@@ -48,7 +48,7 @@ class FakeStorage:
     """
 
     def __init__(self) -> None:
-        # Protects all datasets. It is notified when samples arrive and when a stream is cancelled. It is reentrant, because methods call each other.
+        # Protects all datasets. Notified when samples arrive and when a stream is cancelled. Reentrant, because methods call each other.
         self.arrived = threading.Condition(threading.RLock())
         self.datasets: dict[str, HeldDataset] = {}
         self.before_fetch: Callable[[Int64Array], None] | None = None
@@ -152,7 +152,7 @@ class FakeStorageClient(FakeClient, StorageClient):
     scrub_dataset = forget_file = rebuild_dataset = offer_short_cut = _refuse
 
     def problems(self, name: str) -> list[FileProblem]:
-        """Return the problems that a test gave the dataset. Raises NotFoundError."""
+        """Return the problems that a test has set for the dataset. Raises NotFoundError."""
         with self._storage.arrived:
             return list(self._storage.find(name).problems)
 
@@ -251,7 +251,7 @@ class FakeStorageClient(FakeClient, StorageClient):
             return dataset.batch(np.asarray(keys, np.int64))
 
     def locate(self, name: str, keys: Int64Array) -> list[SamplePlace]:
-        """Return a place in a file `fake` for each of `keys`, int64 (n,); the offset is the key. Raises NotFoundError: a key is unknown or
+        """Return a position in a file `fake` for each of `keys`, int64 (n,); the offset is the key. Raises NotFoundError: a key is unknown or
         deleted."""
         found, count = self.samples_by_key(name, keys), self._storage.payloads(name, keys)
         rows = zip(

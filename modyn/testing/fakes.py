@@ -116,7 +116,7 @@ class FakeModelStorage(FakeSectionClient):
         into.write_bytes(self._optimizers[model_id])
 
     def change_optimizers(self, model_id: int, state: bytes) -> None:
-        """Replace the state of the version's optimizers, for tests of damage."""
+        """Replace the state of the version's optimizers, for tests of damaged states."""
         self._optimizers[model_id] = state
 
     def describe(self, model_id: int) -> StoredModelInfo:
@@ -218,9 +218,9 @@ Train = Callable[[TrainingRequest], tuple[int, str, Mapping[str, Any]]]
 class FakeTrainerServer(FakeSectionClient):
     """A fake that replaces a TrainerServerClient. A training finishes when it is started.
 
-    `train` makes the model of a request. By default, model ids count from 1, and no model is stored. `requests` has the request of each training that
-    ran, and `scores` has the scores that the selection of the last checked pipeline needs. A training whose run and trigger are in `held` keeps
-    running until `stop`, or until `watch` is called again.
+    `train` makes the model of a request. By default, model ids count from 1, and no model is stored. `requests` has the request of each training
+    that ran, and `scores` has the scores that the selection of the last checked pipeline needs. If `held` contains the run and trigger of a
+    training, the training runs until `stop`, or until the iteration of `watch` continues.
     """
 
     def __init__(self, train: Train | None = None) -> None:

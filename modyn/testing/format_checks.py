@@ -36,7 +36,7 @@ _CUTS = 40
 
 @dataclass(frozen=True)
 class ReadFile:
-    """The content that a format finds in one file: samples, their times in seconds, and the indexed bytes."""
+    """The content that a format finds in one file: samples, their times in seconds, and the number of indexed bytes."""
 
     samples: list[Sample]
     timestamps: list[int]
@@ -44,7 +44,7 @@ class ReadFile:
 
 
 def read_file(built: FileFormat, path: Path, resume: FormatResume | None = None) -> ReadFile:
-    """Read all samples of one file with their payloads, as storage does. Args: resume: read only samples after this record."""
+    """Read all samples of one file with their payloads, as storage does. Args: resume: read only samples after this resume point."""
     samples: list[Sample] = []
     timestamps: list[int] = []
     end = resume.end if resume else 0
@@ -58,7 +58,7 @@ def read_file(built: FileFormat, path: Path, resume: FormatResume | None = None)
 
 
 def resume_point(path: Path, end: int, num_samples: int) -> FormatResume:
-    """Return storage's record of a file whose first `end` bytes are indexed. These bytes have `num_samples` samples."""
+    """Return the resume point of a file after its first `end` bytes, which have `num_samples` samples, are indexed."""
     return FormatResume(end, num_samples, fingerprint(LocalFiles(str(path.parent)), str(path), end))
 
 

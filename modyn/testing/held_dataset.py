@@ -71,7 +71,7 @@ class HeldDataset:
     def judge(self, records: Sequence[NewRecord]) -> tuple[list[AppendedRecord], list[NewRecord]]:
         """Return the answer to each record, and the new records, which become the next samples.
 
-        Raises: InvalidArgumentError: the dataset takes no records.
+        Raises: InvalidArgumentError: the dataset does not accept records.
         """
         if not self.config.holds_records:
             raise InvalidArgumentError(

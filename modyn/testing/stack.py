@@ -278,7 +278,7 @@ def postgres_url(lent_databases: LentDatabases) -> Iterator[str]:
 
 @pytest.fixture
 def empty_postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
-    """A database for one test, without our schemas."""
+    """A database for one test, without schemas of Modyn."""
     with own_database(postgres_server) as url:
         yield url
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 PATIENCE_S = 60.0
-"""Seconds to wait for one event. If a test waits for several events, pytest's own limit ends it."""
+"""Seconds to wait for one event. If a test waits for several events, pytest's own time limit ends the test."""
 REST_S = 2.0
 """Seconds without progress after which an operation counts as stuck. Even on a busy machine, a thread runs within this time."""
 
@@ -27,14 +27,14 @@ def eventually(holds: Callable[[], T], describe: Callable[[], object] | str = ""
         if time.monotonic() >= give_up:
             reason = describe if isinstance(describe, str) else str(describe())
             raise AssertionError(f"timed out after {timeout_s:g} s{': ' if reason else ''}{reason}")
-        # Without this pause, calls of `holds` would take processor time from the other process.
+        # Without this pause, calls of `holds` would take processor time from the other threads and processes.
         time.sleep(min(max(0.01, (time.monotonic() - began) / 10), 0.1))
     return found
 
 
 def at_rest(number: Callable[[], int], at_least: int, *, rest_s: float = REST_S) -> int:
-    """Wait until a number has reached `at_least` and has not changed for `rest_s` seconds, and return the number. A number below `at_least` may not
-    have started to change.
+    """Wait until a number has reached `at_least` and has not changed for `rest_s` seconds, and return the number. Without `at_least`, the wait
+    could end before the number has started to change.
     """
     eventually(lambda: number() >= at_least, lambda: f"{number()} never became {at_least}")
     before, since = number(), time.monotonic()

@@ -26,7 +26,7 @@ from modyn.workers import JobConnection
 
 
 class TrainingBatches:
-    """The batches of one training, on its device. A context manager: its end stops the loaders."""
+    """The batches of one training, on its device. A context manager: its exit stops the loaders."""
 
     def __init__(self, inputs: TrainingInputs, training: Training, seed: int, connection: JobConnection) -> None:
         """Args: seed: seed of this training, for the order and the choice of its samples. connection: reports progress and receives requests to
@@ -39,7 +39,7 @@ class TrainingBatches:
         self._stack = ExitStack()
         self._order: Mapping[str, Any] | None = None
         self.num_alone = 0
-        """Number of samples left out because each was the only sample of its epoch. BatchNorm needs two samples."""
+        """Number of samples left out because each is the only sample of its epoch. BatchNorm needs two samples."""
 
     def __enter__(self) -> Self:
         return self
@@ -54,7 +54,7 @@ class TrainingBatches:
 
     @property
     def bad_samples(self) -> Iterator[BadSample]:
-        """The bad samples among the samples that were left out."""
+        """The bad samples that were left out."""
         return chain.from_iterable(loader.bad_samples for loader in self._loaders)
 
     @property
@@ -65,7 +65,7 @@ class TrainingBatches:
     def start(self, position: BatchPosition, num_seen: int, order: Mapping[str, Any] | None = None) -> Iterator[Batch]:
         """Return the batches after `position`. Loading begins at once; scoring begins with the first request for a batch.
 
-        Args: num_seen: number of samples trained on before. order: state of the order of samples from the checkpoint.
+        Args: num_seen: number of samples that earlier steps trained on. order: state of the sample order, from the checkpoint.
         """
         self._order = order
         policy = self._inputs.downsampling
@@ -81,7 +81,7 @@ class TrainingBatches:
         return choose(self._loaded(build_dataset(self._inputs, self._seed, position), None, "cpu"))
 
     def _of_selections(self, selections: SampleThenBatch, position: BatchPosition) -> Iterator[Batch]:
-        """Yield the batches of each period's chosen samples, after `position`. A period is loaded once all earlier periods are trained on."""
+        """Yield the batches of each period's chosen samples, after `position`. Each period is loaded after the training on all earlier periods."""
         training, period = self._training, selections.period
         for number in range(position.epoch // period, -(-training.plan.num_epochs // period)):
             training.end_epochs_before(number * period)
@@ -92,7 +92,7 @@ class TrainingBatches:
             dataset = build_dataset(
                 self._inputs, self._seed, begin, chosen, epochs=min((number + 1) * period, training.plan.num_epochs)
             )
-            # Starting a loader draws random numbers. Without this, the random numbers of the training would depend on the number of workers.
+            # The start of a loader draws random numbers, more with more workers. The draws must not change the random numbers of the training.
             with undisturbed():
                 batches = self._loaded(dataset, training.plan.num_samples - training.progress.samples)
             training.clock.lap("load")
@@ -100,8 +100,8 @@ class TrainingBatches:
             self._loaders[-1].close()
 
     def _loaded(self, dataset: TriggerSetDataset, num_samples: int | None, device: str | None = None) -> Iterator[Batch]:
-        """Return the batches of a dataset; the first batch is already loaded. Args: num_samples: limit on the samples. device: device of the batches;
-        None for the device of the training."""
+        """Return the batches of a dataset; the first batch is already loaded. Args: num_samples: limit on the number of samples. device: device of
+        the batches; None for the device of the training."""
         config, plan = self._inputs.config, self._training.plan
         loader = self._stack.enter_context(self._loader(dataset))
         self._loaders.append(loader)
@@ -114,12 +114,12 @@ class TrainingBatches:
         return chain(list(islice(batches, 1)), batches)
 
     def _loader(self, dataset: TriggerSetDataset) -> BatchLoader:
-        """Return the loader of a dataset. For the whole trigger set, the sampler of the cache decides the order, if the cache has a sampler."""
+        """Return the loader of a dataset. If the cache has a sampler, the sampler decides the order of a whole trigger set."""
         config, cache = self._inputs.config, self._inputs.context.cache
-        # A resumed training uses the sampler only if it began with it. Its checkpoint then has the sampler's state.
+        # A resumed training uses the sampler only if the training began with the sampler, which the state in the checkpoint shows.
         begins = dataset.position == BatchPosition()
         samples = cache is not None and cache.managed is not None if begins else self._order is not None
-        # Steps are in the order of the stream, which the cache does not change.
+        # Online steps use the order of the stream. The cache must not change this order.
         if samples and dataset.trigger_set == self._inputs.trigger_set and not self._inputs.request.online:
             if (wanted := trigger_set_keys(dataset)) is not None:
                 loader = SamplerLoader(dataset, cache, wanted, config.dataloader_workers, config.on_gpu, self._order)
@@ -135,9 +135,7 @@ class TrainingBatches:
 def build_dataset(
     inputs: TrainingInputs, seed: int, position: BatchPosition, chosen: ChosenSamples | None = None, epochs: int | None = None
 ) -> TriggerSetDataset:
-    """Return a dataset of the trigger set after `position`. Args: chosen: use only these samples. epochs: number of epochs, or None for all epochs
-    of the plan.
-    """
+    """Return a dataset of the trigger set after `position`. Args: chosen: samples to use; None for all. epochs: number of epochs; None for all."""
     config, plan = inputs.config, inputs.plan
     options = LoadOptions(
         batch_size=plan.loaded_per_batch,

@@ -1,6 +1,4 @@
-"""Metrics of the cache. Each scrape reads these metrics, because cached samples belong to no process, and running trainings report counts in their
-status.
-"""
+"""Metrics of the cache. Each scrape reads the usage of the stores, because no process owns cached samples, and the statuses of running trainings."""
 
 from __future__ import annotations
 
@@ -21,9 +19,9 @@ from modyn.rpc.logs import get_logger
 from modyn.trainer_server.request.records import TrainingStatus
 
 ANSWER_S: Final = 0.1
-"""Limit in seconds for an answer of Redis. A Redis that fails is asked again after 2, 4, 8 and 16 s, and counts as unavailable until then."""
+"""Limit in seconds for a response of Redis. After a failure, Redis counts as unavailable until the next request: 2 s later, then 4, 8 and 16 s."""
 LOOK_S: Final = 0.5
-"""Limit in seconds for one look at Redis. A scrape waits for the look. Only this limit bounds the time to resolve a host name."""
+"""Limit in seconds on the wait of a scrape for Redis. This limit also bounds the resolution of the host name, which `ANSWER_S` does not."""
 
 _GAUGES: Final[Sequence[tuple[str, str, Callable[[StoredTier], int]]]] = (
     ("budget_bytes", "Bytes that a tier may use", lambda tier: tier.budget_bytes),
@@ -37,15 +35,15 @@ _COUNTERS: Final[Sequence[tuple[str, str, Callable[[StoredTier], int]]]] = (
 
 
 class CacheCollector(Collector):
-    """Reads how full each tier is, in shared memory and in Redis, and the tiers' counts in running trainings. Omits tiers without a budget."""
+    """Reads the usage of each tier in shared memory and in Redis, and the cache counts of running trainings. Omits tiers without a budget."""
 
     def __init__(self, folder: Path, redis_url: str | None, running: Callable[[], Sequence[TrainingStatus]]) -> None:
-        """Args: folder: `shared_folder` of the installation. redis_url: None if there is no Redis. running: returns the statuses of trainings."""
+        """Args: folder: `shared_folder` of the installation. redis_url: None without Redis. running: returns the statuses of running trainings."""
         self._folder, self._running = folder, running
         self._redis = None if redis_url is None else RedisLook(lambda breaker: redis_usage(redis_url, breaker, ANSWER_S))
 
     def describe(self) -> Iterator[Metric]:
-        """Describe no metric, so that registering reads nothing."""
+        """Describe no metric, so that the registration of this collector reads no store."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -61,24 +59,24 @@ class CacheCollector(Collector):
 
 
 class RedisLook:
-    """Looks at a Redis in a separate thread, so that a scrape waits for a limited time."""
+    """Reads the usage of a Redis in a separate thread, so that a scrape can limit its wait."""
 
     def __init__(self, look: Callable[[CircuitBreaker], StoreUsage], patience_s: float = LOOK_S) -> None:
-        """Args: look: called with a breaker that all looks share. patience_s: limit in seconds for an answer."""
+        """Args: look: reads the usage; every call gets the same circuit breaker. patience_s: limit in seconds on a wait."""
         self._look, self._patience_s, self._breaker = look, patience_s, CircuitBreaker()
-        self._lock = threading.Lock()  # Guards both fields below against simultaneous scrapes. Not held during a call of Redis.
+        self._lock = threading.Lock()  # Guards the two fields below against simultaneous scrapes. Not held during calls to Redis.
         self._thread: threading.Thread | None = None
         self._found: StoreUsage | None = None
 
     def usage(self) -> StoreUsage | None:
-        """Return the usage of Redis; None if there is no answer in time. Waits for a running look instead of starting another look."""
+        """Return the usage of Redis; None without a response in time. Starts a thread only if no earlier thread still runs."""
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
                 self._found = None
                 self._thread = threading.Thread(target=self._work, name="cache-metrics", daemon=True)
                 self._thread.start()
             thread = self._thread
-        # Ended by the answer of Redis, or after the patience. The lock is not held, because the thread needs it to store its result.
+        # The wait ends with the response of Redis, or after `patience_s`. The lock is not held, because the thread needs it to store its result.
         thread.join(self._patience_s)
         with self._lock:
             return self._found
@@ -86,7 +84,7 @@ class RedisLook:
     def _work(self) -> None:
         try:
             found = self._look(self._breaker)
-        except ConfigError as error:  # a wrong URL, with which trainings are refused
+        except ConfigError as error:  # the URL is wrong; trainings are refused for the same reason
             get_logger("cache").warning("cache_not_measured", reason=error.message)
             return
         with self._lock:

@@ -45,9 +45,9 @@ def check_task(argument: tuple[Mapping[str, Any], Sequence[str]], connection: Jo
 
 
 def check(pipeline: Mapping[str, Any], _: JobConnection, scores: Sequence[str] = ()) -> list[Problem]:
-    """List every error that can be found without data, with its path. Builds the model.
+    """List every error that can be found without data, with the option's path. Builds the model.
 
-    Args: pipeline: must have the sections model, training and data. scores: scores that the selection asks trainings for.
+    Args: pipeline: must have the sections model, training and data. scores: names of the scores that the selection requests from trainings.
     """
     model, training, selection = (section_at(pipeline, name) for name in ("model", "training", "selection_strategy"))
     found = [Problem(name, "is required") for name in ("model", "training", "data") if name not in pipeline]
@@ -73,7 +73,7 @@ def check(pipeline: Mapping[str, Any], _: JobConnection, scores: Sequence[str] =
 
 
 def check_machine(config: TrainingConfig) -> list[Problem]:
-    """List what the trainer server's machine lacks: the device, or a checkpoint folder that can be written to."""
+    """List what the trainer server's machine lacks: the device, or a writable checkpoint folder."""
     found = []
     if missing := missing_device(config.device):
         found.append(Problem("training.device", missing, Severity.UNAVAILABLE))
@@ -86,7 +86,8 @@ def check_machine(config: TrainingConfig) -> list[Problem]:
 
 
 def _missing_optimizers(config: TrainingConfig) -> list[Problem]:
-    """List what this machine lacks for the optimizers. If anything is missing, no optimizer is checked, because another machine may have it."""
+    """List what this machine lacks for the optimizers. If anything is missing, the caller checks no optimizer, because another machine may have the
+    package."""
     places = (
         [i for i, optimizer in enumerate(config.optimizers) if optimizer.source == "APEX"] if find_spec("apex") is None else ()
     )
@@ -101,10 +102,10 @@ def check_components(
     embedding_path: str = "",
     scores: Sequence[str] = (),
 ) -> list[Problem]:
-    """List the errors that PyTorch finds: names of classes, their options, paths to modules.
+    """List the errors that PyTorch finds in the names of classes, their options, and the paths of modules.
 
-    Args: model: the section `model`. selection: the section `selection_strategy`. embedding_path: option that needs embeddings; empty: no option
-    needs them. scores: see `check`.
+    Args: model: the section `model`. selection: the section `selection_strategy`. embedding_path: path of the option that needs embeddings; empty if
+    no option does. scores: see `check`.
     """
     found: list[Problem] = []
     try:
@@ -146,7 +147,7 @@ def check_components(
 
 
 def _optimizer_notes(config: TrainingConfig, optimizers: Mapping[str, Optimizer]) -> Iterable[Problem]:
-    """Warn of parameters that no step will change."""
+    """Warn of parameters that no step of the training changes."""
     path = "training.optimizers"
     groups = [
         (f"{path}.{i}.param_groups.{j}", group)
@@ -162,8 +163,8 @@ def _optimizer_notes(config: TrainingConfig, optimizers: Mapping[str, Optimizer]
 
 
 def _downsampling_refusals(selection: Mapping[str, Any], config: TrainingConfig, network: nn.Module) -> list[Problem]:
-    """List why policies cannot score with this loss and this model, and the policies' warnings. `check_downsampling` checks the options of the
-    policies.
+    """List the reasons why policies cannot score with this loss and this model, and the policies' warnings. Empty if `check_downsampling` finds
+    errors.
     """
     if check_downsampling(selection):
         return []
@@ -191,7 +192,7 @@ def _downsampling_refusals(selection: Mapping[str, Any], config: TrainingConfig,
 def _irreducible_problems(
     model: Mapping[str, Any], training: Mapping[str, Any], config: TrainingConfig, selection: Mapping[str, Any], known: set[str]
 ) -> Iterable[Problem]:
-    """List the errors in the irreducible-loss models of RHOLoss. Args: known: messages about sections that these models share with the training."""
+    """List the errors in the irreducible-loss models of RHOLoss. Args: known: reported messages, which are not repeated."""
     for path, policy in {} if check_downsampling(selection) else downsampling_policies(selection).items():
         if not isinstance(policy, RHOLoss):
             continue
@@ -205,7 +206,7 @@ def _irreducible_problems(
         own_model, own_training = irreducible_sections(model, training, options)
         found = check_model(str(own_model["id"]), own_model.get("config") or {})
         found += check_section(TrainingConfig, own_training, "training")
-        # Components are built only if the sections are valid, because building needs both.
+        # Components are built only if both sections are valid, because building uses the model and the training section.
         found = found or check_components(own_model, TrainingConfig.model_validate(own_training), {})
         for problem in found:
             if problem.severity is Severity.ERROR and problem.message not in known:
@@ -222,7 +223,7 @@ def _precision_notes(config: TrainingConfig) -> list[Problem]:
 
 
 def _bounds_without_batch(config: TrainingConfig, selection: Mapping[str, Any]) -> Iterable[Problem]:
-    """Find limits on samples that leave a trigger without a batch. Downsampling within batches accepts any limit."""
+    """Find limits in `num_samples_to_pass` that leave a trigger without a batch. Downsampling within batches accepts any limit."""
     policies = [] if check_downsampling(selection) else downsampling_policies(selection).values()
     if not config.drop_last_batch or not all(policy.config.sample_then_batch for policy in policies):
         return
@@ -234,7 +235,7 @@ def _bounds_without_batch(config: TrainingConfig, selection: Mapping[str, Any]) 
 
 
 def _online_problems(section: Mapping[str, Any], config: TrainingConfig) -> list[Problem]:
-    """List what prevents the test of new samples before each step of proactive training."""
+    """Report a loss that cannot test each new sample. Online training tests new samples before each step."""
     if not section:
         return []
     try:
@@ -245,7 +246,7 @@ def _online_problems(section: Mapping[str, Any], config: TrainingConfig) -> list
 
 
 def _online_batch_norm(model: Mapping[str, Any], section: Mapping[str, Any]) -> list[Problem]:
-    """Find steps or online updates of one sample for a model that needs two samples. Requires a model that can be built, and a valid section."""
+    """Find steps or online updates of one sample, if BatchNorm in the model needs two. Requires a model that can be built, and a valid section."""
     updates, new, drawn = section.get("update_samples"), section.get("step_samples"), section.get("history_samples", 0)
     if updates is not None:
         single = [name for name, size in (("update_samples", updates), ("history_samples", drawn)) if size == 1]
@@ -265,9 +266,7 @@ def _has_errors(found: Iterable[Problem]) -> bool:
 
 
 def _embedding_place(pipeline: Mapping[str, Any]) -> str:
-    """Return the path of the option `on` by which `trigger` or `online.trigger` compares embeddings. The path is empty if neither compares
-    embeddings.
-    """
+    """Return the path of the option `on` that makes `trigger` or `online.trigger` compare embeddings; empty if no option does."""
     compared = (found for path, trigger in trigger_sections(pipeline).items() for found in compared_windows(trigger, path))
     return next((f"{place}.on" for place, part in compared if part.get("on", "embeddings") == "embeddings"), "")
 
@@ -295,7 +294,7 @@ def _embedding_notes(id_: str, network: nn.Module, embedding_path: str) -> list[
 
 
 def _problem(error: ConfigError) -> Problem:
-    """Convert the error of a component. The message of the error may begin with the path of the option."""
+    """Convert the error of a component to a problem. The message of the error may begin with the path of the option."""
     path, separator, message = error.message.partition(": ")
     known = separator and path.startswith(("training.", "model.", "selection_strategy"))
     return Problem(path, message) if known else Problem("training", error.message)

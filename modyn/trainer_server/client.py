@@ -1,4 +1,4 @@
-"""Typed client of the trainer server. Other rooms import the records of trainings from here. Imports no torch."""
+"""Typed client of the trainer server. Other packages import the records of trainings from this module. Imports no torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TrainerServerClient(SectionClient):
     def validate(self, pipeline: Mapping[str, Any], scores: Sequence[str] = ()) -> list[Problem]:
         """List the errors in a pipeline's sections for the trainer server.
 
-        Args: scores: scores that the selection asks trainings for, from `SelectorClient.asked_scores`.
+        Args: scores: names of the scores that the selection requests from trainings (`SelectorClient.asked_scores`).
         """
         reply = self._stub.ValidateSection(common_pb2.SectionRequest(pipeline=to_struct(pipeline), scores=scores))
         return [from_message(problem, Problem) for problem in reply.problems]
@@ -46,7 +46,7 @@ class TrainerServerClient(SectionClient):
         return from_message(self._stub.Start(to_message(request, trainer_server_pb2.TrainingRequest)), TrainingStatus)
 
     def watch(self, run_id: str, trigger_id: int) -> Generator[TrainingStatus, None, None]:
-        """Yield the current status of the training of trigger `trigger_id`, then each change, at most a few a second, and finally the last status.
+        """Yield the current status of the training of trigger `trigger_id`, then each change (at most a few per second), and finally the last status.
 
         Raises: NotFoundError: this process of the service has not started the training.
         """

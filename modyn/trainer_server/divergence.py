@@ -24,7 +24,7 @@ _STAGE: Final = "looking for the cause of the divergence"
 
 
 def cause_of_divergence(inputs: TrainingInputs, training: Training, connection: JobConnection) -> str:
-    """Explain why a training diverged, and what to do: samples whose inputs, labels or weights are not finite, or else too large steps.
+    """Explain why a training diverged, and what to do. The cause is samples with inputs, labels or weights that are not finite, or too large steps.
 
     The function reads the samples of the trigger set again, without random transformations, until `_NAMED` such samples are found. If no such sample
     is found, the function reads all samples once more with the random transformations of the pipeline. These transformations draw other numbers than
@@ -93,7 +93,8 @@ def _odd_samples(
 
 
 def _odd_rows(batch: Batch, *, uses_weights: bool) -> dict[str, Tensor]:
-    """Return the rows of a batch that are not finite, by name of the tensor: bool (n,) each. A tensor without rows counts for all rows."""
+    """Return the rows of a batch that are not finite, by name of the tensor: bool (n,) each. If a tensor without rows is not finite, no row is
+    finite."""
     looked_at = {"inputs": batch.data, "labels": batch.labels, **({"weights": batch.weights} if uses_weights else {})}
     found = {}
     for what, data in looked_at.items():

@@ -1,4 +1,4 @@
-"""Ends of a training that makes no model. Imports torch: for workers only."""
+"""Functions that end a training without a model. Imports torch: for workers only."""
 
 from __future__ import annotations
 
@@ -35,9 +35,8 @@ def nothing_trained(inputs: TrainingInputs, reason: str, result: TrainingResult 
 
 
 def end_without_model(inputs: TrainingInputs, reason: str, result: TrainingResult = NO_RESULT) -> TrainingResult:
-    """Write the end of a training without a model, for `reason`, in place of its checkpoint, so that the training is not repeated.
-
-    A failure to write is logged: the file only saves a repetition, and the end is the same without it.
+    """Replace the checkpoint of a training without a model by a record of its end, so that the training is not repeated.
+    A failure to write is logged: without the record, the training is repeated, and ends in the same way.
     """
     ended, path = nothing_trained(inputs, reason, result), finished_path(inputs.context.folder, inputs.request)
     remove_own(inputs.context.folder, inputs.request)
@@ -51,17 +50,15 @@ def end_without_model(inputs: TrainingInputs, reason: str, result: TrainingResul
 
 
 def end_diverged(inputs: TrainingInputs, error: DivergedError, training: Training, connection: JobConnection) -> TrainingResult:
-    """End a diverged training without a model, if `training.on_divergence` allows it. The result keeps the tests of steps before the divergence.
-
-    Looks for the cause among the samples by a further pass. Raises: TrainingError: `training.on_divergence` is `fail`.
+    """End a diverged training without a model, if `training.on_divergence` allows it. The result contains the tests of steps before the divergence. A
+    further pass over the samples looks for the cause. Raises: TrainingError: `training.on_divergence` is `fail`.
     """
     reason = f"the training diverged: {error.message}; {cause_of_divergence(inputs, training, connection)}"
     return _end(inputs, reason, error, sample_results(training, until_divergence=True))
 
 
 def end_unlearned(inputs: TrainingInputs, error: NothingLearnedError, training: Training) -> TrainingResult:
-    """End a training that could not learn, in the same way as a training that diverged. Steps always end without a model, because later steps may
-    learn."""
+    """Treat a training that learned nothing like a diverged training. Online steps never raise an error here, because later steps may learn."""
     counts = TrainingCounts(skipped_steps=training.progress.skipped_steps)
     found = replace(sample_results(training), counts=counts)
     return _end(inputs, f"the training learned nothing: {error.message}", error, found, fails=not inputs.request.online)
@@ -72,13 +69,13 @@ def _end(
 ) -> TrainingResult:
     if not fails or inputs.config.on_divergence == "keep_previous":
         return end_without_model(inputs, reason, found)
-    # The checkpoint is removed: it may be from the beginning of the divergence, and would lead the next attempt to the same end.
+    # The checkpoint is removed, because it may be from the beginning of the divergence. The next attempt would then diverge again.
     remove_own(inputs.context.folder, inputs.request)
     raise TrainingError(f"{reason}; or keep the model before by training.on_divergence: keep_previous") from error
 
 
 def end_tested(inputs: TrainingInputs, training: Training) -> TrainingResult:
-    """End a training that has no step left, after all of its new samples were tested."""
+    """End a training without a remaining step, after all of its new samples were tested."""
     found = sample_results(training)
     guards = [hook for hook in training.hooks if isinstance(hook, StepGuard)]
     reason = left_out_reason(guards[0]) if guards else ONLY_TESTED
@@ -87,7 +84,7 @@ def end_tested(inputs: TrainingInputs, training: Training) -> TrainingResult:
 
 
 def sample_results(training: Training, *, until_divergence: bool = False) -> TrainingResult:
-    """Return the results on a training's samples: preprocessing, tests of new samples, and the actions of the steps' guard."""
+    """Return the results on a training's samples: preprocessing, tests of new samples, and the actions of `StepGuard`."""
     found = TrainingResult(preprocessing=preprocessing_result(training))
     for hook in training.hooks:
         if isinstance(hook, Prequential):

@@ -1,4 +1,4 @@
-"""Build the components of a training, and fit it. Imports torch: for workers only."""
+"""Build the components of a training, and run the training. Imports torch: for workers only."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ TRAINING: Final = 2
 def build(
     inputs: TrainingInputs, parent: StoredModel | None, seed: int, connection: JobConnection, validation: Validation | None
 ) -> Training:
-    """Build the model on its device, with the parent's weights if it has a parent, and all components of the training.
+    """Build the model on its device, with the parent's weights if there is a parent, and all components of the training.
 
-    The hooks are in the order of their calls. Checkpoints come last, so that checkpoints hold the changes of all other hooks.
+    The hooks are in the order of their calls. Checkpoints come last, so that they contain the changes of all other hooks.
 
     Args: seed: seed that the checkpoints keep. connection: reports progress and receives requests to stop. validation: None if there is no validation
     set.
@@ -81,12 +81,12 @@ def build(
     if online is not None:
         rates = stream_rates(online.learning_rate, list(components.optimizers.values()), before.stream_steps)
         components = replace(components, schedulers=rates, step_every="batch")
-    # A test makes no step, and needs no states of optimizers.
+    # A training that only tests makes no step, and needs no states of optimizers.
     if config.keep_optimizer_state and parent is not None and not request.tests_only:
         take_over_optimizers(inputs, components, parent)
     hooks: list[Hook] = [] if online is None or keys is None else steps_hooks(inputs, online, keys, before)
     hooks += [Losses(config.record_loss_every), IgnoredLabels()] + ([] if request.tests_only else [FiniteLoss()])
-    if online is None:  # the guard of steps compares weights by itself
+    if online is None:  # `StepGuard` compares the weights of online steps
         hooks.append(FirstWeights())
     split: StepParts | None = None
     if online is not None and keys is not None and online.update_samples is not None:
@@ -100,7 +100,7 @@ def build(
         hooks.append(ChosenScores(inputs, inputs.downsampling.config.epochs_between(plan.num_epochs)))
     if config.early_stopping:
         hooks.append(EarlyStopping(config.early_stopping))
-    # The hook for reports also receives requests to stop. The hook for checkpoints comes after it, and saves the state of a stopped training.
+    # The hook for reports also receives requests to stop. The hook for checkpoints comes last, and saves the state of a stopped training.
     keeps_checkpoints = config.checkpointing.activated
     hooks.append(ProgressReports(connection, inputs.context.report_interval_s, between_steps=keeps_checkpoints))
     if keeps_checkpoints:
@@ -112,8 +112,7 @@ def build(
 
 
 def steps_hooks(inputs: TrainingInputs, online: OnlineConfig, keys: Int64Array, before: TrainingResult) -> list[Hook]:
-    """Return the hooks of a training of steps: the tests of new samples, and the guard. These hooks come first, so that other hooks see only steps
-    that are kept.
+    """Return the hooks of online steps: the tests of new samples, and the guard. These hooks come first, so that other hooks see only kept steps.
 
     Args: before: result of the parent version.
     """
@@ -158,7 +157,7 @@ def fit(
         learn_before(inputs, training.preprocessing, connection)
     with TrainingBatches(inputs, training, seed, connection) as source:
         batches = source.start(position, num_seen, checkpoint["order"] if checkpoint is not None else None)
-        # The seed is set only now, because starting the loader draws random numbers, and their number depends on the number of workers.
+        # The seed is set after the start of the loader, because the start draws random numbers, more with more workers.
         seed_everything(derived_seed(seed, inputs.request.trigger_id, TRAINING))
         if checkpoint is not None:
             restore(training, checkpoint)
@@ -178,14 +177,14 @@ def fit(
 
 
 def stream_rates(rule: LearningRateRule, optimizers: Sequence[Optimizer], steps_before: int) -> list[LambdaLR]:
-    """Return schedulers that continue after earlier steps. Args: rule: option of the section `online`. steps_before: see `Prequential`."""
+    """Return schedulers that continue after the steps of earlier triggers. Args: rule: `online.learning_rate`. steps_before: see `Prequential`."""
     if rule.rule == "constant":
         return []
     return [LambdaLR(optimizer, lambda step: rule.factor(steps_before + step + 1)) for optimizer in optimizers]
 
 
 def build_criterion(inputs: TrainingInputs) -> Criterion:
-    """Build the loss, with the weights of the trigger set and of downsampling if these weights count. Raises ConfigError, InvalidArgumentError."""
+    """Build the loss, with the weights of the trigger set and of downsampling, if any are used. Raises ConfigError, InvalidArgumentError."""
     sampled = inputs.downsampling is not None and inputs.downsampling.weighs
     return Criterion(inputs.config.optimization_criterion, weigh(inputs) if inputs.uses_weights else None, sampled=sampled)
 

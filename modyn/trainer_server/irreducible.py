@@ -1,8 +1,8 @@
-"""The irreducible-loss models of RHOLoss. The job of a training first trains these models. Each irreducible-loss model scores samples on which it was
-not trained.
+"""The irreducible-loss models of RHOLoss. The job of a training trains these models before the training itself. Each irreducible-loss model scores
+samples on which it was not trained.
 
-The training's folder of selections keeps all results, so that a killed attempt resumes: checkpoints and weights of the models, the scores of a pass
-so far, and finally the losses. Imports torch: for workers only.
+The training's folder of selections keeps all results (checkpoints and weights of the models, the scores of a pass so far, and finally the losses), so
+that the next attempt resumes. Imports torch: for workers only.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def prepare_downsampling(inputs: TrainingInputs, training: Training, connection:
 
 
 def irreducible_losses(inputs: TrainingInputs, policy: RHOLoss, connection: JobConnection) -> IrreducibleLosses:
-    """Return the irreducible losses of all samples of the training. No sample's loss is from a model that was trained on the sample. Raises: see
-    `prepare_downsampling`.
+    """Return the irreducible losses of all samples of the training. The loss of a sample comes from a model that was not trained on the sample.
+    Raises: see `prepare_downsampling`.
     """
     path = selections_dir(inputs.context.folder, inputs.request) / "irreducible"
     if (found := find_losses(path, inputs.identity())) is not None:
@@ -87,7 +87,7 @@ def irreducible_losses(inputs: TrainingInputs, policy: RHOLoss, connection: JobC
     rows = [model.losses(len(models)) for model in models]
     keys, losses = (np.concatenate(columns) for columns in zip(*rows, strict=True))
     found = write_losses(path, keys, losses, inputs.identity())
-    # Until the losses are on disk, a repeated attempt resumes from the files of the models.
+    # The losses are on disk now. Later attempts no longer need the files of the models.
     for model in models:
         model.remove()
     connection.send({"stage": "", **NOTHING_SEEN})
@@ -103,7 +103,7 @@ class ModelShares:
 
 
 def _parts(inputs: TrainingInputs, policy: RHOLoss) -> list[ModelShares]:
-    """Return the samples of each model. These samples are consecutive parts of the order in which `training.validation` ranks samples, after the
+    """Return the samples of each model. `training.validation` ranks all samples. The samples of the models are consecutive ranges after the
     validation set.
     """
     low = inputs.config.validation.ratio if inputs.config.validation else 0
@@ -178,7 +178,7 @@ class IrreducibleModel:
         self._scores = self._folder / f"irreducible-{number}.scores"
 
     def check_size(self) -> None:
-        """Check that the model has a batch to train on. Raises TooLittleHeldOutError. ConfigError: no trigger set can have a batch."""
+        """Check that the model has at least one batch to train on. Raises TooLittleHeldOutError. ConfigError: no trigger set can have a batch."""
         num, size, trigger_set = self._part.trained.num_keys, self._inputs.config.batch_size, self._outer.trigger_set
         if num >= size:
             return
@@ -214,21 +214,21 @@ class IrreducibleModel:
         finally:
             passes.close()
         rows = ScoredRows.read(log)
-        # A copy: a view would keep the mapped file on the disk until the training ends, although `remove` deletes it.
+        # The losses are copied: a view would keep the mapped file on the disk until the training ends, even after `remove`.
         return rows.keys, np.array(rows.scores[:, 0])
 
     def remove(self) -> None:
-        """Remove the files that led to the losses, except for a model that the next trigger starts from."""
+        """Remove the files that were needed to compute the losses, except for a model that the next trigger starts from."""
         for path in (self._scores, self._inputs.checkpoint, *self._folder.glob(f"irreducible-{self._number}.*")):
             remove(path)
 
     def _train(self, stage: str) -> None:
-        """Train the model, from its checkpoint if one exists, and keep its weights. Does nothing if the weights are kept already."""
+        """Train the model, from its checkpoint if one exists, and store its weights. Does nothing if the weights are already stored."""
         inputs, trigger_id = self._inputs, self._outer.request.trigger_id
         checksum = {"keys_checksum": inputs.trigger_set.keys_checksum}
         if find_finished(self._weights, self._identity(trigger_id)) == checksum:
             return
-        # The seed does not depend on the training's seed, which may be random, so that every attempt makes the same model.
+        # The training's seed may be random. This seed does not depend on it, so that every attempt makes the same model.
         seed = derived_seed(inputs.seed or 0, trigger_id, _MODEL + self._number)
         seed_everything(seed)
         checkpoint = load_checkpoint(inputs.checkpoint, inputs.identity()) if inputs.config.checkpointing.activated else None
@@ -251,9 +251,7 @@ class IrreducibleModel:
         get_logger("training").info("irreducible_model_trained", samples=training.progress.samples, steps=training.progress.steps)
 
     def _previous(self) -> Path | None:
-        """Return the weights that the newest earlier trigger with kept weights has. Return None if no trigger has kept weights, or if the model
-        starts from scratch.
-        """
+        """Return the newest weights that an earlier trigger has stored; None if there are no such weights, or if the model starts from scratch."""
         if not self._options.use_previous_model:
             return None
         for trigger_id, folder in kept_irreducible(self._outer.context.folder, self._outer.request):
@@ -300,7 +298,7 @@ class IrreducibleLosses:
 
 
 def write_losses(path: Path, keys: Int64Array, losses: Float32Array, identity: Any) -> IrreducibleLosses:
-    """Write the losses, (n,), of the samples with these keys, (n,): complete and durable on return.
+    """Write the losses, (n,), of the samples with these keys, (n,). The file is complete and durable on return.
 
     Args: identity: identity of the training. Raises: TrainingError: the disk cannot be written to.
     """

@@ -1,4 +1,5 @@
-"""Decide at the end of a training whether it has learned: raise an error if no step could change the model, and collect warnings for the result.
+"""Decide at the end of a training whether the model has learned: raise an error if no step could change the model, and collect warnings for the
+result.
 
 Counts are read only at the end, because the read waits for the device. Imports torch: for workers only.
 """
@@ -23,9 +24,10 @@ from modyn.trainer_server.request.config import GradScalerConfig, TrainingConfig
 _SKIPPED: Final = Fraction(1, 10)
 """Share of skipped steps above which a training warns."""
 _FEWEST_LOSSES: Final = 3
-"""Number of batches whose losses must be equal for the loss to count as constant."""
+"""Smallest number of equal losses, one a batch, that count as a constant loss."""
 _VALUES_KEPT: Final = 4096
-"""About this number of values of a parameter show whether the parameter has changed. A step of an optimizer moves most values."""
+"""Approximate number of values of a parameter that are compared to detect a change. A part of the values is enough, because a step changes most
+values."""
 _NO_GRADIENT: Final = (
     "no parameter of training.optimizers had a gradient, as the loss does not depend on them: name other modules in param_groups"
 )
@@ -53,7 +55,7 @@ class IgnoredLabels(Hook):
 
     @property
     def num_labels(self) -> int:
-        """Number of labels trained on, counted each time; 0 if the loss ignores no class."""
+        """Number of labels trained on, counted again in each epoch; 0 if the loss ignores no class."""
         return self._num_labels
 
     @property
@@ -66,12 +68,12 @@ class IgnoredLabels(Hook):
         return {"num_labels": self._num_labels, "num_ignored": self.num_ignored}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Resume from what `state` returned."""
+        """Resume from a result of `state`."""
         self._num_labels, self._ignored = int(state["num_labels"]), torch.tensor(state["num_ignored"])
 
 
 class FirstWeights(Hook):
-    """Keeps some values of each parameter that the optimizers change, as they were before the first step."""
+    """Keeps copies of some values of each optimized parameter from before the first step."""
 
     name = "first_weights"
 
@@ -79,7 +81,7 @@ class FirstWeights(Hook):
         self._first: list[Tensor] | None = None
 
     def on_begin(self, training: Training) -> None:
-        """Keep the values, unless a checkpoint held them."""
+        """Copy the values, unless a checkpoint has restored them."""
         if self._first is None:
             self._first = _some_weights(training)
 
@@ -93,19 +95,19 @@ class FirstWeights(Hook):
         return {"first": self._first}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Resume from what `state` returned."""
+        """Resume from a result of `state`."""
         self._first = state["first"]
 
 
 def _some_weights(training: Training) -> list[Tensor]:
-    """Copy about 4,096 values of each parameter of the optimizers, at equal distances. Copy all values of a smaller parameter."""
+    """Copy about 4,096 values of each parameter of the optimizers, at equal intervals. Copy all values of a smaller parameter."""
     groups = (group for optimizer in training.components.optimizers.values() for group in optimizer.param_groups)
     flat = (parameter.detach().reshape(-1) for group in groups for parameter in group["params"])
     return [values[:: len(values) // _VALUES_KEPT + 1].clone() for values in flat]
 
 
 def check_learned(training: Training, config: TrainingConfig) -> None:
-    """Check at the end of a training that a step could change the model, unless the plan has no step. Raises: NothingLearnedError."""
+    """Check at the end of a training that a step could change the model, unless the training had no step. Raises: NothingLearnedError."""
     progress = training.progress
     if training.tests_only or not progress.steps:
         return

@@ -20,8 +20,8 @@ def fetch_parent(
 ) -> Iterator[Callable[[], StoredModel | None]]:
     """Fetch the initial model of `request`, or else of `config`, into a scratch file while the block runs.
 
-    Yields a function that waits for the model. This function returns None for initial weights, or raises NotFoundError. The end of the block removes
-    the file.
+    Yields a function that waits for the model. This function returns None if the training starts from initial weights, or raises NotFoundError. The
+    end of the block removes the file.
     """
     parent_id = request.parent_model_id
     if parent_id is None and config.initial_model == "pretrained":

@@ -1,6 +1,7 @@
 """Modules that the trainer's fork server imports once, so that training workers import only user code.
 
-Starts no threads, because a fork does not copy threads. The import never fails, so that a user's broken package fails only the worker that needs it.
+Starts no threads, because a fork does not copy threads. The import of this module never fails, so that a user's broken package fails only the worker
+that needs it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from modyn.trainer_server.request.config import OPTIMIZERS, SCHEDULERS
 
 PRELOADED = (multiprocessing, google, grpc, numpy, safetensors, modyn)
 
-# PyTorch imports its compiler (1 s) and other modules for the first optimizer and its first step, and to write a file.
+# PyTorch imports its compiler (1 s) and other modules at the first optimizer, its first step, and the first write of a file.
 torch.optim.SGD([torch.zeros(1)], lr=0.1).step()
 torch.save({}, BytesIO())
 

@@ -28,10 +28,7 @@ FULL_NAME: Final = "modyn.TrainerServer"
 
 
 class TrainerServicer(trainer_server_pb2_grpc.TrainerServerServicer):
-    """Calls as documented in trainer_server.proto.
-
-    Each method decodes the request of the call with the same name in protos/, calls `Trainings` and encodes the answer.
-    """
+    """Implements the calls of trainer_server.proto. Each method decodes the request, calls `Trainings` and encodes the response."""
 
     def __init__(self, trainings: Trainings) -> None:
         self._trainings = trainings
@@ -41,7 +38,7 @@ class TrainerServicer(trainer_server_pb2_grpc.TrainerServerServicer):
         return problems_to_proto(self._trainings.validate(from_struct(request.pipeline), request.scores))
 
     def ListPlugins(self, request: common_pb2.Empty, context: grpc.ServicerContext) -> common_pb2.PluginList:
-        """Return the models, optimizers, schedulers and downsampling policies that are registered here."""
+        """Return the models, optimizers, schedulers and downsampling policies that are registered in this service."""
         return plugins_to_proto(MODELS, OPTIMIZERS, SCHEDULERS, DOWNSAMPLING)
 
     def Start(
@@ -79,7 +76,7 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     pool = WorkerPool(settings.max_workers, rules=rules, preload=PRELOAD, server_idle_s=settings.fork_server_idle_s)
     checks = WorkerPool(1, preload=PRELOAD, server_idle_s=settings.fork_server_idle_s)
     models = ModelStorageClient(config.endpoint("model_storage"))
-    # No worker runs yet, so that these are files of attempts that were killed.
+    # No worker runs yet. All scratch files are therefore from killed attempts.
     rmtree(context.directory / "scratch", ignore_errors=True)
     trainings = Trainings(config, pool, checks, models.find)
     context.remove_outlived("finished/*")

@@ -119,7 +119,7 @@ def run_training(
         config = config.model_copy(update={"device": connection.device})
     if config.checkpointing.activated:
         check_checkpoint_folder(checkpoint_path(context.folder, request).parent)
-    # A thread fetches the parent's weights while this one reads the trigger set.
+    # A thread fetches the parent's weights while this thread reads the trigger set.
     with fetch_parent(request, config, context) as fetched_parent:
         trigger_set = context.trigger_set(request.run_id, request.trigger_id)
         if trigger_set.num_keys == 0:
@@ -128,12 +128,12 @@ def run_training(
                 "trigger does not fire without new ones"
             )
         inputs = TrainingInputs(request, config, context, trigger_set)
-        # An earlier attempt may have finished this training, and was killed before its model was stored.
+        # An earlier attempt may have finished this training, but may have been killed before its model was stored.
         if (ended := _ended_before(inputs, fetched_parent)) is not None:
             return ended
         path = checkpoint_path(context.folder, request)
         checkpoint = load_checkpoint(path, inputs.identity()) if config.checkpointing.activated else None
-        # Without a seed, a random one is drawn and kept in the checkpoint: a resumed training then has the same order of samples.
+        # Without a seed, a random seed is drawn and stored in the checkpoint, so that a resumed training has the same order of samples.
         seed = checkpoint["seed"] if checkpoint else inputs.seed if inputs.seed is not None else secrets.randbits(62)
         configure_torch(config, deterministic=inputs.seed is not None)
         # Building the model below draws its initial weights.
@@ -169,7 +169,7 @@ def run_training(
 def _ended_before(
     inputs: TrainingInputs, fetched_parent: Callable[[], StoredModel | None]
 ) -> StoredModelInfo | TrainingResult | None:
-    """Return the end of a training that an earlier attempt finished, or that has no batch; None if the training must run."""
+    """Return the outcome of a training that an earlier attempt finished, or that has no batch; None if the training must run."""
     if not inputs.plan.num_batches:
         return nothing_trained(inputs, inputs.no_batch())
     request, folder = inputs.request, inputs.context.folder
@@ -287,11 +287,12 @@ def configure_torch(config: TrainingConfig, *, deterministic: bool) -> None:
         missing = missing_device(config.device)
         if missing:
             raise ConfigError(f"training.device: {missing}")
-        # Code that uses the current GPU, such as the thread that page-locks batches, must not take memory of the first GPU.
+        # Code that uses the current GPU, such as the thread that page-locks batches, must not allocate memory on the first GPU.
         torch.cuda.set_device(torch.device(config.device).index or 0)
     if deterministic:
-        # cuBLAS reads this once, before its first use.
+        # cuBLAS reads this variable once, before its first use.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        # Other operations log a warning: equal weights are promised on CPU only. use_deterministic_algorithms would import PyTorch's compiler.
+        # Operations without a deterministic version log a warning. Equal weights are guaranteed on a CPU only. use_deterministic_algorithms would
+        # import PyTorch's compiler.
         torch.set_deterministic_debug_mode("warn")
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -68,10 +68,10 @@ _logger = get_logger("trainings")
 
 
 class Trainings:
-    """Starts trainings; their `table` watches and stops them.
+    """Starts trainings. Callers watch and stop the trainings in `table`.
 
     Args: pool: runs trainings. checks: runs the checks of pipelines, so that running trainings do not delay a check.
-        find_model: asks model storage for the model of a run's trigger.
+        find_model: returns the model of a run's trigger from model storage.
         num_ended: number of ended trainings whose status is kept; the models of older trainings are in model storage.
     """
 
@@ -93,10 +93,10 @@ class Trainings:
         self._log_dir = config.log_dir / "runs"
         self.table: JobTable[Key, TrainingStatus] = JobTable(_not_found, num_ended)
         self._stored_here: OrderedDict[str, int] = OrderedDict()
-        """The last trigger whose training this process made and stored, for each of the newest runs. Guarded by the table's `changed`."""
+        """The last trigger of each recent run whose model this process trained and stored. Guarded by the lock `table.changed`."""
 
     def validate(self, pipeline: Mapping[str, Any], scores: Sequence[str] = ()) -> list[Problem]:
-        """List the errors that a worker finds in the trainer's sections. Args: scores: scores that the selection asks for. Raises DeadlineError."""
+        """List the errors that a worker finds in the trainer's sections. Args: scores: scores that the selection requests. Raises DeadlineError."""
         log_path = self._log_dir / "checks.log"
         log_path.unlink(missing_ok=True)
         job = self._checks.submit(
@@ -134,8 +134,8 @@ class Trainings:
         return self._log_dir / run_id / f"training-{trigger_id}.log"
 
     def _find_stored(self, key: Key, request: TrainingRequest) -> TrainingStatus | None:
-        # If the trigger follows the last one that was stored here, no other process has trained it, and model storage need not be asked. A training
-        # of this process would be in the table.
+        # If the previous trigger was stored by this process, no other process has trained this trigger, and the request to model storage is not
+        # needed. A training by this process would be in the table.
         if self._stored_here.get(key[0]) == key[1] - 1 and self.table.get(key) is None:
             return None
         stored = self._find_model(request.run_id, request.trigger_id)
@@ -178,13 +178,13 @@ class Trainings:
             )
         except ModynError:
             raise
-        except Exception as error:  # of any class: the status must become final
+        except Exception as error:  # any class, because the status must become final
             _logger.exception("training_not_started", run_id=request.run_id, trigger_id=request.trigger_id)
             message = f"{name} cannot start: {type(error).__name__}: {error}; `modyn logs trainer_server` shows more"
             raise TrainingError(message) from error
 
     def _done(self, key: Key, request: TrainingRequest, job: Job) -> None:
-        """Handle the end of the worker. The status becomes final even after a failure here, because watchers wait for a final status."""
+        """Handle the end of the worker. The status becomes final even after an error in this method, because watchers wait for a final status."""
         RUNNING.dec()
         TRAININGS.labels(job.state).inc()
         try:
@@ -221,7 +221,7 @@ class Trainings:
         LEFT_OUT.inc(result.step_guard is not None and result.step_guard.left_out)
         if result.nothing_trained:
             TESTED.inc(result.counts.num_tested or 0)
-            # A training that only tests its batches trains nothing on purpose. All other cases deserve a warning.
+            # A training that only tests is expected to train nothing. All other cases are logged as a warning.
             log = _logger.info if result.counts.num_tested is not None and result.step_guard is None else _logger.warning
             log("nothing_trained", run_id=key[0], trigger_id=key[1], reason=result.nothing_trained)
             return
@@ -243,8 +243,8 @@ def _result(job: Job) -> TrainingResult:
 
 
 def session_key(request: TrainingRequest) -> str:
-    """Return a key that is equal for trainings that one worker may run one after the other. Such trainings have the same run and pipeline. Either all
-    have a seed or none has a seed, because a seed makes the whole process deterministic.
+    """Return the key of a session. One worker may run trainings with equal keys one after the other: they have the same run and pipeline, and either
+    all or none have a seed, because a seed makes the whole process deterministic.
     """
     sections = {name: request.pipeline.get(name) for name in ("model", "training", "data", "selection_strategy")}
     digest = hashlib.sha256(to_json([sections, request.seed is None], sort_keys=True).encode()).hexdigest()
@@ -257,7 +257,7 @@ def _not_found(key: Key) -> TrainingStatus:
 
 def check_request(request: TrainingRequest) -> None:
     """Check a request. Raises: InvalidArgumentError: the request names no training, or names no downsampling policy although a score decides the
-    policy. ConfigError: the pipeline lacks a section that a training needs, or turns are wrong."""
+    policy. ConfigError: the pipeline lacks a section that a training needs, or the options that decide the policy are wrong."""
     check_run_id(request.run_id)
     if request.trigger_id < 0:
         raise InvalidArgumentError(

@@ -2,7 +2,7 @@
 only this process. The child process runs third-party libraries that read users' files.
 
 The service watches the memory of the child process while a request runs, because allocators reserve far more address space than they use. A limit of
-the address space catches a single huge allocation. When memory runs out on the machine, the kernel ends the child process first.
+the address space stops a single huge allocation. When memory runs out on the machine, the kernel ends the child process first.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from modyn.workers.large_messages import LargeMessages
 from modyn.workers.worker_process import ORPHANED, die_with_fork_server, give_back_freed
 
 POLL_S: Final = 0.05
-"""Seconds between two polls of a working process. New memory fills at about 1 GB/s, so a process exceeds its bound by little."""
+"""Seconds between two polls of a working process. A process fills new memory at about 1 GB/s, and therefore exceeds its bound by little."""
 RESERVE_BYTES: Final = 128 << 20
-"""If fewer bytes of memory than this number are left on the machine, a process that holds more bytes than this number is ended."""
+"""If the machine has fewer free bytes of memory than this number, a process that uses more bytes than this number is ended."""
 _SLACK_BYTES: Final = 2 << 30
 """Bytes of address space that allocators and thread stacks reserve beyond the memory that they use."""
 _START_S: Final = 60.0
 """Seconds that a new process may take to import its modules."""
 _END_S: Final = 5.0
-"""Seconds to wait for the end of a killed process. A killed process ends at once, unless it waits in the kernel for a disk; after this wait, such a
-process is left alone.
+"""Seconds to wait for the end of a killed process. A killed process ends at once, unless it waits in the kernel for a disk. After this time, the
+service stops waiting for the process.
 """
 
 _WORK_SHARE: Final = 0.1
-"""Share of the time. If a process gives no answer in time, the request is the cause only if the process used a processor for at least this share of
-the time. On a busy machine, a process gets less processor time.
+"""If a process gives no answer in time, the request is the cause only if the process used a processor for at least this share of the time. The share
+is small, because a process gets less processor time on a busy machine.
 """
 
 _CRASHES: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP)
@@ -54,8 +54,8 @@ _CRASHES: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE,
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """memory_bytes: most memory of the process. silence_s: longest time until the next answer. idle_s: time without a request after which the process
-    ends.
+    """memory_bytes: limit on the memory of the process. silence_s: longest time until the next answer. idle_s: time without a request after which the
+    process ends.
     """
 
     memory_bytes: int
@@ -120,7 +120,7 @@ class _Raised:
 
 
 class BoundedProcess:
-    """The service's end of one process. One thread at a time may use the object. Any thread may call `kill`.
+    """Handle of one child process, for the service. One thread at a time may use the object. Any thread may call `kill`.
 
     Args:
         function: `package.module:function`, a generator function of one picklable request that yields the answers.
@@ -210,14 +210,14 @@ class BoundedProcess:
         deadline, worked_before_s = time.monotonic() + silence_s, -1.0
         # A message or the end of the process ends this wait. The bounds are checked every `POLL_S` seconds, and `silence_s` bounds the whole wait.
         while not (ready := self._ready.poll(1000 * POLL_S)):
-            if worked_before_s < 0:  # measured at the first poll; most messages come earlier
+            if worked_before_s < 0:  # measured at the first poll; most messages arrive earlier
                 worked_before_s = _processor_seconds_of(self.pid)
             if (ended := self._exceeded_memory()) is not None:
                 raise ended
             if time.monotonic() > deadline:
                 raise _silence_error(silence_s, _processor_seconds_of(self.pid) - worked_before_s)
         is_open = any(descriptor == self._connection.fileno() for descriptor, _ in ready)
-        # The last message may have come after the check of the connection and before the check of the process.
+        # The last message may have arrived after the check of the connection and before the check of the process.
         if is_open or self._connection.poll():
             try:
                 return self._messages.receive()
@@ -228,7 +228,7 @@ class BoundedProcess:
         raise self._why_ended()
 
     def _exceeded_memory(self) -> EndedError | None:
-        """Return an error if the working process takes too much memory, or if the machine has none left."""
+        """Return an error if the working process takes too much memory, or if the machine has no memory left."""
         held = _memory_of(self.pid)
         if held > self._bounds.memory_bytes:
             return _memory_error(self._bounds)
@@ -260,7 +260,7 @@ class BoundedProcess:
 
 
 def available_memory() -> int:
-    """Return the bytes of memory that processes can still take, on the machine and in this process's control groups (version 2)."""
+    """Return the bytes of memory that processes can still allocate, on the machine and in this process's control groups (version 2)."""
     groups = Path("/proc/self/cgroup").read_text().splitlines() if os.path.exists("/proc/self/cgroup") else []
     own = [line.removeprefix("0::/") for line in groups if line.startswith("0::/")]
     left = [number for group in own for number in left_in_groups(Path("/sys/fs/cgroup"), group)]
@@ -288,8 +288,8 @@ def _number(path: Path) -> int | None:
 
 
 def _may_be_refused_memory(num_bytes: int) -> bool:
-    """Whether the kernel may refuse `num_bytes` to a process that is within its own limit. The kernel does so only if it is set not to overcommit
-    memory. Otherwise the kernel refuses nothing, and kills a process when memory runs out.
+    """Whether the kernel may refuse `num_bytes` to a process that is within its own limit. The kernel does so only if overcommitment of memory is
+    disabled. Otherwise the kernel kills a process when memory runs out.
     """
     if Path("/proc/sys/vm/overcommit_memory").read_text().strip() != "2":
         return False
@@ -344,7 +344,7 @@ def _exit_text(code: int | None) -> str:
         return f"signal {-code}"
 
 
-# In the process
+# The functions below run in the child process.
 
 
 def _run(function: str, bounds: Bounds, connection: Connection[Any, Any]) -> None:

@@ -10,8 +10,8 @@ from typing import Final
 from modyn.errors import UnavailableError
 
 ASK_S: Final = 40.0
-"""Seconds that the process may take to import PyTorch, which is slow on a cold disk. The value is less than the deadline of the call that waits for
-the process.
+"""Seconds that the counting process may take to import PyTorch, which is slow on a cold disk. The value is less than the deadline of the call that
+waits for the process.
 """
 
 

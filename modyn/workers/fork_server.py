@@ -22,7 +22,8 @@ ENVIRONMENT: Final = {
     # OpenBLAS and Arrow's allocator start threads on import. PyTorch has its own linear algebra.
     "OPENBLAS_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
-    # If each thread had its own arena, a thread could not use memory that another thread freed. That takes twice the memory and is not faster.
+    # If each thread had its own arena, a thread could not use memory that another thread freed. Separate arenas take twice the memory, without a gain
+    # in speed.
     "MALLOC_ARENA_MAX": "2",
     # A training step allocates the memory that the previous step freed. If this memory were returned to the system, page faults would take up to a
     # third of a step. An idle worker returns the memory. After the first value is set, glibc no longer adapts the second value; 32 MiB is the maximum
@@ -68,7 +69,7 @@ def start_worker(process: ForkServerProcess, preload: Sequence[str], idle_s: flo
 
     Raises: OSError, EOFError: the worker cannot be started. Errors of SERVER_DIED: two fork servers died in a row.
     """
-    with PROCESS_TABLE, _variables():  # `start` itself may start a fork server, if the one before has just died
+    with PROCESS_TABLE, _variables():  # `start` itself starts a fork server if the previous one has just died
         _ensure_running(preload, idle_s)
         try:
             process.start()
@@ -157,7 +158,7 @@ def _end() -> None:
         os.kill(pid, signal.SIGKILL)
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
         # The resource tracker starts with each fork server, and has nothing to remove. The tracker is killed first, because it does not end while a
-        # process holds its pipe.
+        # process keeps its pipe open.
         tracker: Any = resource_tracker._resource_tracker
         if tracker._pid is not None:
             os.kill(tracker._pid, signal.SIGKILL)

@@ -20,7 +20,7 @@ class JobTable(Generic[K, S]):
 
     Args:
         absent: returns the status of a job that is not in the table, e.g. from a database; raises NotFoundError if there is none.
-        num_ended: number of ended jobs that stay in the table; the oldest leave first.
+        num_ended: number of ended jobs that stay in the table; the oldest jobs are removed first.
     """
 
     def __init__(self, absent: Callable[[K], S], num_ended: int) -> None:
@@ -41,7 +41,7 @@ class JobTable(Generic[K, S]):
         """Return the status of a live job. Without a live job, return the status that `find_ended` returns for a job that ended well. If there is no
         such status, start the job with `begin`, and return its first status.
 
-        `begin` sets the first status. During the calls of `find_ended` and `begin`, `changed` is not held. One job starts at a time.
+        `begin` sets the first status. During the calls of `find_ended` and `begin`, the lock `changed` is not held. One job starts at a time.
         """
         with self._starting:
             live = self.get(key)

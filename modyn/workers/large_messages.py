@@ -1,5 +1,5 @@
-"""Messages between two processes on one machine. Large arrays pass through shared memory. The arrays are copied twice. A pipe would need more time
-for system calls and new memory pages.
+"""Messages between two processes on one machine. Large arrays pass through shared memory, and are copied twice. A pipe would take longer, because of
+its system calls and new memory pages.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class LargeMessages:
             send_handle(self._connection, self._descriptor, None)  # the process id matters on Windows only
             os.close(self._descriptor)
             self._descriptor = None
-        self._connection.recv_bytes()  # the other end sends this when it has copied the arrays
+        self._connection.recv_bytes()  # this message confirms that the other end has copied the arrays
 
     def _receive(self) -> Any:
         content, sizes = self._connection.recv()
@@ -104,7 +104,7 @@ class LargeMessages:
 
 @contextmanager
 def _end_as_eof() -> Iterator[None]:
-    """Convert all errors of a closed other end to EOFError."""
+    """Convert errors that mean that the other end is closed to EOFError."""
     try:
         yield
     except OSError as error:

@@ -20,10 +20,10 @@ from modyn.log_files import LogLimits
 POLL_S: Final = 1.0
 """Seconds between two polls of the calls."""
 STUCK_S: Final = 2.0
-"""Seconds beyond the limit after which a thread that needs no interpreter lock ends the process, if a call blocks the watching thread."""
+"""Additional seconds after the limit. If a call still blocks the watching thread, a thread that needs no interpreter lock ends the process."""
 
 _running: Final[set[Call]] = set()
-"""Calls that have not returned. The set needs no lock, because the interpreter changes and copies a set in single operations."""
+"""Calls that have not returned. The set needs no lock, because changes and copies of a set are atomic in the interpreter."""
 
 
 class Call:

@@ -1,4 +1,5 @@
-"""Placement of a job: the device, the session, and the idle sessions that end to make room for the job. This module has pure functions only."""
+"""Placement of a job: the device, the session, and the idle sessions that end to free their places for the job. This module has pure functions
+only."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ CONTEXT_BYTES: Final = 512 << 20
 
 @dataclass(frozen=True, slots=True)
 class Occupant:
-    """A session of the pool, as the placement sees it. key: key of the session; None: the session has a single job. device_bytes: bytes of GPU memory
-    that the session last reported. used: number that rises with the time of the session's last use.
+    """The facts about a session of the pool that decide the placement. key: key of the session; None: the session has a single job. device_bytes:
+    bytes of GPU memory that the session last reported. used: number of the session's last use; later uses have higher numbers.
     """
 
     key: str | None

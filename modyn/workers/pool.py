@@ -28,8 +28,8 @@ _logger = logging.getLogger(__name__)
 class WorkerPool:
     """Runs at most `max_workers` jobs at the same time.
 
-    Other jobs wait in the order of their submission. One process does the jobs of a session one after the other, until the process is idle for too
-    long or a job fails. An idle process counts towards `max_workers`, and ends when a job of another session needs the room.
+    Other jobs wait in the order of their submission. One process runs the jobs of a session one after the other, until the process is idle for too
+    long or a job fails. An idle process counts towards `max_workers`, and ends when a job of another session needs its place.
 
     Args:
         rules: rules of each worker process.
@@ -59,8 +59,8 @@ class WorkerPool:
         self._server_idle_s = server_idle_s
         self._failure = failure
         self._gpus = gpus
-        # Protects the fields below. Wakes the slots when a job is queued or the pool closes. The lock is not held during callbacks of jobs, because
-        # the owners of jobs call `submit` while they hold their own locks.
+        # Protects the fields below. Wakes the threads of `_slots` when a job is queued or the pool closes. The lock is not held during callbacks of
+        # jobs, because the owners of jobs call `submit` while they hold their own locks.
         self._changed = threading.Condition()
         self._queue: deque[Job] = deque()
         self._slots: list[threading.Thread] = []
@@ -103,7 +103,7 @@ class WorkerPool:
         return job
 
     def _add_slot(self, job: Job) -> None:
-        """Start one more thread that runs jobs. If the system has no threads left, `job` waits for the existing threads; if there are none, `job` is
+        """Start one more thread that runs jobs. If the system has no threads left, `job` waits for the existing threads; without threads, `job` is
         refused.
         """
         slot = threading.Thread(target=self._serve, name=f"worker-slot-{len(self._slots)}", daemon=True)
@@ -174,12 +174,12 @@ class WorkerPool:
                 job.finish(JobState.FAILED, error=type(error)(f"{job.name}: {error.message}"))
                 return
             try:
-                with suppress(OSError):  # a job may run without a log; if it fails, its error says why there is none
+                with suppress(OSError):  # a job may run without a log; its error then contains the reason
                     job.log_path.parent.mkdir(parents=True, exist_ok=True)
                 if not session.num_jobs:
                     session.start(self._rules, job.name, self._start_process)
                 begun, answer = session.run(job, self._kill_after_s)
-            except Exception as error:  # any class: the job must end
+            except Exception as error:  # any class, because the job must end
                 _logger.exception("the watcher of %s failed", job.name)
                 session.kill()
                 self._drop(session)
@@ -197,7 +197,7 @@ class WorkerPool:
         start_worker(process, self._preload, self._server_idle_s)
 
     def _take_session(self, job: Job) -> Session:
-        """Place a job in an idle session of its key, or in a new one, and end the idle sessions that must make space."""
+        """Place a job in an idle session of its key, or in a new session, and end the idle sessions that `place` chooses."""
         spec = job.spec
         gpus = self._gpus() if spec.device.startswith("cuda") else ()
         with self._changed:

@@ -36,7 +36,7 @@ _TORCH_FLAGS: Final = (
     ("backends.mkldnn", ("enabled", "deterministic")),
     ("utils.deterministic", ("fill_uninitialized_memory",)),
 )
-"""Modules of torch, and their attributes."""
+"""Modules of torch, and the names of their attributes that are restored."""
 
 
 class ProcessState:

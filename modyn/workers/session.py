@@ -1,4 +1,4 @@
-"""Jobs of a service from the queue to their end, and the worker process that does the jobs of a session one after the other."""
+"""Jobs of a service from the queue to their end, and the worker process that runs the jobs of a session one after the other."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Job:
         return self.stop_at is not None
 
     def deliver(self, message: object) -> None:
-        """Pass on a message of the worker."""
+        """Call `on_message` with a message of the worker."""
         if self._on_message is not None:
             self._on_message(message)
 
@@ -118,12 +118,12 @@ class Job:
         if self._on_done is not None:
             try:
                 self._on_done(self)
-            except Exception:  # the thread must take the next job
+            except Exception:  # the thread must continue with the next job
                 _logger.exception("the callback after the end of %s failed", self.name)
 
 
 class Session:
-    """A worker process for the jobs of one key. One thread at a time may use it.
+    """A worker process for the jobs of one key. One thread at a time may use the object.
 
     Args: key: key of the session; None: the session has a single job. device: cpu or cuda:N.
     """
@@ -162,7 +162,8 @@ class Session:
         """Run `job` in the worker, deliver its messages, and end the worker if the job is asked to stop.
 
         Args: kill_after_s: seconds between SIGTERM and SIGKILL.
-        Returns: whether the job began, and its answer; None: the worker ended without an answer. The worker stays alive only if `answer.continues`.
+        Returns: whether the job began, and its answer, which is None if the worker ended without an answer. The worker stays alive only if
+        `answer.continues`.
         """
         assert self._process is not None
         assert self._connection is not None
@@ -190,7 +191,7 @@ class Session:
             if job.stop_at is not None:
                 if ending is None:
                     ending = _Ending(process, kill_after_s)
-                    with suppress(OSError):  # it has just ended
+                    with suppress(OSError):  # the worker has just ended
                         connection.send(Stop())
                 timeout = ending.advance(job.stop_at, time.monotonic())
             # A message, the end of the process, a call of `stop`, or the time of the next signal ends this wait.

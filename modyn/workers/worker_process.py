@@ -43,7 +43,7 @@ class SessionRules:
     """Bounds of a worker process's session.
 
     num_threads: number of PyTorch threads. idle_s: seconds without a command after which the process ends; 0: the process ends after its first
-    command. models_bytes: most bytes of weights that the process keeps.
+    command. models_bytes: limit in bytes on the weights that the process keeps.
     """
 
     num_threads: int = 1
@@ -95,7 +95,7 @@ class KeptModels:
 
     @property
     def limit(self) -> int:
-        """Most bytes that are kept. `put` ignores larger files."""
+        """Limit in bytes on all kept files. `put` ignores larger files."""
         return self._limit
 
     def get(self, weights_sha256: str) -> bytes | None:
@@ -109,7 +109,7 @@ class KeptModels:
         return content
 
     def put(self, weights_sha256: str, content: bytes) -> None:
-        """Keep a file. The least recently used files are dropped to make room. A file beyond the limit is not kept."""
+        """Keep a file. The least recently used files are dropped to free memory. A file beyond the limit is not kept."""
         if len(content) > self._limit:
             return
         self._num_bytes += len(content) - len(self._contents.pop(weights_sha256, b""))
@@ -208,12 +208,12 @@ def run_worker(rules: SessionRules, connection: Connection[Any, Any]) -> None:
     except OSError:  # the service has ended
         traceback.print_exc()
         os._exit(ORPHANED)
-    # An orderly exit unloads PyTorch, which takes a tenth of a second, and the next training would wait for it.
+    # An orderly exit unloads PyTorch, which takes a tenth of a second and would delay the next training.
     os._exit(0)
 
 
 class _Worker:
-    """Session of this process: waiting commands, and values kept between commands."""
+    """The session of this process: the queue of commands, and the values that are kept between commands."""
 
     def __init__(self, rules: SessionRules, connection: Connection[Any, Any]) -> None:
         self._rules = rules
@@ -243,7 +243,7 @@ class _Worker:
                     self._connection, message.name, message.device, self._models, self._memory, self._sending
                 )
                 self._asked.put((message, self._newest))
-            elif self._newest is not None:  # a Stop belongs to the command that came before it
+            elif self._newest is not None:  # a Stop applies to the newest command
                 self._newest.ask_to_stop()
 
     def work(self) -> None:
@@ -330,7 +330,7 @@ class _Worker:
 
 
 def _is_disk_full(error: Exception) -> bool:
-    """Whether a disk or a quota is full. Errors of C++ and Rust libraries report this in the text only."""
+    """Whether a disk or a quota is full. Errors of C++ and Rust libraries report this condition only in their text."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return os.strerror(errno.ENOSPC) in str(error)
@@ -359,8 +359,8 @@ def _free_device_memory() -> int:
 
 
 def die_with_parent() -> None:
-    """End this process of the fork server when the process that asked for it ends in any way. Processes that workers start need this function,
-    because their parent in the kernel is the fork server, which continues to run.
+    """End this forked process when the process that requested the fork ends in any way. Processes that workers start need this function, because
+    their parent in the kernel is the fork server, which continues to run.
     """
     parent = parent_process()
     assert parent is not None
@@ -373,9 +373,9 @@ def _exit_after(sentinel: int) -> None:
 
 
 def die_with_fork_server() -> None:
-    """End this process with the fork server, and the fork server with the service, even if the service is killed.
+    """Make this process end with the fork server, and the fork server end with the service, even if the service is killed.
 
-    The fork server lives while any process holds the writing end of its pipe. The standard library gives this end to each worker, and this would keep
+    The fork server lives while any process holds the writing end of its pipe. The standard library gives this end to each worker. This end would keep
     the worker and the fork server alive. Therefore /dev/null replaces this end in the worker. A worker that starts processes uses the running fork
     server; otherwise the worker would start another fork server and wait for its imports.
     """
@@ -395,8 +395,8 @@ def _nothing_to_do() -> None:
 class ImportedFiles:
     """Files of modules that this process imports after construction, with the time and size of each file at import.
 
-    Packages that are already imported are left out: such packages change only together with the service, and PyTorch's compiler writes its own
-    modules.
+    Packages that are already imported are left out: such a package changes only together with the service, except for modules that PyTorch's compiler
+    writes.
     """
 
     def __init__(self) -> None:

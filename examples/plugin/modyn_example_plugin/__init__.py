@@ -1,1 +1,1 @@
-"""What a package of your own looks like: one file a policy, found through the entry points in pyproject.toml."""
+"""An example of your own package: one file for each policy. Modyn finds the policies through the entry points in pyproject.toml."""

@@ -1,4 +1,4 @@
-"""Fires when the mix of labels has changed."""
+"""A trigger policy that fires when the distribution of labels changes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from modyn.supervisor.triggers.base import Check, CheckContext, CheckRecord, Tri
 
 
 class LabelShiftConfig(Section):
-    """Fires when the labels of the newest window are distributed otherwise than those of the window that was last trained on."""
+    """Options of LabelShiftTrigger. The policy fires when the label distributions of the newest window and of the last window that fired differ."""
 
     window: int = Field(100, ge=1, description="samples in a window")
     distance: float = Field(0.25, ge=0, le=1, description="total variation distance above which it fires")
 
 
 class LabelShiftTrigger(Trigger):
-    """Fires at the end of each window of `window` samples whose label distribution is further than `distance` from the reference.
+    """Fires at the end of each window of `window` samples if the distance of its label distribution from the reference exceeds `distance`.
 
-    The distance is total variation: half the sum of the absolute differences of the shares. The reference is the last window that fired; the
-    first window of the stream always fires, for there is no model before it.
+    The distance is total variation: half the sum of the absolute differences of the shares. The reference is the last window that fired. The first
+    window of the stream always fires, because no model exists yet.
 
     >>> import numpy as np
     >>> window = SampleBatch(np.arange(2), np.arange(2), np.array([0, 0]))

@@ -1,4 +1,4 @@
-"""A distance for drift triggers: how far the medians of two sets of samples lie apart."""
+"""A distance for drift triggers: the distance between the medians of two sets of samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MedianDistanceConfig(Section):
 
 
 class MedianDistance(DriftMetric):
-    """The norm of the difference between the medians of each value. Some outliers do not move it."""
+    """The norm of the difference between the medians of each value. A few outliers do not change this norm."""
 
     Config: ClassVar[type[Section]] = MedianDistanceConfig
     has_test = False

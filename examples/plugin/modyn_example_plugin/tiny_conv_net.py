@@ -1,4 +1,4 @@
-"""A model of your own: a plain `nn.Module` with a `Config`."""
+"""An example of your own model: an `nn.Module` with a `Config`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TinyConvNetConfig(Section):
 
 
 class TinyConvNet(nn.Module):
-    """x (batch, 1, height, width) to logits (batch, num_classes).
+    """Return logits (batch, num_classes) for images x (batch, 1, height, width).
 
     >>> import torch
     >>> TinyConvNet(TinyConvNetConfig(num_classes=3))(torch.zeros(2, 1, 8, 8)).shape

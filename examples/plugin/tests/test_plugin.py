@@ -1,4 +1,4 @@
-"""The checks that Modyn's own policies pass, on this package's."""
+"""Run the checks of Modyn's own policies on the policies of this package."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Bins:
 def binned_cells(
     rows: NDArray[np.int64], columns: NDArray[np.int64], values: NDArray[np.float64], row_bins: Bins, column_bins: Bins
 ) -> NDArray[np.float64]:
-    """Return the mean of the cells of a matrix for each bin of rows and columns; NaN: the bin is empty. The whole matrix is never held in memory.
+    """Return the mean of a matrix's cells for each pair of row bin and column bin; NaN: no cell has a value. The whole matrix is never in memory.
 
     Args: rows, columns: position of each cell. values: (n,); NaN values are ignored.
     """
@@ -58,8 +58,8 @@ def binned_cells(
 
 
 def binned_triggers(triggers: pd.DataFrame) -> pd.DataFrame:
-    """Return one row for each bin of triggers: label, trigger_id of the first trigger, the range of the data, fired_at of the last trigger, and the
-    means of num_keys and of the seconds of each stage.
+    """Return one row for each bin of triggers: label, ids of the first and the last trigger, the time range of the data, fired_at of the last
+    trigger, and the means of num_keys and of each stage's seconds.
 
     Args: triggers: the table of `read_results`.
     """
@@ -84,7 +84,7 @@ def binned_triggers(triggers: pd.DataFrame) -> pd.DataFrame:
 def label(what: str, first: str, last: str) -> str:
     """Name a bin by its first and last element.
 
-    Args: what: singular of a noun with a plural in s.
+    Args: what: noun in the singular; the plural is formed with s.
 
     >>> label("trigger", "3", "3"), label("trigger", "3", "7")
     ('trigger 3', 'triggers 3–7')

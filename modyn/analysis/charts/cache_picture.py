@@ -12,18 +12,18 @@ import numpy as np
 from modyn.cache.plan.performance_model import SPLITS, Split, SplitPredictions
 
 LEAST_RANGE: Final = 0.95
-"""The darkest colour means at most this share of the best throughput, so that splits of nearly equal throughput look alike."""
+"""The darkest colour stands for at most this share of the best throughput. So splits of nearly equal throughput have similar colours."""
 _COLOURS: Final = np.array([(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37)])
 """Colours at equal steps from the lowest throughput (dark) to the highest (bright). The colour map is viridis, which the colour-blind can read."""
 _SHADES: Final = 32
 _SIDE, _LEFT, _TOP, _DOT = 560, 90, 60, 7.5
-"""Length of a side of the triangle, its position, and the diameter of the dot of a split, in pixels."""
+"""In pixels: side length of the triangle, its distance from the left and from the top, and the diameter of a split's dot."""
 _HIGH: Final = _SIDE * math.sqrt(3) / 2
 _MARKS: Final = ("#d9822b", "#1f6feb", "#6e7781")
 
 
 def splits_svg(title: str, predictions: SplitPredictions, marked: Mapping[str, Split] | None = None) -> str:
-    """Draw the throughput of all splits. Args: marked: splits, by name, that are marked in addition to the best split, such as the present split."""
+    """Draw the throughput of all splits, and mark the best one. Args: marked: further splits to mark, by name, such as the present split."""
     values, best = predictions.samples_per_s, predictions.best_samples_per_s
     least = min(float(values.min()), LEAST_RANGE * best)
     shades = np.minimum((values - least) / (best - least) * _SHADES, _SHADES - 1).astype(int)

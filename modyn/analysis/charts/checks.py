@@ -20,7 +20,7 @@ _NOTE: Final = (
     "triggers; the warm-up is grey. Below, the accuracy, or another metric, of the active model."
 )
 MAX_PANELS: Final = 12
-"""Largest number of series that are drawn; judged series come first."""
+"""Largest number of series that are drawn; series with verdicts come first."""
 _PANEL_PX, _GAP_PX, _MARGIN_PX = 110, 34, 100
 _UNUSUAL, _THRESHOLD, _SCORE = "#cf222e", "#d9822b", "#2da44e"
 _BAND, _WARM_UP = "rgba(31, 111, 235, 0.16)", "#eaeef2"
@@ -81,7 +81,7 @@ def _with_times(checks: Sequence[CheckRecord]) -> list[CheckRecord]:
 
 
 def _panels(columns: Mapping[EvidenceColumn, str]) -> list[_Panel]:
-    """Return all series, judged series first. Args: columns: names by column."""
+    """Return a panel for each series; series with verdicts come first. Args: columns: the table's column name for each column of evidence."""
     judged, others, unjudged = list[_Panel](), list[_Panel](), list[_Panel]()
     values = [one for one in columns if one.kind is EvidenceKind.VALUE and one.field == "value"]
     for value in values:
@@ -97,7 +97,7 @@ def _panels(columns: Mapping[EvidenceColumn, str]) -> list[_Panel]:
                 judged.append(_Panel(f"{title}, p-value", p_value, found["level"], unusual))
             by_value = threshold is not None or "level" not in found
             (judged if by_value else others).append(_Panel(title, columns[value], threshold, unusual))
-        if not verdicts:  # A detector has no verdict for each input. Its input is unusual if the check finds a change.
+        if not verdicts:  # A detector judges no single input. Inputs are drawn as unusual if their check detects a change.
             detections = value._replace(series=DETECTIONS, kind=EvidenceKind.COUNT)
             unjudged.append(_Panel(value.name, columns[value], None, columns.get(detections)))
     return [panel for panels in (judged, others, unjudged) for panel in sorted(panels, key=lambda one: one.title)]
@@ -129,7 +129,7 @@ def _traces(panel: _Panel, checks: pd.DataFrame, bins: np.ndarray[Any, Any]) -> 
 
 
 def _name_each_once(traces: list[dict[str, Any]]) -> None:
-    """Show each kind of line once in the legend, not once for each panel."""
+    """Show each line name once in the legend, not once for each panel."""
     named = set[str]()
     for trace in traces:
         if name := trace.get("name"):

@@ -28,25 +28,25 @@ _LAYOUT: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A chart for plotly.js: its traces and its layout. Missing values in their lists are None, never NaN."""
+    """A chart for plotly.js: its traces and its layout. Missing values are None, never NaN."""
 
     data: list[dict[str, Any]]
     layout: dict[str, Any]
     words: str = ""
-    """Description for people who cannot see the chart; empty if a table of the page holds the values."""
+    """Description for people who cannot see the chart; empty if a table of the page has the same values."""
 
     def html(self, title: str = "") -> str:
-        """Return the HTML of the chart, for a page that has loaded plotly.js. Args: title: for screen readers, before `words`."""
+        """Return the HTML of the chart, for a page that has loaded plotly.js. Args: title: text that screen readers read before `words`."""
         parts = (self.data, _LAYOUT | self.layout, {"displaylogo": False, "responsive": True})
         chart = ", ".join(json.dumps(part, allow_nan=False) for part in parts)
-        # User text must not end the script or become a tag, because plotly.js renders links. Only tags of line breaks and hover texts are allowed.
+        # User text must not end the script element or contain a tag, because plotly.js would render a link. Only line breaks and hover tags stay.
         chart = _TAG.sub("&lt;", chart).replace("<", "\\u003c")
         label = html.escape(". ".join(part for part in (title, self.words) if part))
         return f"<div role='img' aria-label='{label}'></div><script>Plotly.newPlot(document.currentScript.previousElementSibling, {chart})</script>"
 
 
 def right_axis(title: str) -> dict[str, Any]:
-    """Return a second axis of values that starts at 0 and has its own ticks. Traces of this axis have `"yaxis": "y2"`."""
+    """Return the layout of a second value axis, which starts at 0 and has its own ticks. Its traces need `"yaxis": "y2"`."""
     shape = {"overlaying": "y", "side": "right", "showgrid": False, "rangemode": "tozero", "tickmode": "auto"}
     return {"title": {"text": title}, **shape}
 

@@ -27,14 +27,14 @@ def sources_table(triggers: pd.DataFrame) -> pd.DataFrame:
     cached = trained[list(CACHED_COLUMNS)].fillna(0).astype("int64")
     if not cached.to_numpy().any():
         trained, cached = trained.iloc[:0], cached.iloc[:0]
-    # The number is at least 0, because a cached sample may have been left out as a bad sample.
+    # The difference may be negative, because a bad sample from the cache counts as cached but not as loaded.
     storage = (trained["num_loaded"].astype("int64") - cached.sum(axis=1)).clip(lower=0)
     table = pd.DataFrame({"trigger_id": trained["trigger_id"].astype("int64"), "storage": storage})
     return table.assign(**{name.removeprefix("cached_"): cached[name] for name in CACHED_COLUMNS}).reset_index(drop=True)
 
 
 def sources_note(triggers: pd.DataFrame) -> str:
-    """Return the note of the chart, with the number of decodings per served sample, and of evictions. Args: triggers: the table of `read_results`."""
+    """Return the note of the chart, with the decodings per served sample and the number of evictions. Args: triggers: the table of `read_results`."""
     table = sources_table(triggers)
     beside, evicted = (int(triggers[name].fillna(0).sum()) for name in CACHE_WORK_COLUMNS)
     served = int(table[list(_COLOURS)].to_numpy().sum())

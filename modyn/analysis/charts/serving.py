@@ -26,7 +26,7 @@ SERVING_COLUMNS: Final = ("version", "trigger", "role", "from (UTC)", "until", "
 _AWAY_S: Final = 60.0
 """Seconds without a report after which a version counts as out of use. Servers report once a second."""
 _LABELLED: Final = 0.03
-"""Smallest share of the chart's width for which the name of a version is shown."""
+"""A period of use shows the name of its version if it spans at least this share of the chart's width."""
 _TICKS_MS: Final = [factor * 10.0**power for power in range(-3, 6) for factor in (1, 2, 5)]
 """Values of the ticks, in milliseconds. These ticks replace the default ticks of a logarithmic axis, which show 20 as 2."""
 _MARGIN: Final = {"l": 60, "r": 60, "t": 20, "b": 40}
@@ -99,7 +99,7 @@ def serving_rows(served: Sequence[ServedInterval], triggers: pd.DataFrame) -> li
 
 
 def serving_figure(served: Sequence[ServedInterval]) -> Figure | None:
-    """Draw latencies and requests over time, with the newest MAX_BINS periods of use of versions that served. Return None if there are no reports."""
+    """Draw latencies and requests over time, and the newest MAX_BINS periods in which a version served. Return None if there are no reports."""
     if not served:
         return None
     of_time = dict[tuple[int, int], list[ServedInterval]]()
@@ -111,7 +111,7 @@ def serving_figure(served: Sequence[ServedInterval]) -> Figure | None:
     for (first_at, last_at, parts), next_at in zip(spans, [*(span[0] for span in spans[1:]), math.inf], strict=True):
         latencies = merged(part.latencies for part in parts)
         is_last = next_at - last_at > _AWAY_S
-        # The line of an interval extends to its end, even if the requests ended earlier. After the last interval before a break, there is a gap.
+        # The line of an interval extends to the next interval. Before a break, the line ends with the last request, and a gap follows.
         x += [format_timestamp(int(at)) for at in (first_at, *([last_at + 1] * 2 if is_last else [next_at]))]
         line = (*_milliseconds(latencies), sum(latencies.values()) / (last_at - first_at + 1))
         lines += [line, line, *([(None, None, None)] if is_last else [])]
@@ -138,8 +138,8 @@ def serving_figure(served: Sequence[ServedInterval]) -> Figure | None:
 
 
 def aligned(figures: Sequence[Figure]) -> list[Figure]:
-    """Give charts over time the same range if their times overlap. If times do not overlap, as in a run that replays historical data, each chart
-    keeps its own range.
+    """Give all charts the same time range if their times overlap. Otherwise, for example if a run replays historical data, each chart keeps its
+    range.
     """
     times = [[when for trace in figure.data for when in trace["x"]] for figure in figures]
     if max(map(min, times)) > min(map(max, times)):

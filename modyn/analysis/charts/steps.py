@@ -54,7 +54,7 @@ def prequential_figure(table: pd.DataFrame, triggers: pd.DataFrame) -> Figure | 
 
 
 def marks(triggers: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the newest trainings of `trigger`, rollbacks and pauses as shapes of plotly.js, at most MAX_BINS of each.
+    """Return shapes of plotly.js for the newest pauses, rollbacks, and trainings of the policy `trigger`, at most MAX_BINS of each.
 
     Args: triggers: the table of `read_results`.
     """

@@ -1,9 +1,9 @@
 """Preparation rates that trainings measured after a profile. The rates are stored next to the profile, and `split: auto` plans with them.
 
-A profile measures all workers at once, without other work, which a training cannot do. A training compares the cost of a sample in one worker with
-the same cost in the profile. The ratio of the two costs corrects the profile's rate of all workers. Decoding and augmenting are measured in processor
-time, so that other work on the same processors does not change the measured cost. Reading is measured in elapsed time, because it waits for disks
-that concurrent trainings share.
+A profile measures the rate of all workers while the machine has no other work. A training cannot measure this rate. A training compares the cost of a
+sample in one worker with the same cost in the profile. The ratio of the two costs corrects the profile's rate of all workers. Decoding and augmenting
+are measured in processor time, so that other work on the same processors does not change the measured cost. Reading is measured in elapsed time,
+because it waits for disks that concurrent trainings share.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ class MeasuredRates:
     """Seconds of a processor to augment a sample and to put it into a batch."""
 
     def after(self, earlier: MeasuredRates | None) -> MeasuredRates:
-        """Return these rates, completed by the rates of an earlier training, because a training that gets its samples from a cache measures no
-        reading or decoding.
-        """
+        """Return these rates. Rates of an earlier training replace missing ones, because a training with samples from a cache measures no reading or
+        decoding."""
         if earlier is None or earlier.profile_measured_at != self.profile_measured_at:
             return self
         return MeasuredRates(
@@ -50,8 +49,8 @@ class MeasuredRates:
 
 
 def corrected(profile: CacheProfile, measured: MeasuredRates | None, num_samples: int) -> CacheProfile:
-    """Return the profile, corrected by newer measurements of trainings. The sizes of decoded and augmented samples are assumed to grow like those of
-    encoded samples.
+    """Return the profile, corrected by newer measurements of trainings. The sizes of decoded and augmented samples are assumed to grow like the sizes
+    of encoded samples.
 
     Args: measured: rates of earlier trainings, or None if nothing was measured. num_samples: current size of the dataset.
     """
@@ -78,7 +77,7 @@ def corrected(profile: CacheProfile, measured: MeasuredRates | None, num_samples
 def planned_again(
     profile: CacheProfile, measured: MeasuredRates | None, num_samples: int
 ) -> tuple[CacheProfile, Sequence[ParameterChange]]:
-    """Return the corrected profile, and the values that changed enough to plan again. Args: see `corrected`."""
+    """Return the values that changed enough to plan again, and the profile, corrected if there are such values. Args: see `corrected`."""
     found = corrected(profile, measured, num_samples)
     changed = changes(profile.workload, found.workload)
     return (found if changed else profile), changed
@@ -90,7 +89,7 @@ def rates_path(profile: Path) -> Path:
 
 
 def write_rates(path: Path, rates: MeasuredRates) -> None:
-    """Write rates, which replace earlier ones. Raises: UnavailableError: the rates cannot be written."""
+    """Replace the rates in a file. Raises: UnavailableError: the rates cannot be written."""
     write_atomically(path, [sealed({"version": RATES_VERSION, "rates": dataclasses.asdict(rates)})])
 
 

@@ -21,14 +21,14 @@ Clock = Callable[[], float]
 """Returns seconds that never decrease."""
 T = TypeVar("T")
 _LEAST_S: Final = 1e-9
-"""Assumed step of a clock that shows the same time twice."""
+"""Seconds that are assumed to have passed if the clock shows the same time twice."""
 _READ_AHEAD: Final = 2
 """Number of batches that each process of a DataLoader makes in advance."""
 _BATCHES: Final = 4
 """Number of batches to measure for each process."""
 _OVERTIME_S: Final = 1.0
-"""If the start of the processes has used up the time, this number of seconds is still allowed for the batches that are made in advance, and the same
-number again for the measured batches."""
+"""Additional seconds if the start of the processes takes all of the time: this number for the batches made in advance, and the same number for the
+measured batches."""
 
 
 class MeasuredPart(NamedTuple):
@@ -58,7 +58,7 @@ class Budget:
         self._progress = progress
 
     def begin(self, part: str) -> float:
-        """Begin a part, and return its seconds, at least 0. Call it once for each part."""
+        """Begin a part, and return the seconds that it may take, at least 0. Call it once for each part."""
         whole = sum(self._shares.values())
         # If earlier parts took all of the time, this part still begins, with 0 seconds.
         seconds = max(0.0, (self._end - self._clock()) * self._shares.pop(part) / whole)
@@ -72,11 +72,11 @@ class Budget:
 
 
 def measure_rate(pieces: Iterator[float], seconds: float, clock: Clock = perf_counter, least: int = 1, enough: int = 1) -> float:
-    """Return the amount of work a second. Each item taken from `pieces` does a piece of work, and is the amount of this work.
+    """Return the work per second. Each step of the iterator `pieces` does a piece of work, and yields its amount.
 
-    The first piece is a warm-up and does not count, unless it is the only piece. At least `least` of the other pieces count, and `enough` pieces if
-    these take at most a second. Another piece starts only if it would end within `seconds`, assuming the duration of the previous piece. Without
-    pieces the rate is 0.
+    The first piece is a warm-up, which counts only if there is no other piece. The measurement continues until `least` other pieces are done and the
+    next piece, at the speed of the previous piece, would end after `seconds`. While fewer than `enough` pieces are done, the measurement may take at
+    least a second after the warm-up. Without pieces the rate is 0.
 
     >>> times = iter([0.0, 5.0, 6.0, 7.0])
     >>> measure_rate(iter([100.0, 30.0, 10.0, 1.0]), seconds=7.0, clock=lambda: next(times))
@@ -98,7 +98,7 @@ def measure_rate(pieces: Iterator[float], seconds: float, clock: Clock = perf_co
 
 
 def measure_together(workers: Sequence[Iterator[float]], seconds: float, clock: Clock = perf_counter) -> float:
-    """Return the work a second of all `workers`, each in a thread of its own."""
+    """Return the work per second of all `workers` together. Each worker has its own thread."""
     with ThreadPoolExecutor(len(workers)) as pool:
         return sum(pool.map(lambda pieces: measure_rate(pieces, seconds, clock), workers))
 
@@ -106,14 +106,14 @@ def measure_together(workers: Sequence[Iterator[float]], seconds: float, clock: 
 def measure_processes(
     batches: Iterator[T], amount: Callable[[T], float], num_processes: int, seconds: float, clock: Clock = perf_counter
 ) -> float:
-    """Measure the work a second of the processes of a DataLoader. At least one batch of each process counts. Because batches arrive in bursts, more
-    batches count if the processes are not slow.
+    """Measure the work per second of the processes of a DataLoader. At least one batch for each process counts. Fast processes are measured with more
+    batches, because batches arrive in bursts.
 
     Args: batches: the batches of all processes; the first batch that is taken starts the processes. amount: returns the work of a batch.
     """
     started, first = clock(), None
     for _ in range(_READ_AHEAD * num_processes):
-        # Batches that early processes made while the last processes started have waited, and arrive at once.
+        # While the last processes start, the first processes already make batches. These batches arrive at once, so they do not count.
         next(batches, None)
         first = clock() if first is None else first
         if clock() > max(started + seconds, first + _OVERTIME_S):
@@ -129,7 +129,8 @@ class ValueStore(Protocol):
         """Return the values of `keys`, int64 (n,), in this order, ready for use; None for a missing value."""
 
     def put(self, keys: Int64Array, values: Sequence[object]) -> BoolArray:
-        """Store a value for each of `keys`, int64 (n,). A new value replaces an earlier one. Returns: bool (n,): whether each value was stored."""
+        """Store a value for each of `keys`, int64 (n,). A new value replaces the earlier value of its key. Returns: bool (n,): whether each value was
+        stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ class StoreRates:
 def measure_writing(
     store: ValueStore, values: Sequence[object], mean_bytes: float, batch_size: int, seconds: float, clock: Clock = perf_counter
 ) -> float:
-    """Write `values` batch by batch, several times if there is time, and each value at least once. Returns bytes/s.
+    """Write each of `values` at least once, batch by batch, and repeat this while there is time. Returns bytes/s.
 
     Args: values: at least one, stored under the keys 0, 1, … mean_bytes: mean size of a value in the store.
     Raises: UnavailableError: the store has kept fewer than half of the values.

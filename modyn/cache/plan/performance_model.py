@@ -23,32 +23,32 @@ from modyn.errors import InvalidArgumentError
 
 FloatArray = npt.NDArray[np.float64]
 Limits = dict[str, float]
-"""Rate of each component on the way of a sample, in samples/s. The smallest is the rate of the way."""
+"""Rate of each component on the way of a sample, in samples/s. The smallest rate is the rate of the way."""
 
 COORDINATED_SHARE: Final = 0.05
-"""Fraction of the samples for which the cache needs room, so that trainings in step find all values that the others made. Measured by `python -m
-benchmark.cache simulate`."""
+"""Fraction of the dataset's samples for which the cache needs room, so that each training in step finds all values that other trainings made.
+Measured by `python -m benchmark.cache simulate`."""
 COORDINATED_BATCHES: Final = 2
-"""Number of additional batches for each training, besides the batches in progress, for which the cache needs room, because trainings are never
-exactly in step. Measured with 4 trainings: 12 batches sufficed; 5 batches gave three quarters of the hits."""
+"""Number of batches of each training for which the cache needs room, in addition to a batch in progress in each worker, because trainings are never
+exactly in step. Measured with 4 trainings: room for 12 batches sufficed, and room for 5 batches gave three quarters of the hits."""
 TIE: Final = 1e-5
 """Largest relative difference between two throughputs that count as equal. This difference is smaller than the error of any measured rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingNodes:
-    """The machines that train, all alike. Rates are those of one machine, shared by all its trainings (table 3). `inf`: never the limit."""
+    """The machines that train, all equal. Each rate is that of one machine, for all its trainings together (table 3). `inf`: no limit."""
 
     decode_and_augment_samples_per_s: float
-    """T_D+A: from stored bytes to tensors that the accelerator takes."""
+    """T_D+A: rate of decoding and augmenting together."""
     augment_samples_per_s: float = math.inf
-    """T_A: the random transformations alone."""
+    """T_A: rate of the random transformations alone."""
     accelerator_samples_per_s: float = math.inf
-    """T_GPU: how fast the accelerators train."""
+    """T_GPU: rate at which the accelerators train."""
     network_bytes_per_s: float = math.inf
     """B_NIC: bytes/s of the network of one machine."""
     pcie_bytes_per_s: float = math.inf
-    """B_PCIe: from memory to the accelerators."""
+    """B_PCIe: bytes/s from memory to the accelerators."""
     network_gradient_bytes_per_sample: float = 0.0
     """C_nw: bytes of gradients that nodes send each other, see `ring_bytes_per_sample`."""
     pcie_gradient_bytes_per_sample: float = 0.0
@@ -70,11 +70,11 @@ class DatasetSizes:
     encoded_bytes: float
     """S_data: as stored."""
     decoded_inflation: float
-    """M: a decoded sample is this many times as large as an encoded one."""
+    """M: size of a decoded sample, divided by the size of an encoded sample."""
     augmented_inflation: float
     """M of augmented samples. The paper has one M for decoded and augmented samples."""
     keeps_decoded: bool = True
-    """Whether a cache can keep decoded samples. If not, their part of a split stays empty."""
+    """Whether a cache can keep decoded samples. If not, the decoded part of a split stays empty."""
     keeps_augmented: bool = True
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class Workload:
     storage_bytes_per_s: float
     """B_storage: bytes/s that all nodes together can read from storage."""
     storage_crosses_network: bool = True
-    """Whether samples from storage cross the network. If not, storage is a disk of the node, and B_NIC does not limit it."""
+    """Whether samples from storage cross the network. If not, storage is a disk of the node, and B_NIC does not limit reads."""
 
     def __post_init__(self) -> None:
         _check_numbers(self, finite={"storage_bytes_per_s"})
@@ -113,18 +113,18 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class CacheStore:
-    """Memory that holds cached samples: a server, or shared memory of the node, from which samples cross no network."""
+    """Memory for cached samples: a server, or shared memory of the training node."""
 
     size_bytes: int
     """S_cache, in equations 2, 4 and 6 called S_mem."""
     bytes_per_s: float
     """B_cache: bytes/s that all nodes together can read from the cache."""
     crosses_network: bool = True
-    """Whether samples from the store cross the network. If not, the store is on the training node, and B_NIC does not limit it."""
+    """Whether samples from the store cross the network. If not, the store is on the training node, and B_NIC does not limit reads."""
     page_bytes: int = 0
-    """Page size in bytes: a sample takes whole pages; 0: a sample takes its own bytes. The paper has neither this field nor `overhead_bytes`."""
+    """Page size in bytes: a sample takes whole pages; 0: sizes are not rounded up. The paper has neither this field nor `overhead_bytes`."""
     overhead_bytes: int = 0
-    """Bytes that a sample takes in addition."""
+    """Additional bytes for each sample."""
 
     def __post_init__(self) -> None:
         least = dict.fromkeys(("size_bytes", "page_bytes", "overhead_bytes"), 0.0)
@@ -141,7 +141,7 @@ class CacheStore:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Split:
-    """Division of a cache between the forms, x_E, x_D, x_A, in percent of its bytes. The text form is 58-42-0."""
+    """Division of a cache between the forms, x_E, x_D, x_A, in percent of the cache's bytes. The text form is 58-42-0."""
 
     encoded: int
     decoded: int
@@ -158,7 +158,7 @@ class Split:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read what `str` writes. Raises InvalidArgumentError.
+        """Parse the text form. Raises InvalidArgumentError.
 
         >>> Split.parse("58-42-0")
         Split(encoded=58, decoded=42, augmented=0)
@@ -178,7 +178,7 @@ SPLITS: Final[npt.NDArray[np.int64]] = np.array(
 descending."""
 SPLITS.setflags(write=False)
 PURE: Final = (Split(100, 0, 0), Split(0, 100, 0), Split(0, 0, 100))
-"""The splits with one form."""
+"""The splits that give the whole cache to one form."""
 
 
 class AccessRates(NamedTuple):
@@ -191,8 +191,7 @@ class AccessRates(NamedTuple):
 
 
 def ring_bytes_per_sample(model_bytes: float, num_members: int, samples_per_batch: float) -> float:
-    """Return C_nw or C_PCIe if gradients are reduced in a ring: 2 (n - 1) / n × the size of the model for each batch, divided by the number of
-    samples of the batch.
+    """Return C_nw or C_PCIe if gradients are reduced in a ring: 2 (n - 1) / n × size of the model / samples of a batch.
 
     Args: num_members: n: the number of nodes for C_nw, of accelerators in one node for C_PCIe. samples_per_batch: size of the batch of one member.
 
@@ -226,8 +225,8 @@ def encoded_limits(workload: Workload, cache: CacheStore) -> Limits:
 
 
 def storage_limits(workload: Workload, cache: CacheStore | None) -> Limits:
-    """Limits of reading samples from storage, decoding and augmenting them. Equation 7. The limits of encoded samples apply too, because a training
-    asks the cache first. Args: cache: None if there is no cache."""
+    """Limits of reading samples from storage, decoding and augmenting them. Equation 7. With a cache, the limits of encoded samples apply too,
+    because a training asks the cache first. Args: cache: None if there is no cache."""
     encoded_bytes = workload.dataset.encoded_bytes
     limits = {"storage": workload.storage_bytes_per_s / encoded_bytes}
     if workload.storage_crosses_network:
@@ -253,8 +252,8 @@ def access_rates(workload: Workload, cache: CacheStore, num_trainings: int | Non
 
 
 def samples_by_way(dataset: DatasetSizes, size_bytes: float, parts: FloatArray) -> FloatArray:
-    """Return the number of samples that take each way. Equations 2, 4, 6 and 8. Augmented samples come first, then decoded samples from the rest,
-    then encoded samples.
+    """Return the number of samples that take each way. Equations 2, 4, 6 and 8. Samples take the augmented way as far as the cache has room, the
+    remaining samples the decoded way, then the encoded way, then the way from storage.
 
     Args: parts: (k, 3), x_E, x_D, x_A of k splits, each in 0 … 1. Returns: (k, 4), N_A, N_D, N_E, N_storage, which add up to N_total.
     """
@@ -269,8 +268,8 @@ def samples_by_way(dataset: DatasetSizes, size_bytes: float, parts: FloatArray) 
 
 
 def values_in_step(num_samples: int, num_trainings: int, batch_size: int, num_workers: int = 1) -> int:
-    """Return the number of augmented values that must fit, so that trainings in step find all values that the others made. Args: num_workers:
-    workers of each training.
+    """Return the number of augmented values that must fit into the cache, so that each training in step finds all values that other trainings made.
+    Args: num_workers: workers of each training.
 
     >>> values_in_step(1_000_000, 4, 64), values_in_step(3_000, 4, 64), values_in_step(100, 4, 64)
     (50000, 768, 100)
@@ -285,8 +284,8 @@ def coordinated_samples_by_way(
     """Count samples like `samples_by_way`, for trainings in step that prepare augmented samples for each other (sampler `coordinated`); not in the
     paper.
 
-    Each of J trainings gets (J - 1) / J of all samples from the others, if the cache has room for `num_values` values (see `values_in_step`). With
-    less room, the trainings get a smaller part from the others. Samples of other forms are kept permanently, and serve their part of the remaining
+    Each of J trainings gets (J - 1) / J of its samples from other trainings, if the cache has room for `num_values` values (see `values_in_step`).
+    With less room, this fraction falls in proportion. Decoded and encoded samples stay in the cache, and serve a fixed fraction of the remaining
     samples.
     """
     room = parts[:, ::-1] * dataset.fitting(size_bytes) / dataset.num_samples
@@ -308,7 +307,7 @@ def throughput(samples: FloatArray, rates: AccessRates) -> FloatArray:
 
 
 def throughput_by_times(samples: FloatArray, rates: AccessRates) -> FloatArray:
-    """Return the samples/s if samples of all ways pass through the same workers one after the other: the reciprocal of the mean time. Not in the
+    """Return the samples/s if the same workers process the samples of all ways one after the other: the reciprocal of the mean time. Not in the
     paper.
 
     Args: samples: (k, 4), of `samples_by_way`. Returns: (k,).
@@ -323,7 +322,7 @@ class SplitPredictions:
     samples_per_s: FloatArray
     """(5151,), in the order of SPLITS."""
     without_cache_samples_per_s: float
-    """Throughput of storage alone. With a slow cache, the throughput can be lower."""
+    """Throughput without a cache. With a slow cache, the throughput can be lower than this."""
 
     @property
     def best_samples_per_s(self) -> float:
@@ -332,17 +331,17 @@ class SplitPredictions:
 
     @property
     def best(self) -> Split:
-        """The best split. Among equally good splits, the splits with the fewest augmented samples are preferred, because augmented samples are used
-        up. Among these, a split without encoded samples is chosen, because it leaves free room. If there is none, the split with the most encoded
-        samples is chosen, because most of these samples fit."""
+        """The best split. Among equally good splits (TIE), the smallest augmented part is chosen, because augmented samples are dropped after use.
+        With this augmented part, a split without encoded samples is chosen if it is equally good, because it leaves free room. Otherwise the largest
+        encoded part is chosen, because more samples fit in encoded form."""
         # SPLITS begins with the fewest augmented and the most encoded percents, and `argmax` finds the first split that is good enough.
         encoded, decoded, augmented = SPLITS[int(np.argmax(self._near_best(TIE)))].tolist()
         spare = Split(0, encoded + decoded, augmented)
         return spare if self.of(spare) >= (1 - TIE) * self.best_samples_per_s else Split(encoded, decoded, augmented)
 
     def of(self, split: Split) -> float:
-        """Samples/s of one split."""
-        # The splits before this one in SPLITS: for each smaller percentage `a` of augmented samples there are 101 - a of them.
+        """Predicted samples/s of one split."""
+        # Position in SPLITS: for each smaller percentage `a` of augmented samples, 101 - a splits come first.
         augmented = split.augmented
         return float(self.samples_per_s[augmented * (203 - augmented) // 2 + split.decoded])
 
@@ -366,7 +365,7 @@ def predict(
     num_values_in_step: int = 0,
     by_times: bool = False,
 ) -> SplitPredictions:
-    """Predict the throughput of all splits by steps of 1 %.
+    """Predict the throughput of all splits in steps of 1 %.
 
     Args: num_trainings: see `access_rates`. num_values_in_step: result of `values_in_step`; 0: the trainings are not in step. by_times: use
     `throughput_by_times`, which is closer to measurements (`python -m benchmark.cache predict`), instead of equation 9.
@@ -402,7 +401,8 @@ def _to_accelerator(workload: Workload) -> Limits:
 
 
 def _check_numbers(record: Any, finite: set[str], least: Mapping[str, float] | None = None) -> None:
-    """Raise InvalidArgumentError unless all numbers are greater than 0, or at least as large as `least` says."""
+    """Raise InvalidArgumentError unless all numbers are greater than 0. Args: finite: fields that must be finite. least: field → smallest allowed
+    value."""
     for name in (field.name for field in dataclasses.fields(record)):
         value = getattr(record, name)
         if isinstance(value, bool) or dataclasses.is_dataclass(value):

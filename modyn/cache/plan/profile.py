@@ -1,6 +1,6 @@
 """Profile of a dataset on one machine: every parameter of the performance model, kept in a file below the state folder.
 
-`modyn cache profile` measures (`modyn/trainer_server/cache_plan/cache_profile.py`) and writes. `modyn cache plan` reads.
+`modyn cache profile` measures a profile (`modyn/trainer_server/cache_plan/cache_profile.py`) and writes it. `modyn cache plan` reads it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _AGAIN: Final = "measure it again by `modyn cache profile PIPELINE.yaml`"
 
 @dataclass(frozen=True, slots=True)
 class CacheProfile:
-    """Measurements of a dataset as one pipeline prepares it. Rates are those of the whole machine with `num_workers` workers. Several trainings share
-    these rates."""
+    """Measurements of a dataset, prepared by one pipeline. Each rate is that of the whole machine with `num_workers` workers, for all trainings
+    together."""
 
     dataset: str
     dataset_identity: str
@@ -41,7 +41,7 @@ class CacheProfile:
     seconds: float
     """Duration of the measurement."""
     machine: str
-    """Processors, memory, system and accelerator, for people."""
+    """Processors, memory, system and accelerator, as a text for people."""
     memory_bytes: int
     """Memory of the machine: no cache can be larger."""
     training: str
@@ -76,20 +76,20 @@ class CacheProfile:
     stores: Mapping[str, StoreRates]
     """Stores that could hold a cache, by name."""
     notes: tuple[str, ...] = ()
-    """Sentences for users about fields whose value was not measured in the way that the name of the field says."""
+    """Sentences for users about fields that were measured in another way than their names say."""
     too_little: tuple[str, ...] = ()
     """Sentences for users about values that were measured with too few samples. Plans show these sentences too."""
 
     @property
     def workload(self) -> Workload:
-        """The workload of the performance model: one node. The measured rate of storage includes its network. Raises InvalidArgumentError: the model
+        """The workload of the performance model: one node. The measured rate of storage includes the network. Raises InvalidArgumentError: the model
         does not accept a parameter, such as a size of 0."""
         nodes = TrainingNodes(self.decode_and_augment_samples_per_s, self.augment_samples_per_s, self.accelerator_samples_per_s)
         if not self.encoded_bytes > 0:
             raise InvalidArgumentError(
                 f"samples of dataset '{self.dataset}' have {self.encoded_bytes:g} bytes on average: there is nothing to cache"
             )
-        # A form that cannot be kept gets the size of an encoded sample. The model does not use it.
+        # A form that cannot be kept gets the size of an encoded sample. The model does not use this size.
         decoded, augmented = (
             1.0 if size is None else size / self.encoded_bytes for size in (self.decoded_bytes, self.augmented_bytes)
         )
@@ -128,9 +128,9 @@ def section_digest(section: Mapping[str, Any]) -> str:
 
 def profile_path(state_dir: Path, dataset: str, data_digest: str) -> Path:
     """Path of the profile of a dataset with this section `data`."""
-    # A pipeline may contain any text as a name, even one that is invalid for a dataset.
+    # The name in a pipeline may be any text, so characters that a file name may not contain are replaced.
     name = "".join(sign if sign.isalnum() or sign in "_.-" else "_" for sign in dataset)
-    # Part of a digest in the name: two sections `data` of one dataset have two profiles.
+    # The digest separates the profiles of one dataset with different sections `data`.
     return state_dir / "cache" / "profiles" / f"{name[:100]}-{data_digest[:16]}.json"
 
 

@@ -1,4 +1,4 @@
-"""Choose the cache and the split of `split: auto`, and decide when to plan again. Pure functions over the performance model."""
+"""Choose the cache and the split for `split: auto`, and decide when to plan again. Pure functions over the performance model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from modyn.cache.plan.performance_model import PURE, CacheStore, Split, SplitPre
 from modyn.errors import InvalidArgumentError
 
 LEAST_GAIN: Final = 0.03
-"""Smallest predicted relative gain for which a cache is used, or for which another cache than the first is chosen. The value is a choice, not a
-measurement, because the cost of asking a cache can be measured only when the cache exists."""
+"""Smallest predicted relative gain for which a cache is used, or for which a later cache replaces an earlier one in the list. The value is a choice,
+because the cost of cache requests can be measured only when the cache exists."""
 MOST_CHANGE: Final = 0.2
 """Largest relative change of a value for which a split is kept. After a larger change, the split is planned again."""
 
@@ -49,8 +49,8 @@ def plan_cache(
     """Choose a cache, with its best split.
 
     A cache pays if its predicted throughput exceeds the throughput of storage alone by at least the fraction `least_gain`. The first cache that pays
-    is chosen, unless another one is faster by `least_gain`. For a smaller gain, the training uses the store that other trainings use for the same
-    samples. If no cache pays, none is chosen.
+    is chosen, unless another cache is faster by `least_gain`. For a smaller gain, the first cache is better, because trainings share samples only in
+    the same store. If no cache pays, no cache is chosen.
 
     Args: caches: name → cache, the preferred one first. num_trainings, num_values_in_step, by_times: see `predict`.
     """
@@ -90,7 +90,7 @@ class ParameterChange(NamedTuple):
 
 
 def changes(planned: Record, measured: Record, most: float = MOST_CHANGE) -> list[ParameterChange]:
-    """Return the values that differ from the planned ones by more than the fraction `most`. If there are any, the split is planned again.
+    """Return the values that differ from the planned values by more than the fraction `most`. After such a change, the split is planned again.
 
     Changes of sizes count like changes of rates, because a dataset grows and its samples change.
     """
@@ -98,13 +98,13 @@ def changes(planned: Record, measured: Record, most: float = MOST_CHANGE) -> lis
     return [
         ParameterChange(name, value, after[name])
         for name, value in _values(planned)
-        # From 0, each change counts, because it has no ratio.
+        # Each change from 0 counts, because it has no ratio.
         if value != after[name] and (value == 0 or not 1 - most <= after[name] / value <= 1 + most)
     ]
 
 
 def _values(record: Any) -> Iterator[tuple[str, float]]:
-    """Yield the names and numbers of a record's fields, including those of nested records."""
+    """Yield the names and numbers of a record's fields, including the fields of nested records."""
     for each in dataclasses.fields(record):
         value = getattr(record, each.name)
         if dataclasses.is_dataclass(value):
@@ -115,7 +115,7 @@ def _values(record: Any) -> Iterator[tuple[str, float]]:
 
 @dataclass(frozen=True, slots=True)
 class ComparedSplit:
-    """Prediction for one way to use a cache."""
+    """Prediction for one split, or for no cache."""
 
     name: str
     split: str

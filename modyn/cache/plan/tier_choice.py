@@ -16,7 +16,7 @@ from modyn.config.cache import CacheConfig, SamplerName, managed_tier
 
 @dataclass(frozen=True, slots=True)
 class CacheNeeds:
-    """Properties of a pipeline and its machine that decide about a cache."""
+    """Properties of a pipeline and its machine that determine the cache."""
 
     keeps_decoded: bool
     """Whether Python decodes each sample, and the result depends only on the sample."""
@@ -27,15 +27,15 @@ class CacheNeeds:
     has_redis: bool
     """Whether the configuration names a Redis."""
     keeps_augmented: bool = False
-    """Whether Python prepares each sample, by code whose version is known."""
+    """Whether Python prepares each sample, and the version of this code is known."""
     may_reorder: bool = False
     """Whether the training draws its order at random, so that a sampler may change the order."""
     is_seeded: bool = False
-    """Whether the order must be the same each time."""
+    """Whether the order must be the same in each run."""
     batch_size: int = 1
     """Batch size of the training."""
     num_workers: int = 1
-    """Processes that make its batches."""
+    """Number of processes that make batches."""
     profile: CacheProfile | None = None
     """Profile that `modyn cache profile` measured for this section `data`; None: there is no profile."""
 
@@ -53,7 +53,7 @@ class TierChoice:
 
 
 def choose_sampler(config: CacheConfig, budgets: Mapping[TierName, int], needs: CacheNeeds) -> SamplerName:
-    """Choose the sampler, which decides about cached samples. Args: budgets: bytes of each tier of the cache."""
+    """Choose the sampler, the rule that chooses the cached samples of a batch. Args: budgets: bytes of each tier of the cache."""
     wanted: SamplerName = config.sampler if config.sampler != "auto" else "static" if needs.is_seeded else "coordinated"
     managed = managed_tier(wanted)
     return wanted if needs.may_reorder and managed in usable(budgets, needs) else "static"
@@ -63,9 +63,9 @@ def choose_tiers(config: CacheConfig, needs: CacheNeeds) -> TierChoice:
     """Choose store and tiers. Args: config: its `size` must be set.
 
     An explicit split is used unchanged, except for forms that cannot be kept. `auto` follows `plan_tiers` if the dataset was profiled. Without a
-    profile, if trainings share augmented samples, augmented samples get 30 % and decoded samples 70 %; if decoded samples cannot be kept, augmented
-    samples get everything. Otherwise the whole cache goes to one form: decoded if Python decodes each sample, else encoded if samples come over a
-    network. If neither is true, there is no cache, because the operating system caches files of this machine.
+    profile, a cache of trainings that share augmented samples has 70 % decoded and 30 % augmented samples, or 100 % augmented samples if decoded
+    samples cannot be kept. Any other cache has 100 % decoded samples if Python decodes each sample, or else 100 % encoded samples if samples come
+    over a network. Otherwise there is no cache, because the operating system caches files of this machine.
     """
     assert config.size is not None
     stores = _stores(config, needs)
@@ -100,8 +100,8 @@ def choose_tiers(config: CacheConfig, needs: CacheNeeds) -> TierChoice:
 
 
 def plan_tiers(config: CacheConfig, needs: CacheNeeds, profile: CacheProfile) -> CachePlan:
-    """Plan store and split by the performance model: the result of `split: auto` for a measured dataset, which `modyn cache plan` shows. Take the
-    first usable store that pays, unless another one is faster by LEAST_GAIN (`plan_cache`). Without a usable store there are no predictions.
+    """Plan store and split by the performance model: the result of `split: auto` for a measured dataset, which `modyn cache plan` shows. Choose the
+    first usable store that pays, unless another store is faster by LEAST_GAIN (`plan_cache`). Without a usable store there are no predictions.
 
     Args: config: its `size` must be set. Raises: NotFoundError: the preferred store was not measured.
     """
@@ -138,7 +138,7 @@ def _stores(config: CacheConfig, needs: CacheNeeds) -> list[StoreName]:
     assert config.size is not None
     if config.store != "auto":
         return [config.store]
-    # Shared memory also holds batches of worker processes and pages of databases.
+    # Shared memory also contains batches of worker processes and pages of databases, so the cache may have half of it.
     able: dict[StoreName, bool] = {"memory": 2 * config.size <= needs.shared_memory_bytes, "redis": needs.has_redis}
     return [name for name, is_able in able.items() if is_able]
 
@@ -152,7 +152,7 @@ def shares_augmented(config: CacheConfig, needs: CacheNeeds) -> bool:
 
 
 def _without_small_parts(split: Split, size: int, dataset: DatasetSizes, batch_size: int) -> Split:
-    """Add parts that hold less than a batch of samples to the largest part, because such small parts would serve almost nothing.
+    """Add parts with room for less than a batch of samples to the largest part, because such small parts would serve almost no samples.
 
     >>> str(_without_small_parts(Split(0, 4, 96), 1000, DatasetSizes(100, 1.0, 2.0, 2.0), 64))
     '0-0-100'
@@ -163,7 +163,7 @@ def _without_small_parts(split: Split, size: int, dataset: DatasetSizes, batch_s
     parts = (split.encoded, split.decoded, split.augmented)
     kept = [part if part * size >= 100 * few else 0 for part, few in zip(parts, least, strict=True)]
     largest = parts.index(max(parts))
-    # Small parts become 0, and the largest part takes what they leave.
+    # Small parts become 0, and the largest part gets their percents.
     kept[largest] = 0
     kept[largest] = 100 - sum(kept)
     return Split(*kept)
@@ -178,7 +178,7 @@ def _divided(store: StoreName, size: int, split: Split, needs: CacheNeeds, reaso
 
 
 def usable(budgets: Mapping[TierName, int], needs: CacheNeeds) -> tuple[TierName, ...]:
-    """Return those of the tiers that a pipeline can use."""
+    """Return the tiers of `budgets` that a pipeline can use."""
     able = {"encoded": True, "decoded": needs.keeps_decoded, "augmented": needs.keeps_augmented and needs.may_reorder}
     return tuple(name for name in budgets if able[name])
 

@@ -12,7 +12,7 @@ from modyn.records import BoolArray, Int64Array
 
 _VERSION: Final = 1
 _ORDER, _BATCHES = 1, 2
-"""Purposes that seed random generators, so that no two generators have the same sequence."""
+"""Purposes of random generators. The purpose is part of the seed, so that no two generators have the same sequence."""
 
 
 class CacheJob:
@@ -26,16 +26,16 @@ class CacheJob:
         self.hand = 0
         """Slot at which the next search for values starts."""
         self.seen = np.ones(num_samples, np.bool_)
-        """(num_samples,), whether this epoch need not serve the sample any more, because it has served the sample or does not use it."""
+        """(num_samples,), whether the epoch has served the sample, or the training does not use the sample."""
         self.begin_epoch(0)
 
     def begin_epoch(self, epoch: int, seen: BoolArray | None = None) -> None:
-        """Begin an epoch, with a random order of its own. Args: seen: whether the epoch has already served each sample of the trigger set; None: the
-        epoch has served no sample."""
+        """Begin an epoch, with its own random order. Args: seen: whether the epoch has already served each sample of the trigger set; None: the epoch
+        has served no sample."""
         self.epoch = epoch
         self.seen[self.trigger_set] = False if seen is None else seen
         self.num_left = len(self.trigger_set) if seen is None else int(np.count_nonzero(~seen))
-        # With `num_left`, a resumed epoch does not draw the numbers of its first batches again.
+        # `num_left` is part of the seed, so that a resumed epoch does not repeat the random numbers of its first batches.
         self.generator = np.random.default_rng([self.seed, epoch, self.num_left, _BATCHES])
         self._ahead = np.random.default_rng([self.seed, epoch, _ORDER]).permutation(self.trigger_set)
         self._start = 0
@@ -68,7 +68,7 @@ class CacheJob:
         return {"version": _VERSION, "seed": self.seed, "num_samples": len(self.trigger_set), "epoch": self.epoch, "seen": seen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume where `state_dict` was called. Raises InvalidArgumentError: the state has another version or belongs to another job."""
+        """Resume from a result of `state_dict`. Raises InvalidArgumentError: the state has another version or belongs to another job."""
         expected = {"version": _VERSION, "seed": self.seed, "num_samples": len(self.trigger_set)}
         found = {name: state.get(name) for name in expected}
         bits = np.asarray(state.get("seen", ()), np.uint8)

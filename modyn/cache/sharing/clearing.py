@@ -12,13 +12,13 @@ from typing import Final
 from modyn.errors import UnavailableError
 
 SHARING: Final = "sharing"
-"""Folder of the states in memory, next to those of the tiers."""
+"""Folder of the states in memory, next to the folders of the tiers."""
 REDIS_KEYS: Final = "modyn:sharing:*"
-"""Names that `RedisState` gives to its keys."""
+"""Pattern of the keys of `RedisState`."""
 _GONE: Final = ".gone-"
 """Mark in the name of a folder that is being removed. If the process ends before the removal is complete, the next call removes the rest."""
 _ANSWER_S: Final = 5.0
-"""Seconds that Redis has for an answer."""
+"""Longest wait in seconds for an answer of Redis."""
 _TOGETHER: Final = 500
 """Largest number of keys in one scan call."""
 
@@ -34,7 +34,7 @@ def clear_memory_states(folder: Path) -> None:
             shutil.rmtree(gone)
     except OSError as error:
         raise UnavailableError(f"cannot clear {folder / SHARING}: {error.strerror or error}") from error
-    with suppress(OSError):  # The folder still holds tiers, or does not exist.
+    with suppress(OSError):  # The folder may still contain tiers, or may not exist.
         folder.rmdir()
 
 

@@ -35,7 +35,7 @@ def pack(keys: Int64Array) -> tuple[KeySetId, bytes]:
     else:
         gaps = np.diff(keys)
         width = np.min_scalar_type(int(gaps.max())).newbyteorder("<")
-        # The kind names the width of the differences too: 1, 2, 4 or 8 bytes.
+        # The kind also encodes the width of the differences: 1, 2, 4 or 8 bytes.
         kind, content = _GAPS + width.itemsize.bit_length() - 1, gaps.astype(width).tobytes()
     packed = bytes([kind]) + np.array([first, len(keys)], "<i8").tobytes() + zlib.compress(content, 1)
     return KeySetId(hashlib.blake2b(packed, digest_size=16).digest(), len(packed)), packed

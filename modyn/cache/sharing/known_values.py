@@ -15,8 +15,8 @@ _NONE: Final = -1
 
 
 class KnownValues:
-    """The values that a job knows, with numbers below `end`. A value is found by its number, or by the rank of its sample, which is the position 0 …
-    n − 1 of the sample in the ascending keys of the job. The knowledge may be old. The state reports in its answers which values are gone.
+    """The values that a job knows, with numbers below `end`. A value is found by its number, or by the rank of its sample: the position of the
+    sample, 0 … n − 1, in the ascending keys of the job. The knowledge may be stale; the answers of the state then show that values are gone.
 
     Args: keys: keys of the job's samples, ascending. num_slots: number of slots of the ring. first: no value with a smaller number exists.
     """
@@ -45,8 +45,8 @@ class KnownValues:
     def add(self, start: int, keys: Int64Array, reads: UInt8Array | None) -> None:
         """Add values whose numbers begin at `start`, which is at most `end`.
 
-        Args: reads: (n,), by rank: if positive, a batch may have read the new value instead of an older one, and the value counts as served. None:
-        all values count as served.
+        Args: reads: (n,), by rank. If an entry is positive, a batch of the job may have read the new value instead of an older one, so the value
+        counts as used. None: all values count as used.
         """
         new = np.arange(max(start, self.end), start + len(keys))
         ranks, slots = self.ranks_of(keys[len(keys) - len(new) :]), new % self._num_slots
@@ -90,8 +90,8 @@ class KnownValues:
         return usable & ~self._is_barred[slots] if unserved else usable
 
     def find(self, seen: BoolArray, count: int, unserved: bool) -> Int64Array:
-        """Find values that the job needs. New values come first; then the search takes the other values in a cycle. Returns at most `count`
-        numbers.
+        """Find values that the job needs. New values come first, then older values, in a cycle that continues in the next call. Returns at most
+        `count` numbers.
 
         Args: seen: (n,), samples that the epoch has served. unserved: whether to return only values that the job has never used.
         """

@@ -1,11 +1,11 @@
 """The shared state in the memory of this machine: a file in a folder, mapped by each process that has a job.
 
-    FOLDER/NAMESPACE/state        version, checksum, whether it is being changed; jobs; values. The file is also the lock
+    FOLDER/NAMESPACE/state        version, checksum, mark of a change in progress; jobs; values. Processes lock this file
     FOLDER/NAMESPACE/DIGEST.keys  the sample keys of a job
 
 The process that holds the lock marks the state, changes it, and removes the mark. If another process finds the mark, the first process was killed
-during a change. Then the state begins again. The state also begins again if the checksum or the numbers are wrong. A process waits for the lock for
-at most LOCK_S seconds.
+during a change. In this case, or if the checksum or the numbers are wrong, the other process begins a new state. A process waits for the lock for at
+most LOCK_S seconds.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class _MappedState:
 
     def _complete(self) -> None:
         self.guard["magic"], self.guard["checksum"] = _MAGIC, self._checksum()
-        # The mark goes last: the state of a process that is killed before is refused.
+        # The mark is removed last, so that the state of a process that was killed before is refused.
         self.guard["is_changing"] = 0
 
     def _checksum(self) -> int:
@@ -159,7 +159,7 @@ class MemoryState:
             path = self._path / f"{key_set.digest.hex()}{_KEYS}"
             with suppress(FileNotFoundError):
                 if path.stat().st_size == key_set.num_bytes:
-                    # The new time of change keeps other jobs from removing the file as idle.
+                    # The new modification time shows other jobs that the file is not idle.
                     os.utime(path)
                     return
             self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -175,7 +175,7 @@ class MemoryState:
         return None
 
     def reset(self) -> None:
-        """See `SharedState.reset`. Each access to a damaged state detects the damage. Only a new state repairs it."""
+        """See `SharedState.reset`. Each access to a damaged state detects the damage. Only a new state is usable again."""
         with self._errors(), suppress(FileNotFoundError):
             os.unlink(self._path / STATE)
 
@@ -201,7 +201,7 @@ class MemoryState:
 
     @contextmanager
     def _begin(self, mapped: _MappedState) -> Iterator[ValueRing]:
-        """Begin a new state in place of a damaged or empty one."""
+        """Replace a damaged or empty state by a new state."""
         with mapped.changed() as ring:
             ring.begin(_new_number(), self.place.capacity)
             yield ring
@@ -260,10 +260,10 @@ class MemoryState:
             os.unlink(new)
 
     def _remove_idle(self) -> None:
-        """Remove other namespaces, and files of this one, that no process has used for IDLE_S."""
+        """Remove other namespaces, and files of this namespace, that no process has used for IDLE_S."""
         long_ago = time.time() - IDLE_S
         for folder in self._folder.iterdir():
-            with suppress(FileNotFoundError):  # Other processes may remove them at the same time.
+            with suppress(FileNotFoundError):  # Other processes may remove files at the same time.
                 files = list(folder.iterdir())
                 if folder == self._path:
                     for file in files:

@@ -1,5 +1,5 @@
-"""The shared state in Redis, for all trainings that reach this Redis. One script makes each decision. In a Cluster, all keys of a state are in one
-hash slot."""
+"""The shared state in Redis, for all trainings that reach this Redis. Each decision is one call of a script. In a Cluster, all keys of a state are in
+one hash slot."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from modyn.errors import ConflictError, CorruptStateError, UnavailableError
 from modyn.records import Int64Array
 
 _DAMAGED: Final = ("WRONGTYPE", "ERR", "Error running script", "user_script")
-"""First words of errors by scripts that find invalid data. Other errors of scripts mean that Redis is full, is loading its data, or is not the
+"""First words of the errors of scripts that find invalid data. Other errors of scripts mean that Redis is full, is loading its data, or is not the
 primary."""
 _PART_BYTES: Final = 1 << 20
 """Largest number of bytes of a key set in one call."""
@@ -210,12 +210,12 @@ class RedisState:
             is_done = True
         except (RedisError, RedisClusterException, OSError) as error:
             if isinstance(error, ResponseError):
-                # Redis has answered, so it is neither away nor slow.
+                # Redis has answered, so Redis is available.
                 self._breaker.succeeded()
             else:
                 self.close()  # Nodes may have moved.
                 self._breaker.failed()
-            # Exhausted memory (OOM) passes, and is not damage.
+            # Exhausted memory (OOM) is temporary, and is not damage.
             if isinstance(error, ResponseError) and str(error).startswith(_DAMAGED) and "OOM" not in str(error):
                 raise CorruptStateError(f"the state of a shared cache in Redis is damaged: {error}") from error
             raise UnavailableError(f"Redis does not share the cache: {str(error) or type(error).__name__}") from error

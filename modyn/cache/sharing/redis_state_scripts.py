@@ -1,7 +1,7 @@
-"""The scripts of the shared state in Redis: the rule of `value_ring.py`, in Lua, with the same names. Tests compare the two.
+"""The scripts of the shared state in Redis: the rule of `value_ring.py`, in Lua, with the same names. Tests compare both modules.
 
 KEYS of all scripts: the hash of numbers and jobs; the string of sample keys, 8 bytes for each slot, most significant first; the string of words, 5
-bytes for each slot: the stage of the value, and the mask of the places of jobs that it has served. If memory is exhausted, a script ends before it
+bytes for each slot: the stage of the value, and the mask of the jobs that have used the value. If memory is exhausted, a script ends before it
 changes anything, because Redis then refuses the script's first change.
 """
 
@@ -35,8 +35,8 @@ from modyn.cache.tiers.tier import IDLE_S
 KEY_BYTES: Final = 8
 WORD_BYTES: Final = 5
 _RESERVED_SLOTS: Final = 1 << 22
-"""Largest number of slots that are allocated at the beginning. A string that grows takes more memory than it needs, which is much for a small state.
-"""
+"""Largest number of slots that are allocated at the beginning. Redis reserves additional memory for a string that grows, so the strings of small
+states are allocated at once."""
 _WINDOW_SLOTS: Final = 8192
 """Largest number of slots that one read covers while the script examines the wanted values."""
 _NUMBERS: Final = ("slots", "capacity", "first", "end", "count", "decisions", "generation", "next_place")
@@ -368,8 +368,8 @@ return {{state.decisions, quiet, first, stop, count, state.generation, live % 42
         table.concat(refused), table.concat(evicted), is_behind and 1 or 0}}
 """
 """Additional KEYS: the job's own key set. ARGV: incarnation, place, token; now and lease as above; the fields of `BatchRequest`. Numbers of values
-are differences to `known`, 4 bytes each. A wanted value has 4 more bytes, its sharers. A candidate is its key in 8 bytes, the number of its value (0:
-none), and a byte that says whether it is kept. Returns the fields of `BatchReply`, or false."""
+are differences to `known`, 4 bytes each. A wanted value has 4 more bytes, its sharers. A candidate has 8 bytes for its key, 4 for the number of its
+known value (0: none), and 1 for `keeps`. Returns the fields of `BatchReply`, or false."""
 
 LEAVE: Final = f"""{_FUNCTIONS}
 if has(ARGV[1], ARGV[2], ARGV[3]) then

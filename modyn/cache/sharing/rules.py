@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 
 class SamplingRule(ABC):
-    """Numbers for one batch of one job. A value is dropped after it was served to all jobs that train on its sample."""
+    """Rule of a sampler: the numbers for one batch of one job. A value is dropped after it was served to all jobs that train on its sample."""
 
     @abstractmethod
     def num_hits(self, sharers: npt.NDArray[np.uint8], fullness: float, size: int, rounding: float) -> int:
@@ -24,9 +24,7 @@ class SamplingRule(ABC):
 
     @abstractmethod
     def most_kept(self, sharers: npt.NDArray[np.uint8], num_free: int, size: int) -> int:
-        """Return the largest number of values that are kept of samples in a batch that were not cached. Args: num_free: number of values that still
-        fit.
-        """
+        """Return how many values of a batch's uncached samples may be kept. Args: num_free: number of values that still fit."""
 
     @abstractmethod
     def num_refilled(self, num_free: int) -> int:
@@ -35,8 +33,8 @@ class SamplingRule(ABC):
 
 class CoordinatedRule(SamplingRule):
     """Serves cached samples up to the share that other jobs prepare, keeps samples that were not cached, and prepares nothing in the background. If J
-    jobs train on the same samples, each job prepares 1/J of them, and (J − 1)/J of its servings are hits, throughout the epoch. If jobs differ in
-    progress or speed, the cache fills, and the share of hits rises to the filled part of the cache.
+    jobs train on the same samples, each job prepares 1/J of the samples, and (J − 1)/J of its samples are hits, throughout the epoch. If jobs differ
+    in progress or speed, the cache fills, and the share of hits rises to the filled part of the cache.
 
     Source: coordinated preparation (Mohan, Phanishayee, Raniwala, Chidambaram: Analyzing and Mitigating Data Stalls in DNN Training, 2021), which
     prepares each sample once for all jobs of an epoch and serves all jobs in one order. Here each job has its own order.
@@ -56,7 +54,7 @@ class CoordinatedRule(SamplingRule):
         return min(size, int(max(from_others, fullness) * size + rounding))
 
     def most_kept(self, sharers: npt.NDArray[np.uint8], num_free: int, size: int) -> int:
-        """Return the number of values that fit, or at least the job's own share. If all jobs kept all new values, values would be dropped before
+        """Return the number of values that fit, but at least the job's own share. If all jobs kept all new values, values would be dropped before
         other jobs used them."""
         return max(num_free, math.ceil(float(np.mean(1 / sharers)) * size))
 
@@ -66,8 +64,8 @@ class CoordinatedRule(SamplingRule):
 
 
 class OpportunisticRule(SamplingRule):
-    """Replaces all uncached samples of a batch by cached ones, keeps no other sample of the batch, and prepares random samples for the free room. No
-    value is served to a job twice. The rule of the paper, to drop a value after J hits, does not ensure this if jobs differ in progress.
+    """Fills a batch with cached samples, keeps no values of its uncached samples, and prepares random samples in the background for the free room. No
+    value is served to a job twice. The paper drops a value after J hits, which does not ensure this if jobs differ in progress.
 
     Source: Seneca (FAST 2026), section 5.2, opportunistic data sampling.
 
@@ -77,7 +75,7 @@ class OpportunisticRule(SamplingRule):
     """
 
     MOST_REFILLED: Final = 1024
-    """Largest number for one batch. Later batches fill the rest of a large cache."""
+    """Largest number of samples in the background of one batch. Later batches fill the rest of a large cache."""
 
     def num_hits(self, sharers: npt.NDArray[np.uint8], fullness: float, size: int, rounding: float) -> int:
         """See the class."""

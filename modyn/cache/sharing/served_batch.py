@@ -1,4 +1,4 @@
-"""Decision of a job for one batch at a shared cache, and the order that a checkpoint keeps."""
+"""Decision of a job for one batch at a shared cache, and the state of the job's order for a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SharedBatch:
     """Samples of one batch, and the additional work for the cache. `BatchSampler.made` reports a finished batch."""
 
     number: int
-    """Counts the batches of this object, from 0."""
+    """Number of the batch in its sampler, from 0."""
     epoch: int
     keys: Int64Array
     """(n,), sample keys, in the order of the batch."""
@@ -68,7 +68,7 @@ class BatchSampler(Protocol):
         """Number of samples that this epoch must still serve; 0: the next batch begins the next epoch."""
 
     def next_batch(self, size: int) -> SharedBatch:
-        """Decide the next batch: `size` samples, or fewer at the end of the epoch. The batch after that begins the next epoch."""
+        """Decide the next batch: `size` samples, or fewer at the end of the epoch. Then the next batch begins the next epoch."""
 
     def made(self, number: int, kept: Int64Array = NO_SAMPLES, lost: Int64Array = NO_SAMPLES) -> None:
         """Report that a batch is made. Args: kept: keys of samples whose values were put into the tier. lost: keys of hits that the tier did not
@@ -114,7 +114,7 @@ class UntrainedBatches:
             return state
         # The job resumes in the epoch of the oldest untrained batch. That batch and later batches of this epoch are served again.
         epoch = self._batches[0][1]
-        # A later epoch of the job has begun, so all samples of this epoch were served.
+        # If a later epoch of the job has begun, all samples of this epoch were served.
         seen = job.seen.copy() if epoch == job.epoch else np.ones(len(job.seen), np.bool_)
         for _, of_epoch, samples in self._batches:
             if of_epoch == epoch:

@@ -1,5 +1,5 @@
-"""A training at a shared cache. The training decides which samples the next batch serves, which of them are cached, and which samples it prepares for
-other trainings."""
+"""One of the trainings that share a cache. A `SharedJob` decides which samples the next batch serves, which of these samples the batch reads from the
+cache, and which samples it prepares for other trainings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from modyn.rpc.logs import get_logger
 T = TypeVar("T")
 
 PATIENCE_S: Final = 0.05
-"""Longest time in seconds for which the job reads changes of the state before one batch. The job reads the other changes before later batches."""
+"""Longest time in seconds for which the job reads changes of the state before one batch. The job reads the remaining changes before later batches."""
 MOST_UNMADE: Final = 1024
 """Largest number of batches in progress. Older batches are given up."""
 
@@ -50,7 +50,7 @@ class _Unmade:
 
 
 class SharedJob:
-    """One training. Each epoch serves every sample of its keys exactly once, in random order, even if the state is lost.
+    """One training. Each epoch serves every sample of `keys` exactly once, in random order, even if the state is lost.
 
     If the state is unavailable, batches follow the job's own random order, without hits. Not thread-safe. One process decides all batches. Other
     processes may make them.
@@ -87,7 +87,7 @@ class SharedJob:
         self._sets: KeySets | None = None
         self._session: SharedStateSession | None = None
         self._before: SharedStateSession | None = None
-        """The session that a failure ended. The state may still list the job of this session."""
+        """The last session that a failure ended. The state may still list this session."""
         self._is_damaged = False
         self._unmade: dict[int, _Unmade] = {}
         """Decided batches that are not made yet, by number."""
@@ -113,7 +113,7 @@ class SharedJob:
         return self._job.epoch
 
     def next_batch(self, size: int) -> SharedBatch:
-        """Decide the next batch: `size` samples, or the remaining samples of the epoch, after which the next epoch begins.
+        """Decide the next batch: `size` samples, or all remaining samples of the epoch if these are fewer. Then the next epoch begins.
 
         Raises: InvalidArgumentError: the size is below 1.
         """
@@ -132,7 +132,7 @@ class SharedJob:
         self._unmade[number] = unmade
         self._reads[unmade.ranks[unmade.is_hit]] += 1
         refilled, refilled_stamps = self._refill() if unmade.decision >= 0 else (NO_SAMPLES, NO_SAMPLES)
-        # Taken before the admitted samples count as read, so that older values of these samples are dropped too.
+        # Evicted keys are determined before the admitted samples count as read, so that older values of these samples are dropped too.
         evicted = self._take_evicted()
         self._reads[unmade.ranks[~unmade.is_hit]] += 1
         job.mark(ranks)
@@ -143,8 +143,8 @@ class SharedJob:
         return SharedBatch(number, job.epoch, self._keys[ranks], hits, admitted, evicted, refilled, stamps, refilled_stamps)
 
     def made(self, number: int, kept: Int64Array = NO_SAMPLES, lost: Int64Array = NO_SAMPLES) -> None:
-        """Report that a batch is made, so that the batch no longer reads values from the tier. Other jobs are informed with the next batch of this
-        job, or by `report`.
+        """Report that a batch is made and no longer reads values from the tier. Other jobs get this report with the next batch of this job, or by
+        `report`.
 
         Args: kept: keys of samples whose values were put into the tier; the job gives up other admitted samples. lost: keys of hits that the tier did
         not have. `kept` and `lost` include samples that were prepared in the background since the last report.
@@ -175,7 +175,7 @@ class SharedJob:
         unknown.append(np.array(list(self._refilling), np.int64))
         for number in list(self._unmade):
             self.made(number)
-        # The state takes no report from a job that has left.
+        # The state accepts no report from a job that has left.
         self.report()
         session, self._session = self._session, None
         if session is not None and self._state is not None:
@@ -229,7 +229,8 @@ class SharedJob:
         session.learn(request, reply)
         batch = np.concatenate([hits, taken])
         if len(batch) < size:
-            # All remaining samples are held by other jobs; this job prepares them for itself.
+            # Other jobs have or prepare the values of all remaining samples, and this job cannot use these values. It prepares the samples for
+            # itself.
             batch = np.concatenate([batch, candidates[~among(candidates, batch)][: size - len(batch)]])
         unmade = _Unmade(
             np.concatenate([hits, admitted]),
@@ -241,7 +242,7 @@ class SharedJob:
         return batch, np.arange(size) < len(hits), unmade
 
     def _refill(self) -> tuple[Int64Array, Int64Array]:
-        """Choose samples to prepare in the background of the newest batch. Returns their keys and the stamps of their values."""
+        """Choose samples to prepare in the background of the newest batch. Returns the keys of these samples, and the stamps of their values."""
         session = self._session
         request = None if session is None else session.refill_request(self._job, self._reading(session))
         if session is None or request is None:
@@ -284,7 +285,7 @@ class SharedJob:
 
     def _exchange(self, candidates: Int64Array, size: int) -> tuple[SharedStateSession, BatchRequest, BatchReply] | None:
         until = time.monotonic() + PATIENCE_S
-        # Each pass joins, reads values, or asks. It starts again if the state refuses the job, or if the job lags.
+        # Each iteration joins if needed, reads values, and asks. Another iteration follows if the state refuses the job, or if the job lags.
         while time.monotonic() < until:
             session = self._session or self._join()
             if not session.catch_up(until):

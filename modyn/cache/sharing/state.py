@@ -1,9 +1,9 @@
-"""State that trainings share at a cache, in any store. The state has the existing values, and the jobs that have used each value.
+"""State of a cache that trainings share, in any store. The state lists the existing values, and for each value the jobs that have used it.
 
-A ring of slots holds the values in the order of admission. Each value has a unique number, `slot = number % num_slots`. A job that knows all values
-below a number reads new values from this number on. The ring has room for more values than may be cached at once, because values that were served to
-all jobs leave gaps. The state does not decide the order of a job. In one atomic exchange for each batch, the state answers which of the wanted values
-exist, and which candidates this job must prepare.
+A ring of slots holds the values in the order of admission. Each value has a unique number, and its slot is `number % num_slots`. A job knows all
+values up to some number, and reads new values from this number on. The ring has room for more values than may be cached at once, because values that
+were served to all jobs leave gaps. The state does not decide the order of a job. In one atomic exchange for each batch, the state answers which of
+the wanted values exist, and which candidates this job must prepare.
 
 A lost state, or a lost change of the state, loses only cached values. A job that the state does not list joins again.
 """
@@ -31,7 +31,7 @@ LEASE_S: Final = 60.0
 ENTRY_BYTES: Final = 13
 """Bytes of a slot: sample key, stage, and a bit for each job that has used the value."""
 BYTES_PER_SAMPLE: Final = 8
-"""Largest number of bytes of all slots, for each sample that jobs train on."""
+"""Largest size of all slots together, in bytes for each sample that jobs train on."""
 FEW_SLOTS: Final = 1024
 """A small state may exceed BYTES_PER_SAMPLE up to this number of slots."""
 MOST_SLOTS: Final = 1 << 28
@@ -39,21 +39,21 @@ MOST_SLOTS: Final = 1 << 28
 MOST_STEPS: Final = 8192
 """Largest number of slots that one exchange examines to make room."""
 MOST_BEHIND: Final = 4096
-"""Largest number of new values in one answer. A job to which more values are new reads these values before its next batch."""
+"""Largest number of new values in one answer. If more values are new to a job, the job reads these values before its next batch."""
 
 NOTHING_READ: Final = 2**53 - 1
 """If all batches of a job are made, this number replaces the oldest decision whose batch is not made. The number is larger than all decisions."""
 
 GONE, PENDING, READY, LEAVING = range(4)
-"""Stages of a value, in order. The value is missing. A job prepares the value. The value is in the tier. The value is in the tier and was served to
-all jobs; it is dropped when all jobs have read it."""
+"""Stages of a value, in order: missing; in preparation by a job; in the tier; in the tier and served to all jobs. In the last stage, the value is
+dropped when all jobs have read it."""
 
 IS_GONE, IS_PENDING, IS_SERVED, IS_SERVED_LAST, IS_UNSEEN, IS_LEAVING = range(6)
-"""Answers for a wanted value, in order. The value is missing. The value is still in preparation. The value is a hit of this job, and other jobs want
-it too. The value is the last hit, so this job drops it. The value was not examined. The value was served to all jobs."""
+"""Answers for a wanted value, in order: missing; still in preparation; a hit of this job, and other jobs want the value too; a hit of the last job
+that wants the value, so this job drops it; not examined; already served to all jobs."""
 IS_HELD, IS_TAKEN, IS_ADMITTED, IS_LEFT = range(4)
-"""Answers for a candidate, in order. A value exists, or another job prepares one. This job prepares the sample for itself. This job prepares the
-sample and keeps the value. The candidate was not examined."""
+"""Answers for a candidate, in order: a value exists, or another job prepares it; this job prepares the sample for itself; this job prepares the
+sample and keeps the value; not examined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Membership(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A job, as others see it."""
+    """A job, as other jobs see it."""
 
     place: int
     since: int
@@ -131,7 +131,7 @@ class ValueEntries(NamedTuple):
 
 
 class BatchRequest(NamedTuple):
-    """Question of a job in one exchange. All numbers of values are below `known`."""
+    """Request of a job in one exchange. All numbers of values are below `known`."""
 
     known: int
     """The job knows all values below this number."""
@@ -167,7 +167,7 @@ class BatchReply(NamedTuple):
     decision: int
     """Number of this exchange."""
     quiet: int
-    """A decision. In all jobs, the batches of all decisions with smaller numbers are made."""
+    """All jobs have made the batches of all decisions below this number."""
     first: int
     """Number of the oldest value that may exist."""
     end: int
@@ -178,7 +178,7 @@ class BatchReply(NamedTuple):
     members: int
     """Mask of the active jobs."""
     tail: Int64Array
-    """Keys of the values from `tail_start` on that existed before this exchange."""
+    """Keys of all values from number `tail_start` on, without values that this exchange admitted."""
     tail_start: int
     verdicts: UInt8Array
     """(n,), answers for the wanted values."""
@@ -189,7 +189,7 @@ class BatchReply(NamedTuple):
     evicted: Int64Array
     """Keys of the oldest values, which were removed to make room."""
     is_behind: bool
-    """Whether the state decided nothing, because too many values are new to the job. The job reads these first."""
+    """Whether the state decided nothing, because too many values are new to the job. The job reads these values first."""
 
 
 class SharedState(Protocol):

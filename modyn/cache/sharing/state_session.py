@@ -97,7 +97,7 @@ class SharedStateSession:
         self._augmented, self._is_barred = augmented, is_barred
         self._values = KnownValues(sets.keys, self.member.num_slots, self.member.first)
         self._generation = -1
-        """Generation of the known jobs and of `_sharers`; −1: the next `catch_up` asks for them."""
+        """Generation of the known jobs and of `_sharers`; −1: the next `catch_up` reads both again."""
         self._members: list[Member] = []
         self._known_members = 0
         self._sharers: UInt32Array = np.zeros(len(sets.keys), np.uint32)
@@ -129,22 +129,23 @@ class SharedStateSession:
             )
 
     def catch_up(self, until: float) -> bool:
-        """Read jobs and values as long as time is left. Returns whether the job may decide. A comparison of known values does not prevent this."""
+        """Read jobs and values as long as time is left. Returns whether the job may decide. The job may decide before all known values are compared
+        again."""
         if self._generation < 0:
             self._meet()
         while self._compared < self._compare_to and time.monotonic() < until:
             self._read()
             if self._is_ready:
-                break  # Each batch compares a part.
+                break  # Later calls compare the rest.
         self._is_ready |= self._compared >= self._compare_to
         return self._is_ready
 
     def compare(self) -> None:
-        """Read all values again during the next batches, because the job would otherwise count on values that are gone."""
+        """Read all values again during the next batches, because the job would otherwise request values that are gone."""
         self._compared, self._compare_to = self._values.first, max(self._values.end, self._compare_to)
 
     def request(self, job: CacheJob, candidates: Int64Array, size: int, reading: int) -> BatchRequest:
-        """Make the question for a batch. Args: candidates: ranks of the first samples of the order. size: 0: only report. reading: as in
+        """Make the request for a batch. Args: candidates: ranks of the first samples of the order. size: 0: only report. reading: as in
         `BatchRequest`."""
         values, seen, unserved = self._values, job.seen, self._augmented
         num_sharers = np.maximum(1, np.bitwise_count(self._sharers[candidates] & np.uint32(self._live)))
@@ -159,7 +160,7 @@ class SharedStateSession:
             new = values.find(seen, max(SPARE_VALUES, most - len(waiting)), unserved)
             self._waiting = np.concatenate([waiting, new[~among(new, waiting)]])
             wanted = self._waiting[:most]
-            # Add the first samples of the order if there are too few others.
+            # Add known values of the first samples of the order, in case too few other values exist.
             more = believed[believed >= 0]
             more = more[values.usable(more, seen, unserved)]
             wanted = np.concatenate([wanted, more[~among(more, wanted)]])
@@ -172,8 +173,8 @@ class SharedStateSession:
 
     def refill_request(self, job: CacheJob, reading: int) -> BatchRequest | None:
         """Make a request to prepare random samples in the background of a batch. Returns None if there is no such sample. The request does not report
-        dropped values, because the batch has not dropped them from the tier yet, and must drop them before other jobs put values of the same samples
-        there again.
+        dropped values, because the batch has not dropped them from the tier yet. Other jobs must not put new values of the same samples into the tier
+        before the drop.
 
         Args: reading: see `BatchRequest`.
         """
@@ -181,7 +182,7 @@ class SharedStateSession:
         if count < 1:
             return None
         num_keys = len(self._sets.keys)
-        # Draw more samples than wanted, because the state skips those that are already cached.
+        # Draw more samples than wanted, because the state skips samples that are already cached.
         candidates = job.generator.choice(num_keys, min(num_keys, _DRAWN * count), replace=False)
         return self._requested(
             reading, min(count, len(candidates)), 0, NO_SAMPLES, candidates, np.ones(len(candidates), np.bool_), []
@@ -211,11 +212,11 @@ class SharedStateSession:
             return None
         values = self._values
         reported = self.kept | self.refilled
-        # Values that the state refused would stay in the tier without a user, so they are dropped.
+        # No job would use values that the state refused, so they are dropped from the tier.
         self.evicted += [reported[number] for number in reply.refused.tolist()] + reply.evicted.tolist()
         self.kept, self.refilled, self.dropped = {}, {}, self.dropped[len(request.dropped) :]
         self._num_values, self._live, self._decision = reply.num_values, reply.members, reply.decision
-        # Jobs have joined or left, so the list of jobs is read again.
+        # If jobs have joined or left, the list of jobs is read again.
         if reply.generation != self._generation:
             self._generation = -1
         for number, (decision, key) in list(self._served_out.items()):
@@ -290,7 +291,7 @@ class SharedStateSession:
         self.compare()
 
     def _read(self) -> None:
-        """Read a part of the values: add new ones, remove those that are gone, and find those that no job needs."""
+        """Read a range of values: add new values, remove values that are gone, and find values that no job needs."""
         start, stop = self._compared, min(self._compared + READ_VALUES, self._compare_to)
         entries = self._state.entries(self.member, start, stop)
         if entries is None:
@@ -299,7 +300,7 @@ class SharedStateSession:
         values.add(start, entries.keys, None if self._is_barred and start < self.member.end else self._reads)
         values.compare(start, entries)
         self._compared = stop
-        # The samples of some job are unknown: any value may still be needed.
+        # If the samples of a job are unknown, any value may still be needed.
         if self._known_members & self._live != self._live:
             return
         at = np.flatnonzero(entries.stages == READY)

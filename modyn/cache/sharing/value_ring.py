@@ -1,4 +1,4 @@
-"""The rule of the shared state, on arrays: how an exchange is answered, and how it changes the state. `redis_state_scripts.py` is the same rule in
+"""The rule of the shared state, on arrays: the reply to an exchange, and the changes by an exchange. `redis_state_scripts.py` is the same rule in
 Lua.
 
 This module has no I/O and no clock: the caller owns the arrays and provides the time.
@@ -56,7 +56,7 @@ MEMBER: Final = np.dtype(
         ("digest", np.uint8, 16), ("num_bytes", np.int64),
     ]
 )  # fmt: skip
-"""Record of a place. The place is free if the token is 0. All numbers have 8 bytes."""
+"""Record of the job at a place. The place is free if the token is 0. All numbers have 8 bytes."""
 
 StructArray = npt.NDArray[Any]
 
@@ -103,7 +103,7 @@ class ValueRing:
         self._members[:] = np.zeros((), MEMBER)
 
     def join(self, token: int, before: int, key_set: KeySetId, is_barred: bool, now_ms: int, lease_ms: int) -> Membership:
-        """Give a job the free place that was assigned longest ago.
+        """Assign a job to the free place that was assigned longest ago.
 
         Args: before: token of the job's earlier session, which ends; 0: none.
         Raises: ConflictError: all places are taken.
@@ -201,7 +201,7 @@ class ValueRing:
             new = slots[self._stages[slots] == PENDING]
             self._stages[new] = READY
             if is_refilled:
-                self._served[new] = 0  # Until this report, the bit of the job marked the preparing job.
+                self._served[new] = 0  # Until this report, the mask was the bit of the preparing job.
             refused.append(numbers[~there])
         self._remove(request.dropped[request.dropped >= first] % num_slots)
         return np.concatenate(refused)
@@ -225,7 +225,7 @@ class ValueRing:
         return np.where(is_lost, np.uint8(GONE), stages), is_lost
 
     def _choose(self, request: BatchRequest, start: int, tail: Int64Array, verdicts: UInt8Array, choices: UInt8Array) -> None:
-        """Fill the answers. Wanted values come first, then candidates. If there were too few candidates, more of the wanted values follow."""
+        """Fill `verdicts` and `choices`. Examine wanted values first, then candidates. If these are too few, examine more wanted values."""
         stages, is_lost = self._stages_of(request.wanted)
         ready = np.cumsum(stages == READY) - (stages == READY)
         """Number of ready values before each value."""
@@ -260,9 +260,8 @@ class ValueRing:
         self._stages[slots[is_last]] = LEAVING
 
     def _admit(self, member: Membership, request: BatchRequest, choices: UInt8Array) -> Int64Array:
-        """Give numbers to the candidates that are kept, as far as there is room. Returns the keys of the oldest values, which are removed to make
-        room.
-        """
+        """Assign numbers to the candidates that are kept, as far as there is room. Returns the keys of the oldest values, which are removed to make
+        room."""
         header, num_slots = self._header, len(self._stages)
         first, end, count, capacity = (int(header[name]) for name in ("first", "end", "count", "capacity"))
         at = np.flatnonzero(choices == IS_ADMITTED)

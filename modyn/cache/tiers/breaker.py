@@ -1,6 +1,5 @@
 """Stops calls to a service that does not answer, and allows a new try after a pause that doubles up to a bound. The module does no I/O, and the
-caller gives the clock.
-"""
+caller provides the clock."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ class BreakerState(StrEnum):
     OPEN = "open"
     """Calls are refused until the pause is over."""
     HALF_OPEN = "half_open"
-    """One call tests the service; others are refused."""
+    """One call tests the service; other calls are refused."""
 
 
 class SlowTime:
@@ -117,7 +116,7 @@ class CircuitBreaker:
             return True
 
     def succeeded(self) -> bool:
-        """Report a successful call. Returns whether it closed the breaker."""
+        """Report a successful call. Returns whether the call closed the breaker."""
         with self._lock:
             was_open = self._next_try is not None
             if was_open and not self._is_trying:
@@ -126,7 +125,7 @@ class CircuitBreaker:
             return was_open
 
     def failed(self) -> bool:
-        """Report a failed call. Returns whether it opened a breaker that was closed."""
+        """Report a failed call. Returns whether the call opened a closed breaker."""
         with self._lock:
             self.num_failures += 1
             if self._next_try is not None and not self._is_trying:

@@ -1,4 +1,4 @@
-"""Recent costs of calls to a Redis, by which a slow Redis on a busy machine is distinguished from a broken one."""
+"""Recent costs of calls to a Redis. The costs distinguish a slow Redis on a busy machine from a broken Redis."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Final
 REMEMBERED: Final = 16
 """Number of the newest calls of each kind whose costs are kept."""
 EXPECTED: Final = 2
-"""Number of earlier calls of each kind that are assumed, with the cost that the machine's load suggests."""
+"""Number of calls that each kind is assumed to have at the start. Their cost is estimated from the machine's load."""
 MARGIN: Final = 4.0
-"""A call is slow if it costs this multiple of the usual cost of its kind."""
+"""A call is slow if it costs more than this multiple of the usual cost of its kind."""
 MOST_FACTOR: Final = 16.0
-"""A call is slow above this multiple of its cost on an idle machine, even if other calls cost as much."""
+"""A call above this multiple of the limit on an idle machine is always slow, even if other calls cost as much."""
 MOST_PATIENCE: Final = 8.0
 """Largest factor by which the waiting time for one answer is longer than on an idle machine."""
 
@@ -57,7 +57,7 @@ class CallCosts:
             return min(MOST_FACTOR, max(1.0, MARGIN * median(self._costs[kind])))
 
     def patience(self) -> float:
-        """Return the factor by which any answer may now take longer than on an idle machine, 1 … MOST_PATIENCE."""
+        """Return the factor by which the wait for an answer may now be longer than on an idle machine, 1 … MOST_PATIENCE."""
         with self._lock:
             usual = max((median(costs) for costs in self._costs.values()), default=0.0)
         return min(MOST_PATIENCE, max(1.0, MARGIN * usual))

@@ -1,13 +1,14 @@
-"""A tier in the shared memory of this machine, for all processes of the machine. Each sample is a file in /dev/shm, where files are memory.
+"""A tier in the shared memory of this machine, for all processes of the machine. Each sample is a file in /dev/shm, a file system in memory.
 
-    FOLDER/NAME/budget             the budget of the tier; the lock of this file is held while samples are named or dropped
+    FOLDER/NAME/budget             the budget of the tier; a process locks this file while it names or drops samples
     FOLDER/NAME/evictions          number and bytes of the evicted samples
-    FOLDER/NAME/NAMESPACE/account  bytes and number of the samples of the namespace, and whether they are being changed
+    FOLDER/NAME/NAMESPACE/account  bytes and number of the samples of the namespace, and a mark of a change in progress
     FOLDER/NAME/NAMESPACE/KEY      the buffer of a sample
 
 The kernel finds, allocates and frees the memory. Readers take no lock. A process writes a file without the lock, and names the complete file under
-the lock. A process with an open file can read it even after a drop. A process that is killed during a change of a namespace leaves the account marked
-dirty, and the next process with the lock counts the files. Nothing is synced to a disk, because samples need not survive a restart of the machine.
+the lock. A process that has opened a file can read the file even after it is dropped. A process that is killed during a change of a namespace leaves
+the account marked dirty, and the next process with the lock counts the files. Nothing is synced to a disk, because samples need not survive a restart
+of the machine.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ ACCOUNT: Final = "account"
 PAGE_BYTES: Final = 4096
 """Size of a page. A file takes whole pages."""
 KEPT_FREE_BYTES: Final = 64 << 20
-"""Bytes of the folder's memory or disk that stay free, at most a quarter of it."""
+"""Bytes of the folder's file system that stay free, but at most a quarter of its size."""
 FILE_BYTES: Final = 1024
-"""Bytes that the kernel keeps for a file in addition to its content."""
+"""Bytes that the kernel uses for a file in addition to its content."""
 _ACCOUNT: Final = struct.Struct("<QQ?")
 """Bytes, samples, and whether the account is clean."""
 _BUDGET: Final = struct.Struct("<Q")
@@ -70,7 +71,7 @@ _EVICTIONS: Final = struct.Struct("<QQ")
 
 @dataclass(slots=True)
 class _Account:
-    """Content of a namespace."""
+    """Size of a namespace."""
 
     used_bytes: int = 0
     num_samples: int = 0
@@ -85,7 +86,7 @@ class _Evictions(NamedTuple):
 
 
 class MemoryTier:
-    """A `CacheTier` in a folder, of this machine's memory by default."""
+    """A `CacheTier` in a folder, usually in this machine's shared memory."""
 
     def __init__(self, place: TierPlace, folder: Path) -> None:
         """Args: folder: folder of all tiers of one installation, in SHARED_MEMORY or on another fast file system; made when needed."""
@@ -96,14 +97,14 @@ class MemoryTier:
         self._counts = TierCounts()
         self._log = get_logger("cache").bind(tier=place.name)
         self._has_failed = False
-        """Whether a refusal was logged. Only the first one is logged."""
+        """Whether a refusal was logged. Only the first refusal is logged."""
 
     def charge(self, num_bytes: int) -> int:
         """See `CacheTier.charge`."""
         return num_bytes + -num_bytes % PAGE_BYTES + FILE_BYTES
 
     def open(self) -> None:
-        """See `CacheTier.open`. Raises also: UnavailableError: the folder cannot be written to."""
+        """See `CacheTier.open`. Also raises UnavailableError: the folder cannot be written to."""
         try:
             with self._locked() as lock:
                 found = os.statvfs(self._tier)
@@ -128,8 +129,8 @@ class MemoryTier:
         buffers: list[Buffer | None] = []
         for start in range(0, len(paths), TOGETHER):
             buffers += read_files(paths[start : start + TOGETHER])
-        # The new time of change keeps other processes from dropping the namespace as idle.
-        with suppress(OSError):  # The namespace does not exist.
+        # The new modification time shows other processes that the namespace is not idle.
+        with suppress(OSError):  # The namespace may not exist.
             os.utime(self._samples / ACCOUNT)
         self._counts.found(buffers)
         return buffers
@@ -172,14 +173,14 @@ class MemoryTier:
         return 0
 
     def usage(self) -> TierUsage:
-        """See `CacheTier.usage`. Namespaces that other processes are changing count with their earlier content."""
+        """See `CacheTier.usage`. A namespace that another process is changing counts with its size before the change."""
         accounts = {path: _read_account(path)[0] for path in self._namespaces()}
         used_bytes = sum(account.used_bytes for account in accounts.values())
         return self._counts.usage(True, used_bytes, accounts.get(self._samples, _Account()).num_samples)
 
     def stored(self) -> StoredTier | None:
-        """See `CacheTier.stored`. The method takes no lock, so no process waits. Namespaces that other processes are changing count with their
-        earlier content."""
+        """See `CacheTier.stored`. The method takes no lock, so no process waits. A namespace that another process is changing counts with its size
+        before the change."""
         try:
             content = (self._tier / LOCK).read_bytes()
         except OSError:
@@ -205,16 +206,15 @@ class MemoryTier:
             os.rename(self._tier, self._tier.with_name(f"{self._tier.name}{_GONE}{token_hex(4)}"))
             for gone in self._tier.parent.glob(f"{self._tier.name}{_GONE}*"):  # Includes folders that a killed process left.
                 shutil.rmtree(gone, ignore_errors=True)
-            with suppress(OSError):  # The folder holds other tiers.
+            with suppress(OSError):  # The folder may contain other tiers.
                 self._tier.parent.rmdir()
 
     def close(self) -> None:
         """See `CacheTier.close`. Nothing is open between calls."""
 
     def _write_files(self, keys: Int64Array, buffers: Sequence[WritableBuffer], files: ExitStack) -> list[int | None]:
-        """Write samples that seem to fit to files without names, which `files` closes. The method takes no lock, so several processes can write at
-        once.
-        """
+        """Write each sample that seems to fit to a file without a name. `files` closes these files. The method takes no lock, so processes can write
+        at once."""
         if not self._samples.is_dir():  # It is the first sample, or the tier was cleared.
             with self._locked():
                 self._samples.mkdir(mode=0o700, exist_ok=True)
@@ -234,13 +234,13 @@ class MemoryTier:
         return written
 
     def _put(self, keys: Int64Array, buffers: Sequence[WritableBuffer], files: Sequence[int | None], kept: BoolArray) -> None:
-        """Name the files for which there is room. Set `kept` for each file that was named before an error."""
+        """Name the files for which there is room. Set `kept` for each named file, also if a later file causes an error."""
         with self._locked() as lock:
             budget = self._claim(lock, divides_again=False)
             if budget != self._place.budget_bytes:
                 raise OSError(self._place.conflict(str(self._tier), budget).message)
             accounts = self._accounts()
-            # The written files already have their memory.
+            # The written files already use memory, which `_room` must not subtract again.
             room = self._room(accounts, sum(len(buffer) for buffer, file in zip(buffers, files, strict=True) if file is not None))
             has_looked = False
             with self._changed(accounts) as account:
@@ -264,9 +264,8 @@ class MemoryTier:
         return min(self._place.budget_bytes - used_bytes, _free_bytes(self._tier) + written_bytes)
 
     def _more(self, size: int | None, buffer: WritableBuffer) -> int:
-        """Return how many more bytes a new value takes than the stored value of the sample. Args: size: size of the stored value; None: there is no
-        stored value.
-        """
+        """Return the additional bytes if a new value replaces the stored value of the sample. Args: size: size of the stored value; None: there is
+        none."""
         return self.charge(len(buffer)) - (0 if size is None else self.charge(size))
 
     def _path(self, key: int) -> str:
@@ -279,7 +278,8 @@ class MemoryTier:
             return []
 
     def _accounts(self) -> dict[Path, _Account]:
-        """Return the account of each namespace. If a process was killed during a change of a namespace, count its files. Call it under the lock."""
+        """Return the account of each namespace. If a process was killed during a change of a namespace, count the files of this namespace. Call it
+        under the lock."""
         accounts = {}
         for path in self._namespaces():
             account, is_complete = _read_account(path)
@@ -307,7 +307,7 @@ class MemoryTier:
         _write_account(self._samples, account, is_complete=False)
         try:
             yield account
-        # The account does not contain the change that failed. After other errors it stays dirty, and the files are counted.
+        # The account does not contain the change that failed. After other errors the account stays dirty, so that the files are counted.
         except OSError:
             _write_account(self._samples, account, is_complete=True)
             raise
@@ -320,14 +320,14 @@ class MemoryTier:
         return self._evict({path: accounts.pop(path) for path in idle})
 
     def _evict(self, accounts: dict[Path, _Account]) -> int:
-        """Drop namespaces, and count evictions by their accounts. Returns the freed bytes."""
+        """Drop namespaces, and count their samples as evicted. Returns the freed bytes."""
         for path, account in accounts.items():
             shutil.rmtree(path)
             _count_evictions(self._tier, account.num_samples, account.used_bytes)
         return sum(account.used_bytes for account in accounts.values())
 
     def _claim(self, lock: int, *, divides_again: bool) -> int:
-        """Return the valid budget. If there was none, this object's budget becomes valid. Call it under the lock.
+        """Return the valid budget. If no budget is valid, this object's budget becomes valid. Call it under the lock.
 
         Args: divides_again: also replace the budget of a tier that no process has used for IN_USE_S, and empty the tier.
         """
@@ -370,7 +370,7 @@ class MemoryTier:
 
 
 def wait_for_lock(lock: int) -> None:
-    """Take the lock of an open file. Raises BlockingIOError: another process holds it for LOCK_S."""
+    """Take the lock of an open file. Raises BlockingIOError: another process holds the lock for LOCK_S."""
     give_up = time.monotonic() + LOCK_S
     while True:
         try:
@@ -379,7 +379,7 @@ def wait_for_lock(lock: int) -> None:
         except BlockingIOError:
             if time.monotonic() > give_up:
                 raise
-        # File locks have no wait with a time limit, so this polls.
+        # `flock` cannot wait with a time limit, so this loop polls.
         time.sleep(_PAUSE_S)
 
 
@@ -391,16 +391,15 @@ def _check_owner(folder: Path) -> None:
 
 
 def _free_bytes(folder: Path) -> int:
-    """Return the bytes that the tier may still use in a folder. Other free bytes are for batches of worker processes, which also need shared
-    memory.
-    """
+    """Return the bytes that the tier may still use in a folder. The remaining free bytes are for batches of worker processes, which also need shared
+    memory."""
     found = os.statvfs(folder)
     total, free = (found.f_frsize * blocks for blocks in (found.f_blocks, found.f_bavail))
     return free - min(KEPT_FREE_BYTES, total // 4)
 
 
 def _read_account(namespace: Path) -> tuple[_Account, bool]:
-    """Return an account, and whether the account is clean, so that no process is changing the namespace, and none was killed during a change."""
+    """Return an account, and whether it is clean: no process is changing the namespace, and no process was killed during a change."""
     try:
         used_bytes, num_samples, is_complete = _ACCOUNT.unpack((namespace / ACCOUNT).read_bytes())
     except (OSError, struct.error):

@@ -29,7 +29,7 @@ READ_BYTES: Final = 1 << 18
 """Bytes of one read from a socket."""
 
 if not hasattr(DefaultParser, "read_from_socket"):
-    # Without hiredis, redis-py reads in another way, whose time would not be bounded here.
+    # Without hiredis, redis-py reads in another way, which this module could not bound.
     raise ImportError(
         "redis-py does not use hiredis, so the time for an answer cannot be bounded: install hiredis of version 3.2 or later"
     )
@@ -48,7 +48,7 @@ class _BoundedParser(DefaultParser):  # type: ignore[misc, valid-type]
 
     def read_response(self, *args: Any, **options: Any) -> Any:
         now = time.monotonic()
-        # OK also answers a command that opens a connection, and the connection may be idle afterwards.
+        # A command that opens a connection is answered by OK too, and the connection may then be idle.
         if not self._is_queued or now - self._answered_at > _SAME_CALL_S:
             self._until = now + self._timeout_s
         answer = super().read_response(*args, **options)
@@ -114,9 +114,9 @@ class RedisAddress:
         return address_of(self._url)
 
     def connect(self, patience: float = 1.0) -> Any:
-        """Connect a client for the kind of server that answers. Raises the library's errors.
+        """Connect, and return a client for the kind of server, a single Redis or a Cluster. Raises the library's errors.
 
-        Args: patience: multiplies `timeout_s`. Returns: the client. Its type is Any, because the library's types include the answers of its
+        Args: patience: factor of `timeout_s`. Returns: the client. Its type is Any, because the library's types include the answers of its
         asynchronous clients.
         """
         timeout_s = patience * self._options["socket_timeout"]

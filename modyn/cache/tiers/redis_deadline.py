@@ -10,24 +10,25 @@ from modyn.cache.tiers.breaker import CircuitBreaker
 from modyn.cache.tiers.call_costs import MOST_PATIENCE
 
 ANSWERS_PER_BATCH: Final = 1.0
-"""Largest total time of slow calls, such as all calls of one batch, as a multiple of the time limit of an answer. One more answer may follow. See
-`SlowTime`."""
+"""Largest total time of slow calls, such as all calls of one batch, as a multiple of the time limit of an answer. The last answer may exceed this
+time. See `SlowTime`."""
 SLOW_PART: Final = 0.2
-"""Fraction of the time limit of an answer. On an idle machine, a call that takes longer is slow, unless it carries many bytes."""
+"""On an idle machine, a call that takes more than this fraction of the time limit of an answer is slow, unless it carries many bytes."""
 ANSWER_PART: Final = 0.02
-"""Fraction of the time limit of an answer that each further answer adds, because a call asks all shards of a Cluster."""
+"""Additional time that a call may take for each of its answers, as a fraction of the time limit of an answer. In a Cluster, a call asks all shards.
+"""
 LEAST_BYTES_PER_S: Final = 100 << 20
 """A call that moves its bytes at least this fast is not slow, however long it takes. For example, a batch of images may take half a second over 1
 Gbit/s."""
 
 
 class Deadline:
-    """Bounds the waiting time of one batch over several calls, each of which answers in time. The bound depends on the cost of earlier calls of the
-    same kind (`CallCosts`), because on a busy machine all calls take longer, and are still useful."""
+    """Bounds the total waiting time of one batch, even if each of its calls is answered in time. The bound depends on the cost of earlier calls of
+    the same kind (`CallCosts`), because on a busy machine all calls take longer, and are still useful."""
 
     def __init__(self, breaker: CircuitBreaker, timeout_s: float, kind: str = "") -> None:
-        """Start the time of a call. Args: breaker: has the costs of earlier calls. timeout_s: seconds for one answer, on an idle machine. kind:
-        kind of the call, see `CallCosts`."""
+        """Start to measure the time of a call. Args: breaker: has the costs of earlier calls. timeout_s: seconds for one answer, on an idle machine.
+        kind: kind of the call, see `CallCosts`."""
         self._slow, self._costs, self._kind = breaker.slow, breaker.costs, kind
         self._start, self._factor = self._slow.clock(), self._costs.factor(kind)
         self._idle_s, self._answer_s = SLOW_PART * timeout_s, ANSWER_PART * timeout_s

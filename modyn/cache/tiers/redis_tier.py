@@ -1,12 +1,12 @@
 """A tier in Redis, shared by all processes that reach it. Redis may be a Cluster.
 
-A namespace is one hash from sample keys to buffers, in which `used` counts the bytes. The tier is a hash of its budget and its namespaces. Therefore
-FLUSHALL, eviction, and expiry after IDLE_S without a call remove samples together with their count. Scripts keep and drop samples, so the count stays
-right even if a process is killed. In a Cluster, each of NUM_SHARDS parts of the keys has a hash slot, and an equal part of the budget. The buffers
-are written by a transaction, not by a script.
+A namespace is one hash that maps sample keys to buffers, and the field `used` to the number of bytes. Therefore FLUSHALL, eviction, and expiry after
+IDLE_S without a call remove samples together with this number. The tier is another hash, with the budget and the namespaces. Scripts add and drop
+samples, so the numbers stay right even if a process is killed. A transaction writes the buffers. In a Cluster, the keys are divided into NUM_SHARDS
+shards, and each shard has its own hash slot and an equal part of the budget.
 
-While Redis is unavailable, slow or out of memory, no sample is found or kept. The library does not repeat calls, each answer may take TIMEOUT_S, and
-the first failure opens a circuit breaker.
+While Redis is unavailable, slow or out of memory, no sample is found or kept. The library does not repeat calls, an answer may take at most
+TIMEOUT_S, and the first failure opens a circuit breaker.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from modyn.rpc.logs import get_logger
 CALL_BYTES: Final = 2 << 20
 """Largest number of bytes of samples in one call. Redis makes other calls wait until this call ends."""
 TRIED_BYTES: Final = 256 << 10
-"""Largest number of bytes of samples in the first call of a batch. The first call is small, because the time for each sent piece is bounded, but not
-the time for all pieces."""
+"""Largest number of bytes of samples in the first call of a batch. The first call is small, because the time to send each piece is bounded, but the
+time to send all pieces is not."""
 CALL_SAMPLES: Final = 512
 """Largest number of samples in one call."""
 HOLDS_SAMPLES: Final = 4096
@@ -47,7 +47,7 @@ NUM_SHARDS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """A part of a tier, in one hash slot of a Cluster."""
+    """A shard of a tier, in one hash slot of a Cluster."""
 
     tier: bytes
     namespace: bytes
@@ -60,7 +60,7 @@ class _Shard:
 
 
 class _Connection(NamedTuple):
-    """Connection of a tier to the kind of server that answered."""
+    """Connection of a tier to a single Redis or to a Cluster."""
 
     client: Any
     """Client of Redis. Its type is Any, because the library's types include the answers of its asynchronous clients."""
@@ -80,9 +80,9 @@ class _Connection(NamedTuple):
         return answers
 
     def write(self, shard: _Shard, namespace: bytes, names: Sequence[bytes], buffers: Sequence[WritableBuffer]) -> list[int]:
-        """Put samples into a part of the tier, and count them. Returns: 1 for each kept sample, 0 for others. One transaction does all of this: if
-        the process is killed, nothing changes, and other processes see only the end result."""
-        # Each view is sent separately, so small views are copied.
+        """Put samples into a shard, and count them. Returns: 1 for each kept sample, 0 for others. All changes are one transaction: if the process is
+        killed, nothing changes, and other processes see only the end result."""
+        # redis-py sends each view separately, so small views are copied to be sent together.
         small = (buffer if len(buffer) > SEND_BYTES else bytes(buffer) for buffer in buffers)
         fields = [part for pair in zip(names, small, strict=True) for part in pair]
         places = (2, shard.tier, shard.namespace)
@@ -96,13 +96,13 @@ class _Connection(NamedTuple):
         return kept
 
     def memory(self) -> list[dict[str, Any]]:
-        """Ask each node that keeps samples about its memory."""
+        """Return the memory statistics of each node that stores samples."""
         if isinstance(self.client, RedisCluster):
             return [self.client.info("memory", target_nodes=node) for node in self.client.get_primaries()]  # type: ignore[no-untyped-call]
         return [self.client.info("memory")]
 
     def by_shard(self, keys: Int64Array) -> Iterator[tuple[_Shard, Int64Array]]:
-        """Yield each part of the tier with the positions of its keys."""
+        """Yield each shard, with the positions in `keys` of its keys."""
         for i, shard in enumerate(self.shards):
             yield shard, np.flatnonzero(keys % len(self.shards) == i)
 
@@ -120,7 +120,7 @@ class RedisTier:
         self._counts = TierCounts()
         self._log = get_logger("cache").bind(tier=place.name)
         self._has_refused = False
-        """Whether a refusal was logged. Only the first one is logged."""
+        """Whether a refusal was logged. Only the first refusal is logged."""
         self._not_asked = 0
         """See `CacheTier.take_not_asked`. No lock protects the number, so concurrent threads may lose counts."""
         self._evicts = False
@@ -128,7 +128,7 @@ class RedisTier:
         self._connection: _Connection | None = None
         """The connection; None: not connected. Each call reads this field once, because other threads may replace the connection."""
         self._sample_bytes = CALL_BYTES
-        """Number of bytes of one sample, as last seen. This number decides how many samples one call asks for. Threads may overwrite each other's
+        """Mean size in bytes of the samples of the last call, which determines how many samples one call requests. Threads may overwrite each other's
         value."""
 
     def charge(self, num_bytes: int) -> int:
@@ -223,7 +223,7 @@ class RedisTier:
         known = [part for part in parts if part[0]]
         if not known:
             return None
-        # Each part of a tier in a Cluster has an equal budget. An expired part without later writes has none.
+        # All shards have the same budget. A shard that expired and was not written again has no budget.
         budget = int(known[0][0]) * len(parts)
         used_bytes, num_samples, *evicted = (sum(int(part[i]) for part in known) for i in range(1, 5))
         num_namespaces = len({name for part in known for name in part[5:]})
@@ -299,7 +299,7 @@ class RedisTier:
                 self._has_refused = True
                 self._log.warning("cache_does_not_keep", reason=str(error), budget_bytes=self._place.budget_bytes)
         except (ValueError, TypeError, IndexError) as error:
-            # Another program wrote a value of another type, and has to remove it.
+            # Another program wrote a value of another type into a key of the cache.
             if self._breaker.failed():
                 self._log.warning(
                     "cache_away", reason=f"another program has changed the cache ({error}): `modyn cache clear` removes it"
@@ -312,8 +312,8 @@ class RedisTier:
         return is_done
 
     def _connected(self) -> _Connection:
-        """Return the connection with the present patience, and open a new one if needed. If two threads connect at once, the last connection
-        stays."""
+        """Return a connection whose patience fits the recent costs. Open a new connection if needed. If two threads connect at once, the last
+        connection stays."""
         connection, patience = self._connection, self._breaker.costs.patience()
         if connection is None or not connection.patience / 2 <= patience <= connection.patience * 2:
             client = self._address.connect(patience)
@@ -325,7 +325,7 @@ class RedisTier:
         if sizes:
             self._sample_bytes = max(1, sum(sizes) // len(sizes))
         elif self._sample_bytes > CALL_BYTES // CALL_SAMPLES:
-            self._sample_bytes //= 2  # No sample was found, so the next call looks up more.
+            self._sample_bytes //= 2  # No sample was found, so the next call looks up more samples.
 
 
 def _room(memory: Sequence[dict[str, Any]]) -> float:
@@ -354,7 +354,7 @@ def _drop(connection: _Connection, keys: Int64Array, deadline: Deadline) -> None
 
 def _is_refusal(error: Exception) -> bool:
     """Whether Redis refuses to keep samples: its memory is full, or another owner has changed the tier's budget."""
-    is_full = isinstance(error, OutOfMemoryError) or "OOM" in str(error)  # Redis 6 writes it into the error of the script.
+    is_full = isinstance(error, OutOfMemoryError) or "OOM" in str(error)  # Redis 6 writes OOM into the error of the script.
     return isinstance(error, ResponseError) and (is_full or str(error).startswith("BUDGET"))
 
 

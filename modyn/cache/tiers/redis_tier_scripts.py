@@ -1,9 +1,9 @@
 """Scripts of a tier in Redis. Redis executes each script as a whole, so counts stay right even if a process is killed. No buffer passes through a
 script, because Lua would copy it twice.
 
-A namespace is one hash from sample keys to buffers, in which `used` counts the bytes. The tier is a hash of its budget, its evictions, and its
-namespaces. For each namespace, the tier has the number and bytes of its samples after the last script, so that a namespace that expires or that Redis
-evicts can be counted.
+A namespace is one hash that maps sample keys to buffers, and the field `used` to the number of bytes. The tier is another hash, with the budget, the
+evictions, and for each namespace the number and bytes of its samples after the last script. These numbers are needed to count the evictions of a
+namespace that has expired or that Redis has evicted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ local function namespaces()
 end
 local function noted(name) return string.match(redis.call('HGET', KEYS[1], name), '^(%d+) (%d+)$') end
 """
-"""`noted`: samples and bytes of a namespace after the last change by a script; nil: the namespace is not known."""
+"""`noted`: number and bytes of a namespace's samples after the last change by a script; nil: the namespace is not known."""
 _FUNCTIONS: Final = f"""{_NAMESPACES}
 local function claim()
   local budget = redis.call('HGET', KEYS[1], 'budget')
@@ -64,8 +64,8 @@ local function charge(key)
   return size + {OVERHEAD_BYTES}
 end
 """
-"""KEYS of all scripts: the tier, the namespace in it. `charge`: bytes of the budget that a stored sample takes. `evicted`: counts evictions; a script
-calls it after a deletion, because a script that has begun to write may continue without free memory."""
+"""KEYS of all scripts: the hash of the tier, the hash of the namespace. `charge`: bytes of the budget that a stored sample takes. `evicted`: counts
+evictions; a script calls it after a deletion, because a script that has begun to write may continue without free memory."""
 CLAIM: Final = f"""{_FUNCTIONS}
 local budget = claim()
 if budget ~= ARGV[1] and redis.call('TTL', KEYS[1]) < {IDLE_S - IN_USE_S} then
@@ -104,7 +104,7 @@ for i = 2, #ARGV, 2 do
 end
 return fits
 """
-"""ARGV: budget, then alternating key and size. Returns 1 for each sample that would be kept, 0 for those that need not be sent."""
+"""ARGV: budget, then alternating key and size. Returns 1 for each sample that would be kept, 0 for samples that need not be sent."""
 CHARGE: Final = f"""{_FUNCTIONS}
 redis.call('HDEL', KEYS[2], '')
 local budget = claim()

@@ -36,8 +36,8 @@ def name_file(file: int, path: str) -> None:
     """Name a file of `write_unnamed`. The file replaces an existing file of this name. Raises OSError."""
     while True:
         try:
-            # Python makes the link to the file itself, instead of to /proc, only if it gets a folder. The folder has no other effect on absolute
-            # paths.
+            # Without `src_dir_fd`, Python would link the symbolic link in /proc instead of the file. On absolute paths, `src_dir_fd` has no other
+            # effect.
             os.link(f"/proc/self/fd/{file}", path, src_dir_fd=file)
             return
         except FileExistsError:
@@ -45,7 +45,7 @@ def name_file(file: int, path: str) -> None:
 
 
 def read_files(paths: Sequence[str]) -> list[Buffer | None]:
-    """Read whole files into one writable buffer. To allocate memory for each file separately would take longer than to read the files.
+    """Read whole files into one writable buffer. Allocating memory for each file separately would take longer than reading the files.
 
     Returns: None for each missing file."""
     buffers: list[Buffer | None] = [None] * len(paths)

@@ -1,4 +1,4 @@
-"""Show and clear the content of a store of an installation, for all datasets. Imports no torch."""
+"""Show and clear the content of an installation's store, for all datasets. Imports no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIERS: Final[tuple[TierName, ...]] = get_args(TierName)
 _ANSWER_S: Final = 1.0
 """Longest wait in seconds for an answer of Redis. The wait may be long, because only a person waits for the answer."""
 CLAIM_S: Final = 1.0
-"""Longest wait in seconds for another training, which claims one tier after the other."""
+"""Longest wait in seconds for another training that is claiming its tiers."""
 CLEAR_S: Final = 5.0
 """Longest wait in seconds for trainings that are storing samples."""
 
@@ -53,8 +53,8 @@ def memory_usage(folder: Path) -> StoreUsage:
 def redis_usage(url: str, breaker: CircuitBreaker | None = None, answer_s: float = _ANSWER_S) -> StoreUsage:
     """Count the content of a Redis, for all installations that share this Redis.
 
-    Args: breaker: circuit breaker of earlier calls; None: Redis is asked in any case. answer_s: seconds for each answer. Raises: ConfigError: the
-    URL is wrong.
+    Args: breaker: circuit breaker of earlier calls; None: Redis is always asked. answer_s: seconds for each answer. Raises: ConfigError: the URL is
+    wrong.
     """
     from modyn.cache.tiers.redis_address import address_of
     from modyn.cache.tiers.redis_tier import RedisTier
@@ -111,13 +111,13 @@ def check_redis_room(url: str, num_bytes: int) -> None:
 
 
 class Adopts(Enum):
-    """Divisions of a store that are accepted instead of the wanted one, if other trainings made such a division with the same total size."""
+    """Existing divisions of a store that a training accepts instead of its own, if the total size is the same."""
 
     NONE = auto()
     IN_USE = auto()
     """A division that is in use."""
     SAME_TIERS = auto()
-    """A division that is in use, or an unused division with the wanted tiers, because its samples are worth more than the difference."""
+    """A division that is in use, or an unused division with the wanted tiers, because its samples are worth more than the wanted sizes."""
 
 
 def claim_budgets(
@@ -131,7 +131,7 @@ def claim_budgets(
 
     Args: budgets: wanted bytes by tier. stored: returns the tiers of the store. open_tier: opens a tier with a budget, and thereby claims the budget.
     patience_s: longest wait for another training that is dividing the store.
-    Raises: ConflictError: the store is in use with another division. ConfigError: the store cannot hold this much.
+    Raises: ConflictError: the store is in use with another division. ConfigError: the store is too small.
     """
     size, give_up = sum(budgets.values()), time.monotonic() + patience_s
     held = _held(stored(), size)
@@ -140,7 +140,7 @@ def claim_budgets(
     try:
         for name in TIERS:
             # Tiers without a budget are claimed too, so that no tier of another division is left. The order is fixed: if two trainings divide the
-            # store at once, one meets the budget of the other at the first different tier.
+            # store at once, one of them finds the other training's budget at the first tier that differs.
             open_tier(name, budgets.get(name, 0))
     except ConflictError:
         while adopts is not Adopts.NONE:
@@ -157,7 +157,7 @@ def claim_budgets(
 def _held(stored: Sequence[StoredTier], size: int) -> Mapping[TierName, int]:
     """Return the division of a store; empty: the store is not divided, or has another size."""
     by_name = {tier.name: tier.budget_bytes for tier in stored if tier.budget_bytes}
-    # Each tier is rounded down.
+    # The bytes of each tier were rounded down.
     is_as_large = abs(sum(by_name.values()) - size) < len(TIERS)
     return {name: by_name[name] for name in TIERS if name in by_name} if is_as_large else {}
 
@@ -181,7 +181,7 @@ def clear_memory(folder: Path, tiers: tuple[TierName, ...] = TIERS, patience_s: 
                     continue
                 reason = "a process keeps it locked: end that process, or try again"
             except OSError as error:
-                if error.errno == errno.ENOENT:  # Another process cleared it meanwhile.
+                if error.errno == errno.ENOENT:  # Another process cleared the tier meanwhile.
                     break
                 reason = error.strerror or str(error)
             raise UnavailableError(f"cannot clear the tier '{name}' in {folder}: {reason}")
@@ -189,7 +189,7 @@ def clear_memory(folder: Path, tiers: tuple[TierName, ...] = TIERS, patience_s: 
 
 
 def clear_redis(url: str, tiers: tuple[TierName, ...] = TIERS) -> int:
-    """Clear tiers in a Redis like `clear_memory`, for all installations that share it. Raises: UnavailableError: Redis does not answer.
+    """Clear tiers in a Redis like `clear_memory`, for all installations that share this Redis. Raises: UnavailableError: Redis does not answer.
     ConfigError: the URL is wrong."""
     from modyn.cache.tiers.redis_address import address_of
     from modyn.cache.tiers.redis_tier import RedisTier

@@ -24,7 +24,7 @@ class PartedBuffer:
     __slots__ = ("_make", "_num_bytes")
 
     def __init__(self, num_bytes: int, make: Callable[[], Sequence[Buffer]]) -> None:
-        """Args: make: returns the pieces, `num_bytes` together. The memory of the pieces must not change until the buffer is written."""
+        """Args: make: returns the pieces, together `num_bytes` bytes. The memory of the pieces must not change until the buffer is written."""
         self._num_bytes, self._make = num_bytes, make
 
     def __len__(self) -> int:
@@ -34,7 +34,7 @@ class PartedBuffer:
         return b"".join(self.parts())
 
     def parts(self) -> Sequence[Buffer]:
-        """Make the pieces in order. None is empty."""
+        """Make the pieces in order. No piece is empty."""
         return self._make()
 
 
@@ -82,14 +82,14 @@ class TierPlace:
 
 @dataclass(frozen=True, slots=True)
 class TierUsage:
-    """Content of a tier, known without reading samples, and counts of this object's calls."""
+    """Size of a tier, determined without reading samples, and counts of this object's calls."""
 
     is_reachable: bool
     """Whether the store is available. If not, bytes and samples are 0."""
     used_bytes: int
     """Bytes of all namespaces of the tier, each sample counted by `CacheTier.charge`."""
     num_samples: int
-    """Samples of the own namespace."""
+    """Samples of this object's namespace."""
     hits: int
     """Samples that `get` of this object has found."""
     misses: int
@@ -99,7 +99,7 @@ class TierUsage:
 
 @dataclass(frozen=True, slots=True)
 class StoredTier:
-    """Content of a tier in a store, of all processes that keep samples there."""
+    """Budget and size of a tier in a store, with the samples of all processes."""
 
     name: str
     budget_bytes: int
@@ -109,8 +109,8 @@ class StoredTier:
     num_namespaces: int
     """Number of namespaces with samples. Each namespace belongs to a dataset and the code that decodes its samples."""
     num_evicted: int = 0
-    """Number of samples that were dropped since the tier was made or cleared. A sampler dropped them, or their namespace was not used, or the store
-    was divided again. The last drops of a killed process may be missing."""
+    """Number of samples that were dropped since the tier was made or cleared: by a sampler, because their namespace was not used, or because the
+    store was divided again. The last drops of a killed process may be missing."""
     evicted_bytes: int = 0
     """Bytes of these samples."""
 
@@ -123,30 +123,30 @@ class CacheTier(Protocol):
         """Return the part of the budget that a buffer of `num_bytes` takes."""
 
     def open(self) -> None:
-        """Prepare the tier. Raises: ConflictError: another owner has given the tier another budget. ConfigError: the store cannot provide this
+        """Prepare the tier. Raises: ConflictError: another owner has set another budget for the tier. ConfigError: the store cannot provide this
         budget."""
 
     def get(self, keys: Int64Array) -> list[Buffer | None]:
-        """Look up samples. Args: keys: int64 (n,), of samples. Returns: n buffers, None for each missing one."""
+        """Look up samples. Args: keys: int64 (n,), of samples. Returns: n buffers, None for each missing sample."""
 
     def holds(self, keys: Int64Array) -> BoolArray:
         """Return which samples exist, without counting hits. Args: keys: int64 (n,). Returns: bool (n,)."""
 
     def put(self, keys: Int64Array, buffers: Sequence[WritableBuffer]) -> BoolArray:
-        """Keep samples in order as far as the budget allows. A sample replaces an earlier sample with its key.
+        """Store samples in order, as far as the budget allows. A sample replaces an earlier sample with the same key.
 
         Args: keys: int64 (n,). buffers: n.
-        Returns: bool (n,): whether each sample was kept. If a sample was not kept, the earlier sample with its key stays.
+        Returns: bool (n,): whether each sample was kept. If a sample was not kept, an earlier sample with the same key stays.
         """
 
     def drop(self, keys: Int64Array) -> bool:
-        """Evict existing samples. Args: keys: int64 (n,). Returns: whether all of these samples are gone; False: any of them may remain."""
+        """Evict existing samples. Args: keys: int64 (n,). Returns: whether all of these samples are gone; False: some of them may remain."""
 
     def take_not_asked(self) -> int:
-        """Return the number of samples since the last call that `get` did not look up, because the store was slow or unavailable."""
+        """Return the number of samples that `get` has not looked up since the last call of this method, because the store was slow or unavailable."""
 
     def usage(self) -> TierUsage:
-        """Return the content of the tier, and the counts of this object's calls."""
+        """Return the size of the tier, and the counts of this object's calls."""
 
     def stored(self) -> StoredTier | None:
         """Return the budget and the counts of all namespaces. None: the tier has no budget, or the store is unavailable."""
@@ -166,14 +166,14 @@ class TierCounts:
         self._hits = self._misses = self._not_kept = 0
 
     def found(self, buffers: Sequence[Buffer | None]) -> None:
-        """Count an answer of `get`."""
+        """Count the hits and misses of a result of `get`."""
         missing = buffers.count(None)
         with self._lock:
             self._hits += len(buffers) - missing
             self._misses += missing
 
     def kept(self, kept: BoolArray) -> None:
-        """Count an answer of `put`."""
+        """Count the samples that a call of `put` did not keep."""
         with self._lock:
             self._not_kept += len(kept) - int(kept.sum())
 

@@ -1,4 +1,4 @@
-"""View of `modyn cache status`: the content of this installation's stores, and what they served to trainings."""
+"""View of `modyn cache status`: the content of this installation's stores, and the samples that the stores served to trainings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INTERVAL_S: Final = 2.0
 """Seconds between two updates while watching."""
 
 _LINES_AROUND: Final = 10
-"""Number of lines that both tables need besides their rows."""
+"""Number of lines that both tables need in addition to their rows."""
 
 Table = tuple[str, Sequence[str], Sequence[Sequence[object]]]
 """Title, columns and rows."""
@@ -43,7 +43,7 @@ class ServedTraining:
     trigger_id: int
     counts: ServedCounts
     saved_s: float | None
-    """See `ServedCounts.seconds_saved`. None: this machine has not measured the dataset for the section `data` of this pipeline."""
+    """See `ServedCounts.seconds_saved`. None: this machine has no measurements for the pipeline's section `data`."""
     is_running: bool = False
     """Whether the training is still running. If so, the counts are not final."""
 
@@ -63,7 +63,7 @@ class CacheStatus:
     trainings: Sequence[ServedTraining]
     """The newest trainings that a cache served, oldest first within a run. A running training is the last of its run."""
     notes: Sequence[str]
-    """Sentences about parts that are not shown, with the reason."""
+    """Sentences about what is not shown, with the reason."""
 
     def values(self) -> dict[str, Any]:
         """Return all values, for programs."""
@@ -116,8 +116,8 @@ def read_status(config: SystemConfig) -> CacheStatus:
 
 
 def newest_trainings(client: Client) -> list[ServedTraining]:
-    """Return what a cache served to the newest trainings. Counts of finished trainings come from their results, if they made a model; counts of
-    running trainings are the present counts.
+    """Return the newest trainings that a cache served. The counts of a finished training come from its result; the counts of a running training
+    are its present counts.
     """
     found = []
     for run in client.supervisor.runs()[-NEWEST_RUNS:]:
@@ -143,11 +143,11 @@ def newest_trainings(client: Client) -> list[ServedTraining]:
 
 
 def _status_now(client: Client, run_id: str, trigger_id: int) -> TrainingStatus | None:
-    """Return the status of a trigger's training if it is running and a cache serves it."""
+    """Return the status of a trigger's training if the training is running and a cache serves its samples."""
     try:
         with closing(client.trainer_server.watch(run_id, trigger_id)) as statuses:
             status = next(statuses, None)
-    except ModynError:  # The training has not started, or only the supervisor can be reached.
+    except ModynError:  # The training has not started, or this machine cannot reach the trainer server.
         return None
     if status is None or status.state.is_final:
         return None

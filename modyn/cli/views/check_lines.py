@@ -60,7 +60,7 @@ def evidence_text(evidence: Sequence[Evidence], shown: int | None = _SHOWN_SERIE
 
 
 def verdict_text(evidence: Sequence[Evidence], *, fires: bool) -> str:
-    """Format the result of a check: the word `fires`, or the reason why an unusual check does not fire; empty for a usual check."""
+    """Format the result of a check: notes such as `warming up`, and the word `fires` or `unusual`; empty for a usual check without notes."""
     notes = [note for one in sorted(evidence, key=lambda one: one.name) if (note := _note(one))]
     return ", ".join([*notes, *(["fires"] if fires else ["unusual"] if is_flagged(evidence, UNUSUAL) else [])])
 
@@ -73,8 +73,8 @@ def _note(one: Evidence) -> str:
 
 
 def series_text(one: Evidence) -> str:
-    """Format one series at one check: its value, the threshold or level for the comparison, and whether the value is unusual. A p-value without use
-    in the comparison is left out.
+    """Format one series at one check: its value, the threshold or level for the comparison, and whether the value is unusual. If the value has a
+    threshold but no level, the p-value is left out.
     """
     text = f"{one.name} {_compared(one.value, one.threshold)}"
     if one.p_value is not None and (one.threshold is None or one.level is not None):

@@ -82,7 +82,7 @@ def doing(training: Mapping[str, Any], *, with_samples: bool = False) -> list[st
 
 
 def learned_text(detail: Mapping[str, Any]) -> str:
-    """Format the numbers of steps that a training skipped and of labels that it ignored; empty: no step and no label. Args: detail: detail of the
+    """Format the number of skipped steps and the number of ignored labels of a training; empty: both numbers are 0. Args: detail: detail of the
     training's last event (see `EventKind.STEP`).
 
     >>> learned_text({"skipped_steps": 5, "num_steps": 8, "ignored_labels": 3, "num_labels": 1200})

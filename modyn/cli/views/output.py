@@ -32,7 +32,7 @@ def printable(text: str) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """Format a number of things. Args: what: singular of a noun with a plural in s.
+    """Format a number of things. Args: what: noun in the singular; the plural is formed with s.
 
     >>> counted(1, "file"), counted(2_000, "file")
     ('1 file', '2,000 files')
@@ -46,7 +46,7 @@ def print_table(
     """Print a table on a terminal, and tab-separated lines elsewhere.
 
     Args: rows: cells; numbers are formatted, and a missing value becomes a dash. title: printed above the table. empty: text that a terminal shows
-    if there are no rows. Elsewhere, a table with a title and without rows is left out.
+    if there are no rows. Other outputs omit a table that has a title but no rows.
     """
     cells = [[printable(cell) if isinstance(cell, str) else _cell(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():

@@ -18,7 +18,7 @@ _VALUE: Final = re.compile(r"((?:the field|'[^']*':?|problem:|read:|does not mat
 _NUMBER: Final = re.compile(
     r"((?<!\w)'[^']*'|\w+[(\[][^)\]]*[)\]]|\d+ (?:field|column)\(s\))|(?<!\w)\d+(?:[.,:-]?\d+)*(?:e[+-]?\d+)?(?!\w)"
 )
-"""A number, such as that of a row. If the group matches, it is a name, a type or a number of fields, which belongs to the reason."""
+"""A number, such as a row number. If the capturing group matches, the text is a name, a type or a field count, which stays in the reason."""
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ def grouped(problems: Iterable[FileProblem]) -> list[ProblemGroup]:
 
 
 def _without_file(problem: FileProblem) -> str:
-    """Return the reason without the path of the file, and without files that differ in the ending only, such as its label file."""
+    """Return the reason without the path of the file, and without paths that differ only in the suffix, such as the path of a label file."""
     text = problem.reason.replace(problem.path, "")
     folder, name = os.path.split(problem.path)
     stem = name.partition(".")[0]

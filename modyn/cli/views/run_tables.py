@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from modyn.supervisor.client import CheckRecord, Run, ServingStatus
 
 SHOWN = 50
-"""Largest number of triggers or intervals in a table. A table shows the newest."""
+"""Largest number of triggers or intervals in a table. A table shows the newest ones."""
 _MODEL_WIDTH, _GAP = 16, 3
 """Characters of the first column of a matrix on a terminal, and of the space between two columns."""
 
 
 def print_checks(checks: Sequence[CheckRecord]) -> None:
-    """Print the checks in which a trigger policy looked at data: position, measurement, threshold, and decision.
+    """Print the checks in which a trigger policy examined data: position, measurement, threshold, and decision.
 
     If there are many series, a terminal shows only a few series, unusual series first.
     """
@@ -54,7 +54,7 @@ def print_checks(checks: Sequence[CheckRecord]) -> None:
 
 
 def print_runs(runs: Sequence[Run]) -> None:
-    """Print a table of runs. Missing evaluations are evaluations that failed and have not succeeded in a repetition."""
+    """Print a table of runs. Missing evaluations are evaluations that failed, and were not repeated with success."""
     print_table(
         ["run", "pipeline", "mode", "state", "samples", "triggers", "submitted", "finished", "missing evaluations", "tags"],
         [

@@ -55,7 +55,7 @@ class AlertsConfig(Section):
     @field_validator("webhook_url")
     @classmethod
     def _of_the_web(cls, value: str | None) -> str | None:
-        # The value is never shown: addresses of webhooks often hold a secret.
+        # The value is never shown: addresses of webhooks often contain a secret.
         if value is not None and re.fullmatch(_WEB_ADDRESS, value) is None:
             raise ValueError(
                 "write https://host/path or http://host:port/path, in ASCII, without spaces and without user and password"

@@ -25,14 +25,14 @@ def is_url(base_path: str) -> bool:
 
 
 def why_misplaced(base_path: str, file_wrapper: str, filesystem_wrapper: str) -> str:
-    """Return a text that says why the fields of a dataset's location contradict each other, and what to write. Empty: there is no contradiction."""
+    """Return the reason why the fields of a dataset's location contradict each other, with advice. Empty: there is no contradiction."""
     if (base_path == RECORDS) != (file_wrapper == RECORD_LOG):
         return (
             f"base_path is {base_path}, and file_wrapper {file_wrapper}: {RECORDS} and {RECORD_LOG} belong together; leave file_wrapper out for a "
             "dataset of records, or name the folder and the format of its files"
         )
     if is_url(base_path) and not is_bucket(base_path) and base_path != RECORDS:
-        # The rest is not shown, because it may hold a password.
+        # The rest is not shown, because it may contain a password.
         return (
             f"base_path begins with {base_path.partition('/')[0]}/, which is not a known scheme; write s3://BUCKET/PREFIX, "
             "gs://BUCKET/PREFIX or az://CONTAINER/PREFIX for a bucket, or the path of a folder from the root"

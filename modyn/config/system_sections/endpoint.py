@@ -16,7 +16,7 @@ from modyn.config.base import Section
 from modyn.config.system_sections.security import SecurityConfig
 
 _UNIX_PATH_LIMIT = 80
-"""Longest path of a folder of sockets, in bytes. The kernel allows 107 bytes in a socket's path, which includes the name of the socket."""
+"""Largest length of the path of a socket folder, in bytes. The kernel allows 107 bytes in a socket's path, which includes the name of the socket."""
 
 
 def socket_folder(folder: Path, name: str, prefix: str) -> Path:
@@ -55,7 +55,7 @@ class Endpoint(Section):
 
     @property
     def is_local(self) -> bool:
-        """Return whether only this machine can reach the address, which is then a Unix socket or loopback."""
+        """Return whether only this machine can reach the address: a Unix socket or a loopback address."""
         host = self.address.rsplit(":", 1)[0].strip("[]")
         if self.is_unix or host == "localhost":
             return True

@@ -11,7 +11,7 @@ from modyn.errors import ConfigError
 
 
 class SecurityConfig(Section):
-    """Access to the services. Beyond loopback, TLS and a token are required."""
+    """Access to the services. Addresses other than loopback require TLS and a token."""
 
     tls_cert: Path | None = Field(
         None,

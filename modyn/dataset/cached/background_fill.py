@@ -29,7 +29,7 @@ class Filled(NamedTuple):
 
 class BackgroundFill(Generic[T]):
     """Runs tasks one after the other, on a thread that starts with the first task. After a task fails, `add` and `take` raise its error. Tasks that
-    still wait when the process ends are lost. Only the cache would use them.
+    still wait when the process ends are lost, which affects only the cache.
 
     Args: prepare: does a task piece by piece, and yields the work of each piece. After `stop` the remaining pieces are skipped.
     """
@@ -45,7 +45,7 @@ class BackgroundFill(Generic[T]):
         self._thread: threading.Thread | None = None
 
     def add(self, task: T) -> None:
-        """Add a task. Wait while MOST_WAITING others wait. Raises the error of a failed task."""
+        """Add a task. Wait while MOST_WAITING other tasks wait. Raises the error of a failed task."""
         with self._changed:
             if self._thread is None:
                 # A daemon, so that a task does not keep the process alive at its end.

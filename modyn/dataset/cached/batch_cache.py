@@ -18,7 +18,8 @@ from modyn.records import BoolArray, Int64Array
 
 
 class BatchCache(SampleCache):
-    """A cache for one batch. The sampler manages one tier: only hits of the sampler are read there, and only samples that it admits are stored there.
+    """A cache for one batch. The sampler manages one tier. The batch reads only the sampler's hits from this tier, and stores only samples that the
+    sampler admits there.
 
     Args: cache: the other tiers. name, tier: the tier that the sampler manages; None: the tier is unavailable.
     """
@@ -32,7 +33,7 @@ class BatchCache(SampleCache):
         self._kept: list[Int64Array] = []
         self._lost: list[Int64Array] = []
         self._num_evicted = 0
-        # The batch still reads its hits, so `finish` drops those that no training needs any more. Other samples are dropped now.
+        # The batch still reads its hits, so `finish` drops the hits that no training needs any more. Other samples are dropped now.
         is_served = among(batch.evicted, self._hits)
         self._served_out = batch.evicted[is_served]
         if tier is not None:
@@ -101,7 +102,7 @@ class FillCache(SampleCache):
 
     @property
     def work(self) -> CacheWork:
-        """See `SampleCache.work`. Samples found in the cache are not read or decoded."""
+        """See `SampleCache.work`. Samples that were found in the cache do not count as read or decoded."""
         return reduce(CacheWork.plus, self._work)
 
     def report(self, keys: Int64Array) -> TierReport:

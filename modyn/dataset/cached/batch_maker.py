@@ -1,6 +1,5 @@
-"""Make batches from lists of keys, in a separate process or in the process that uses them. Only workers import this module, because it imports
-torch.
-"""
+"""Make batches from lists of keys, in a separate process or in the process that uses the batches. Only workers import this module, because it imports
+torch."""
 
 from __future__ import annotations
 
@@ -23,12 +22,12 @@ from modyn.errors import ModynError
 from modyn.records import KeysAndWeights
 
 Order = TypeVar("Order")
-"""Names a batch."""
+"""Type of the description of a batch that is to be made."""
 
 
 class BatchMaker(Dataset[Batch | ModynError], Generic[Order]):
-    """Makes the batch of each order. The item `order` is the batch of this order, or the error of making it. The first batch opens the connections,
-    in the process that makes batches.
+    """A dataset whose item `order` is the batch of this order, or the error of making this batch. The first batch opens the connections, in the
+    process that makes batches.
 
     Args: limits: limits of the process; None in the process of the training.
     """
@@ -37,7 +36,7 @@ class BatchMaker(Dataset[Batch | ModynError], Generic[Order]):
         self._config, self._options, self._limits = config, options, limits
         self._opened: tuple[PayloadReader, Decoder] | None = None
         self._readers: set[BatchReader] = set()
-        """Readers at work. Only single operations change the list, because another thread may call `stop`."""
+        """Readers in use. Only atomic operations change the set, because another thread may call `stop`."""
         self._is_stopped = False
 
     def __getitem__(self, order: Order) -> Batch | ModynError:
@@ -71,7 +70,7 @@ class BatchMaker(Dataset[Batch | ModynError], Generic[Order]):
 
     def read(self, samples: KeysAndWeights, epoch: int, index: int, cache: SampleCache | None) -> Batch:
         """Read samples as batch (epoch, index). Returns them in the order of the keys."""
-        # Reading in stored order is fastest. The rows say where in the batch each sample is.
+        # Reading in stored order is fastest. Row i is the position of the batch's sample i in stored order.
         stored = np.argsort(samples.keys, kind="stable")
         partition = KeysAndWeights(samples.keys[stored], samples.weights[stored])
         whole = BatchSlice(epoch, index, 0, len(stored), last=True)

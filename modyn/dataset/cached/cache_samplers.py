@@ -55,9 +55,7 @@ def open_sampler(
 
 
 def _warn_of_little_room(jobs: int, capacity: int, num_samples: int, batch_size: int, num_workers: int) -> None:
-    """Log a warning if trainings in step would miss each other's values, because new values would replace old ones before all trainings have used
-    them.
-    """
+    """Log a warning if trainings in step would miss each other's values, because values would be replaced before all trainings have used them."""
     needed = values_in_step(num_samples, jobs, batch_size, num_workers)
     if capacity < needed:
         reason = (

@@ -31,7 +31,7 @@ breaker.
 
 @dataclass(frozen=True, slots=True)
 class CacheSource:
-    """Names the cached samples of one dataset. Picklable. Each process opens the cache for itself, because connections do not survive a fork."""
+    """Identifies the cached samples of one dataset. Picklable. Each process opens the cache for itself, because connections do not survive a fork."""
 
     store: StoreName
     address: str = field(repr=False)
@@ -52,7 +52,7 @@ class CacheSource:
 
     @property
     def breaker(self) -> CircuitBreaker:
-        """The circuit breaker of the Redis. All users in this process share it, so that they wait only once for an unavailable Redis."""
+        """The circuit breaker of the Redis. All users in this process share the breaker, so that they wait only once for an unavailable Redis."""
         with _LOCK:
             return _BREAKERS.setdefault(self.address, CircuitBreaker())
 

@@ -44,7 +44,7 @@ _AUGMENTING = ("transformations", "random_transformations")
 
 
 def cache_settings(config: SystemConfig, pipeline: Mapping[str, Any]) -> CacheConfig:
-    """Return the settings of a pipeline's cache. Settings of the pipeline override those of the system file. Raises ConfigError."""
+    """Return the settings of a pipeline's cache. Settings of the pipeline override settings of the system file. Raises ConfigError."""
     return config.cache.overridden(pipeline.get("cache") or {})
 
 
@@ -128,8 +128,7 @@ def training_cache(config: SystemConfig, pipeline: Mapping[str, Any], info: Data
         get_logger("training").info("cache", store=None, reason=choice.reason, **changed)
         return None
     store = CacheSource(choice.store, _address(config, choice.store), {}, settings.compression)
-    # A division that was planned with outdated rates is not kept.
-    # Only `auto` may take over a division. A written split is what the user wants.
+    # An unused division that was planned with outdated rates is not adopted. An explicit split never adopts another division.
     adopts = Adopts.NONE if settings.split != "auto" else Adopts.IN_USE if changed else Adopts.SAME_TIERS
     budgets = _claim(store, choice.budgets, adopts)
     reason = choice.reason if budgets == choice.budgets else "It is divided as other trainings have divided it."
@@ -144,8 +143,8 @@ def evaluation_cache(
     """Choose the cache for samples that an evaluation reads; None: there is no cache. An existing division of the cache stays, even if the settings
     name another size or split. A cache without a division is divided as for a training. Errors are logged, because they cost only speed.
 
-    Args: section: `cache` of the pipeline. dataset: the dataset of the samples. find_info: returns the present state of that dataset; only called
-    with a cache. Raises: the errors of `find_info`.
+    Args: section: `cache` of the pipeline. dataset: the dataset of the samples. find_info: returns the present state of that dataset; called only if
+    there is a cache. Raises: the errors of `find_info`.
     """
     log = get_logger("cache")
     try:
@@ -206,7 +205,7 @@ def _source(
 def _digest_of(section: Mapping[str, Any], tier: TierName, sampler: SamplerName) -> str:
     """Digest of the code that makes the values of a tier, and of the sampler that decides which values stay."""
     code = {name: section[name] for name in (*_DECODING, *(_AUGMENTING if tier == "augmented" else ()))}
-    # The sampler belongs to the digest, because it decides which values the tier holds.
+    # The sampler belongs to the digest, because it decides which values the tier contains.
     return json_digest([code, code_version(code), *([] if sampler == "static" else [sampler])])
 
 

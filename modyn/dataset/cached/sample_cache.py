@@ -1,4 +1,4 @@
-"""The cache of a process that reads samples, which finds values in the tiers of one dataset and stores values there. Only workers import this module,
+"""The cache of a process that reads samples: it finds values in the tiers of one dataset, and stores values there. Only workers import this module,
 because it imports torch.
 
 A cache may find nothing and store nothing; then samples are read and decoded as without a cache.
@@ -27,14 +27,14 @@ from modyn.rpc.logs import get_logger
 from modyn.storage.model.samples import Payloads, UInt8Array
 
 FULL_S: Final = 1.0
-"""Pause in seconds after a tier stored less than half of the given values, because to encode values that do not fit costs time."""
+"""Pause in seconds after a tier stored less than half of the given values, because encoding values that do not fit wastes time."""
 RETRIED: Final = 1024
 """Largest number of samples that one drop tries again, because earlier drops of these samples failed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FoundSamples:
-    """Content of a cache for n samples."""
+    """Result of looking up n samples in a cache."""
 
     prepared: PreparedValues
     encoded: dict[int, UInt8Array]
@@ -46,7 +46,7 @@ class FoundSamples:
         return rows[[row not in self.encoded for row in rows.tolist()]] if self.encoded else rows
 
     def gathered(self, payloads: Payloads, weights: Float32Array) -> GatheredSamples:
-        """Return the samples of a batch with the cached values. Args: payloads: a sample with a cached value has no bytes in them."""
+        """Return the samples of a batch with the cached values. Args: payloads: of the samples; a sample with a cached value has no bytes."""
         is_held = np.zeros(len(payloads), np.bool_)
         is_held[list(self.encoded)] = True
         counts = self.prepared.counts(len(self.encoded))
@@ -87,8 +87,8 @@ class SampleCache:
         return self._tiers[tier].keep(keys, values) if tier in self._tiers and len(keys) else keys[:0]
 
     def keep_payloads(self, samples: GatheredSamples, decoded: Int64Array) -> None:
-        """Store payloads in the tier of encoded samples, if this tier exists. Only samples that this batch decoded, and that no other tier holds, are
-        stored. A sample that moves to the tier of decoded samples leaves this tier, because a second copy would be of no use.
+        """Store payloads in the tier of encoded samples, if this tier exists. Only samples that this batch decoded, and that no other tier contains,
+        are stored. A sample that moves to the tier of decoded samples leaves this tier, because a second copy would be of no use.
 
         Args: decoded: keys of samples that were just stored decoded.
         """
@@ -97,7 +97,7 @@ class SampleCache:
             return
         keys = samples.payloads.keys
         is_new = samples.prepared.missing
-        # A sample that is now in the decoded tier leaves the encoded one, where it would only take room.
+        # Samples that are now in the tier of decoded samples.
         moved = among(keys, decoded) & is_new
         tier.drop(keys[moved & samples.is_held])
         rows = np.flatnonzero(is_new & ~moved & ~samples.is_held)
@@ -114,7 +114,7 @@ class SampleCache:
 
     @property
     def work(self) -> CacheWork:
-        """Work since the last call that only the cache needed."""
+        """Work that only the cache needed, since the last call."""
         not_asked = sum(tier.take_not_asked() for tier in self._tiers.values())
         return CacheWork(not_asked=not_asked) if not_asked else NO_WORK
 
@@ -194,9 +194,7 @@ class TierInUse:
         return keys[rows][kept]
 
     def drop(self, keys: Int64Array) -> None:
-        """Evict samples. While others use a sample, or the tier is unavailable, the tier cannot drop the sample. Later calls try again, each with
-        `RETRIED` samples.
-        """
+        """Evict samples. While the tier is locked or unavailable, it cannot drop samples. Later calls try again, with up to `RETRIED` samples."""
         with self._undropped_lock:
             wanted = {*islice(self._undropped, RETRIED), *keys.tolist()}
         if not wanted:

@@ -1,7 +1,7 @@
-"""Serve a dataset in the order of a sampler of the cache, so that batches take samples that other trainings have prepared.
+"""Serve a dataset in the order of a sampler of the cache, so that batches contain samples that other trainings have prepared.
 
-The process of the training decides each batch: which samples to take from the tier of the sampler, which to store there and which to drop. The same
-process, or others, make the batches. Only workers import this module, because it imports torch.
+The process of the training decides each batch: which samples to read from the tier of the sampler, which to store there and which to drop. The same
+process or worker processes make the batches. Only workers import this module, because it imports torch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from modyn.records import Float32Array, Int64Array, KeysAndWeights
 PROBED: Final = 16
 """Number of samples that are prepared before the first batch, to measure the size of a value."""
 _REFILLED: Final = 1 << 30
-"""Number that is added to the number of a batch for each further piece of background work of the batch."""
+"""Each piece of background work has its own batch number: the number of the batch, plus a multiple of this number."""
 PIECE: Final = 16
 """Number of samples in a piece of background work. A batch waits for at most one piece."""
 
@@ -64,9 +64,9 @@ def trigger_set_keys(dataset: TriggerSetDataset) -> KeysAndWeights | None:
 
 
 class SamplerLoader(BatchLoader):
-    """The batches of a dataset after its position, without empty ones. Each epoch serves every sample once. The sampler of the cache decides the
-    order; without the cache, the loader uses its own random order. A single worker is a thread that decides and makes batches ahead of use. If
-    decoding may draw random numbers, the caller's thread makes each batch when it is needed.
+    """The non-empty batches of a dataset, from its position on. Each epoch serves every sample once. The sampler of the cache decides the order;
+    without the cache, the loader uses its own random order. A single worker is a thread that decides and makes batches ahead of use. If decoding may
+    draw random numbers, the caller's thread makes each batch when it is needed.
 
     Args: cache: the cache that `dataset.connect` opens, with the tier of the sampler; None: the cache no longer exists. wanted: all keys of the
     dataset, from `trigger_set_keys`. resumed: the result of `state` at the position; None: the training begins.
@@ -93,32 +93,32 @@ class SamplerLoader(BatchLoader):
         self._probing = NO_WORK
         """Work before the first batch. The first batch reports it."""
         self._asked: deque[int] = deque()
-        """Numbers of the batches that are being made, in order. One thread appends numbers and another takes them. No lock is needed, because both
-        operations of a deque are atomic."""
+        """Numbers of the batches that are being made, in order. One thread appends numbers, and another thread removes numbers. No lock is needed,
+        because both operations of a deque are atomic."""
 
     def state(self, position: BatchPosition) -> dict[str, Any]:
-        """Return the state for a checkpoint, from which another process resumes at a position. Positions never decrease from call to call."""
+        """Return the state for a checkpoint, from which another process resumes at a position. The position must not decrease from call to call."""
         assert self._sampler is not None
         with self._lock:
             state = self._sampler.state_dict(self._dataset.plan.batches_before(position) - self._begun - 1)
         return {**state, "seen": torch.from_numpy(state["seen"])}
 
     def _in_threads(self) -> Generator[Batch, None, None]:
-        # `_shared` ends before the maker is closed, because it drops values from the tier through the maker.
+        # `_shared` ends before the maker is closed, because `_shared` drops values from the tier through the maker.
         with closing(self._maker(None, self._pin_memory)) as maker, self._shared(maker):
             if self._dataset.data.may_draw:
-                # Only reads could run ahead, and an early decision finds fewer samples that other trainings have prepared.
+                # Batches are not made ahead: only their reads could be, and an early decision finds fewer samples that other trainings have prepared.
                 yield from self._report_batches(map(maker.make, self._orders(maker)))
                 return
-            # One thread: a batch may take values that the batch before it put into the tier.
+            # One thread: a batch may read values that the previous batch put into the tier.
             begun: Prefetcher[_BatchOrder, Batch | ModynError] = Prefetcher(
                 self._orders(maker), lambda order: iter((maker[order],)), ahead=BATCHES_AHEAD, threads=1, name="sampler"
             )
             try:
                 yield from self._report_batches(_raise_error(batch) for _, made in begun for batch in made)
             finally:
-                # First no further batch may start. The thread may still wait for storage, for a batch that is no longer needed. `maker.stop` ends
-                # this read, and `join` waits for the thread.
+                # First prevent further batches. The thread may still wait for storage, for a batch that is no longer needed. `maker.stop` ends this
+                # read, and `join` waits for the thread.
                 begun.stop()
                 maker.stop()
                 begun.join()
@@ -158,7 +158,7 @@ class SamplerLoader(BatchLoader):
             yield
         finally:
             ended.set()
-            # A heartbeat after `leave` would join the cache again, so the thread ends first. It ends with the heartbeat in progress.
+            # A heartbeat after `leave` would join the cache again, so the thread ends first. The thread ends after the heartbeat in progress.
             thread.join()
             with self._lock:
                 if self._sampler is not None:
@@ -178,15 +178,16 @@ class SamplerLoader(BatchLoader):
         return self._count_batches(reported())
 
     def _orders(self, maker: _BatchMaker) -> Iterator[_BatchOrder]:
-        """Yield the batches to make. Each batch is decided when the next item is requested. Some are requested ahead of use."""
+        """Yield the batches to make. Each batch is decided when its item is requested, which may be ahead of use."""
         self._asked.clear()
-        # This comes before the first batch, because it prepares samples and may seed the random generators of the caller's thread.
+        # `room` is called before the first batch, because it prepares samples and may seed the random generators of the caller's thread.
         capacity, self._probing = maker.room(self._wanted), maker.probing
         self._sampler = self.open_sampler(capacity)
         return self._decide_batches(self._sampler)
 
     def open_sampler(self, capacity: int) -> BatchSampler:
-        """Open the sampler that decides the batches. A subclass may open another one. Args: capacity: number of values that fit in its tier."""
+        """Open the sampler that decides the batches. A subclass may open another sampler. Args: capacity: number of values that fit in the sampler's
+        tier."""
         plan = self._dataset.plan
         return open_sampler(
             self._cache, capacity, self._wanted.keys, plan.seed, self._resumed, plan.batch_size, self._num_workers
@@ -223,10 +224,10 @@ class _BatchOrder:
 
 
 class _BatchMaker(BatchMaker[_BatchOrder]):
-    """Makes batches by order, in a separate process or in the process of the training.
+    """Makes the batch of each `_BatchOrder`, in a separate process or in the process of the training.
 
-    A background thread prepares samples if the process only makes batches, or if decoding draws no random numbers. Otherwise the thread would disturb
-    the global random generators of the training; then the samples are prepared together with the batch, which is ready later.
+    A background thread prepares refills (samples for the cache only) if the process only makes batches, or if decoding draws no random numbers.
+    Otherwise the thread would disturb the global random generators of the training, so `make` prepares the refills, and the batch is ready later.
     """
 
     def __init__(
@@ -254,14 +255,14 @@ class _BatchMaker(BatchMaker[_BatchOrder]):
         return self._clients.payloads
 
     def room(self, wanted: KeysAndWeights) -> int:
-        """Return the number of values that fit in the tier of the sampler, estimated from the size of a few; 0: the tier can hold no value."""
+        """Return the number of values that fit in the tier of the sampler, estimated from the size of a few values; 0: no value fits."""
         managed = self._cache and self._cache.managed
         self.open()
         if not managed or self._tier is None:
             return 0
         probe = _Probe(managed)
         keys = np.random.default_rng(0).choice(wanted.keys, min(PROBED, len(wanted)), replace=False)
-        # The batch with a bad sample raises its error later; the samples before it are enough here.
+        # A bad sample raises its error in its batch later; the samples before it are enough here.
         with suppress(DataError, UserCodeError):
             self.read(KeysAndWeights.unweighted(keys), 0, 0, probe)
         self.probing = CacheWork(len(keys), len(keys), len(keys))
@@ -299,7 +300,7 @@ class _BatchMaker(BatchMaker[_BatchOrder]):
             return self.read(samples, order.epoch, order.index, cache)
         used = BatchCache(cache or SampleCache({}), managed, self._tier, batch)
         made = self.read(samples, order.epoch, order.index, used)
-        # This follows the batch, which may still use the older value of a sample that is prepared again.
+        # Refills follow the batch, because the batch may still read the older value of a sample that is prepared again.
         filled = self._take_refills(order)
         return replace(made, report=used.finish().plus(filled.report), work=made.work.plus(filled.work))
 
@@ -312,7 +313,7 @@ class _BatchMaker(BatchMaker[_BatchOrder]):
         if len(order.batch.refilled):
             self._fill.add(order)
         if order.is_last:
-            # This process makes no later batch that could report the rest. `stop` ends the thread after its piece.
+            # This process makes no later batch that could report the rest. `stop` ends the thread after its current piece.
             self._fill.stop()
             self._fill.join()
         return self._fill.take()

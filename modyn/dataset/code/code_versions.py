@@ -25,16 +25,14 @@ the package is imported, because the set of imported packages differs between pr
 """
 
 _MAX_FOLLOWED: Final = 2000
-"""Largest number of local source files that are read for their imports. If code imports more files, only the packages that it names count, not the
-imports of these packages.
-"""
+"""Largest number of local source files that are read for their imports. If code imports more files, only packages that the code names count, without
+the imports of these packages."""
 
 
 def code_version(section: Mapping[str, Any], *registries: Registry[Any]) -> dict[str, str]:
-    """Return versions by package name: packages that any user code may use, plug-ins that installed packages register, and the imports of the
-    user code in a section, direct or through local modules. The function does not see imports by a computed name and data files of packages. Beyond
-    2,000 local files, only packages that the section and the plug-ins name are seen. A log line says this once.
-    """
+    """Return versions by package name: packages that any user code may use, plug-ins that installed packages register, and the imports of the user
+    code in a section, direct or through local modules. Imports by a computed name and data files of packages are not included. Beyond 2,000 local
+    files, only packages that the section and the plug-ins name are included. A log line reports this once."""
     packages = {package for text in _texts(section) for package in imported_packages(text)}
     packages |= {plugin.path.partition(":")[0].partition(".")[0] for found in registries for plugin in found.plugins.values()}
     return {name: _installed(name) for name in sorted(_LIBRARIES.values())} | _user_code(packages)
@@ -61,9 +59,8 @@ def _installed(distribution: str) -> str:
 
 
 def _user_code(packages: Set[str], *, follow: bool = True) -> dict[str, str]:
-    """Return versions of packages, and of all packages that the local ones import, at any depth. Local source has a digest. An installed package that
-    is not in `packages` has its version number. Nothing is imported.
-    """
+    """Return versions of packages, and of all packages that local packages import, at any depth. The version of a local package, or of a package in
+    `packages`, is a digest of its source. Other installed packages have their version number. Nothing is imported."""
     found: dict[str, str] = {}
     wanted, num_followed = set(packages), 0
     while wanted:
@@ -74,7 +71,7 @@ def _user_code(packages: Set[str], *, follow: bool = True) -> dict[str, str]:
         needs_files = name in packages or any(map(_is_local, places))  # A large installed package has thousands.
         files = _source_files(places) if needs_files else []
         is_local = any(map(_is_local, files))
-        # Only local packages are followed, because installed ones change only with their version.
+        # Only local packages are followed, because installed packages change only with their version.
         if not is_local and name not in packages:
             found[name] = ", ".join(map(_installed, _distributions().get(name, ())))
             continue
@@ -101,7 +98,7 @@ def _log_not_followed(packages: frozenset[str]) -> None:
 
 
 _INSTALLED_IN: Final = frozenset({"site-packages", "dist-packages"})
-"""Folders of packages that pip has installed. Other folders hold local packages."""
+"""Folders of packages that pip has installed. Other folders contain local packages."""
 
 
 @cache
@@ -114,7 +111,7 @@ def _is_local(path: Path) -> bool:
 
 
 def _places(package: str) -> list[Path]:
-    """Find the folders of a package, or the file of a module, without importing either; empty: there are none."""
+    """Find the folders of a package, or the file of a module, without an import; empty: there are none."""
     try:
         spec = find_spec(package)
     except ValueError:  # The module was made at run time.

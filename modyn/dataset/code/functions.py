@@ -70,7 +70,7 @@ class UserFunction:
         """Call the function with each of `values`, which belong to the samples `keys`. describe(i): the origin of value i.
 
         Args: keys: int64 (n,), one for each value.
-        Raises: UserCodeError: the function fails. The message names the sample; the error has its key.
+        Raises: UserCodeError: the function fails. The message names the sample, and the error has the sample's key.
         """
         function = self._bound(generator)
         with Call(self.name, describe) as call:
@@ -95,7 +95,7 @@ def _takes_generator(call: Callable[..., Any]) -> bool:
 def compile_function(text: str, name: str) -> UserFunction:
     """Compile the function `name` of the source `text`, or import the function `package.module:name`.
 
-    Raises: UserCodeError: the source raises while it is executed. ConfigError: there is nothing to import.
+    Raises: UserCodeError: the source raises while it is executed. ConfigError: the function cannot be imported.
     """
     imported = imported_name(text)
     if imported is not None:
@@ -114,7 +114,8 @@ def compile_function(text: str, name: str) -> UserFunction:
 
 
 def compile_transformation(text: str, name: str) -> UserFunction:
-    """Evaluate the expression `text`, or import the object that it names. The object is called if it has arguments or is a class.
+    """Evaluate the expression `text`, or import the object that `text` names. An imported object is called if `text` has arguments, or if it is a
+    class.
 
     Raises: ConfigError: torchvision is needed and missing. UserCodeError: the expression raises.
     """
@@ -137,8 +138,8 @@ def compile_transformation(text: str, name: str) -> UserFunction:
 
 
 def compile_tokenizer(text: str) -> UserFunction:
-    """Return the callable that is applied to each parsed sample. The factory `package.module:name`, called with the arguments after its name, returns
-    the callable. An object that cannot be called without arguments, such as a function of one text, is itself the callable.
+    """Return the callable that is applied to each parsed sample. If `text` has arguments, or if the named object can be called without arguments, the
+    object is a factory, and its result is the callable. Otherwise the object itself is the callable, for example a function of one text.
 
     Raises: as `compile_transformation`.
     """
@@ -178,9 +179,8 @@ def seeded(seed: int | None) -> Iterator[None]:
 
 
 def describe_error(error: BaseException, file: str | None) -> str:
-    """Describe the error and its line in the user's source, which is the innermost frame in `file`. Without such a frame, name the file and line that
-    raised the error.
-    """
+    """Describe the error, with its line in the user's source: the line of the innermost frame in `file`. Without such a frame, name the file and line
+    that raised the error."""
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if frame.filename == file]
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

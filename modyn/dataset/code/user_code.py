@@ -50,7 +50,7 @@ def imported_name(text: str) -> ImportedName | None:
     if match[3] is None:
         return ImportedName(path)
     try:
-        # The arguments are parsed as those of a call of any function.
+        # To parse the arguments, put them into a call of a function `f`.
         call = ast.parse(f"f{match[3].strip()}", mode="eval").body
         if not isinstance(call, ast.Call) or any(word.arg is None for word in call.keywords):
             raise ValueError("this is not a list of arguments")
@@ -100,7 +100,7 @@ def check_function(text: str, name: str, num_arguments: int) -> str:
 def may_draw(text: str) -> bool:
     """Whether a function may draw from the global random generators. The check finds code that should be declared in `random_transformations`.
 
-    A function without a parameter `generator` is searched for names that draw. Draws in other modules that the function uses are not seen.
+    A function without a parameter `generator` is searched for names that draw. Draws in other modules that the function uses are not detected.
 
     Args: text: text in the pipeline. The module of an importable function is parsed, not imported. If there is no source, the result is False.
     """
@@ -110,14 +110,14 @@ def may_draw(text: str) -> bool:
     else:
         module, _, attribute = imported.path.partition(":")
         trees = _definitions(module, attribute.split(".")[0])
-    # A function that takes a generator draws from it, not from the global ones.
+    # A function that takes a generator draws from this generator, not from the global generators.
     if _take_generator(trees):
         return False
     return any(_DRAWS.fullmatch(name) for tree in trees for node in ast.walk(tree) for name in _names(node))
 
 
 def takes_generator(text: str) -> bool:
-    """Whether a function takes a `generator`, as far as its source shows. Args: text: as for `may_draw`."""
+    """Whether a function takes a `generator`, according to its source. Args: text: as for `may_draw`."""
     imported = imported_name(text)
     if imported is None:
         return _take_generator(list(ast.parse(text.strip()).body))
@@ -192,7 +192,7 @@ def _names(node: ast.AST) -> list[str]:
 
 
 def _definitions(module: str, name: str) -> list[ast.AST]:
-    """Find the definition of `name` in a module, and the definitions of the same module that it uses, at any depth. Empty if there is no source."""
+    """Find the definition of `name` in a module, and all definitions of this module that it uses, at any depth. Empty if there is no source."""
     source = _source(module)
     if source is None:
         return []
@@ -207,7 +207,7 @@ def _definitions(module: str, name: str) -> list[ast.AST]:
                 defined |= {part: node for target in targets for inner in ast.walk(target) for part in _names(inner)}
             case ast.AnnAssign(target=ast.Name(id=known)):
                 defined[known] = node
-    # Names are followed to any depth: a function that draws may be called by another.
+    # Names are followed to any depth, because the function may call another function that draws.
     found: dict[str, ast.AST] = {}
     wanted = [name]
     while wanted:
@@ -219,7 +219,7 @@ def _definitions(module: str, name: str) -> list[ast.AST]:
 
 def _source(module: str) -> str | None:
     """Find the source of a module without importing its package."""
-    # The top package alone: to find a submodule, `find_spec` would import its package.
+    # Find only the top package, because `find_spec` of a submodule would import the package.
     top, *rest = module.split(".")
     try:
         spec = find_spec(top)

@@ -1,7 +1,7 @@
-"""Holds out samples of a trigger set: in each partition the same share, which has the keys whose hash of seed and key is smallest.
+"""Holds out samples of a trigger set: the same percentage of each partition, namely the keys with the smallest hashes of seed and key.
 
 The share is the same in every attempt and for any number of workers, and its size is known before a key is read. A key that is held out in one
-trigger set is also held out in another, except for a few whose rank is at the edge of the share.
+trigger set is also held out in other trigger sets, except for a few keys at the boundary of the share.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _HELD_OUT = 4
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One share of a trigger set: `percent` of each partition, rounded down, drawn with `seed`; or the rest, if not `held_out`. Of the
-    held-out samples, the first ones, `above` percent of the partition, belong to another share.
+    """One share of a trigger set. If `held_out`, the share is `percent` of each partition, rounded down and drawn with `seed`, without the first
+    `above` percent, which belong to another share. Otherwise, the share is the rest of each partition.
 
-    Like the trigger set, a share has partitions of one size, and the last may be shorter. The same arithmetic therefore plans its batches.
+    Like the trigger set, a share has partitions of one size, and the last may be shorter. Therefore a `Plan` can also plan the batches of a share.
     """
 
     trigger_set: TriggerSetInfo

@@ -1,9 +1,10 @@
 """Plan which samples form which batch. The plan depends only on the size of a trigger set, the options and the seed.
 
-The plan of an epoch is one sequence of samples, cut into batches. Batch g of the whole stream goes to worker (g - first) mod n. The batches are the
-same for any number of workers, all are full except the last of an epoch, and a resumed stream is the tail of the whole stream.
+The plan of an epoch is one sequence of samples, cut into batches. In a stream from batch `first` on, worker (g - first) mod n of n workers makes
+batch g. The batches are the same for any number of workers, all are full except the last of an epoch, and a resumed stream is the tail of the whole
+stream.
 
-A `Plan` yields `PartitionRead`s, each with its `BatchSlice`s. A `PartitionRead` holds no keys, weights or payloads; readers look them up. A
+A `Plan` yields `PartitionRead`s, each with its `BatchSlice`s. A `PartitionRead` contains no keys, weights or payloads; readers look them up. A
 `BatchPosition` is the start of a stream of batches.
 """
 
@@ -57,7 +58,7 @@ def augmentation_seed(seed: int, trigger_id: int, epoch: int, batch: int) -> int
 class BatchPosition:
     """A position in the stream of batches, not of samples: `batch` batches of epoch `epoch`, and all earlier epochs, have been consumed.
 
-    one_epoch: whether the stream ends with this epoch; if not, it ends with the last epoch.
+    one_epoch: whether the stream ends with this epoch; if not, the stream ends with the last epoch.
     """
 
     epoch: int = 0
@@ -196,7 +197,7 @@ class Plan:
         taken = 0
         while index * size < stop:
             begin, end = max(index * size, start), min((index + 1) * size, stop)
-            # The last batch of an epoch may have fewer samples. It is complete with the last of them.
+            # The last batch of an epoch may have fewer samples. This batch is complete with the last sample that is used.
             slices.append(BatchSlice(epoch, index, taken, taken + end - begin, end == min((index + 1) * size, used)))
             bounds.append((begin - start, end - start))
             taken += end - begin

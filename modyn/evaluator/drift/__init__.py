@@ -1,4 +1,4 @@
-"""Drift metrics, registered by the `id` of an entry of `metrics` in a drift trigger. Each measures the distance between two sets of samples."""
+"""Drift metrics, registered by the `id` of an entry of `metrics` in a drift trigger. A metric measures the distance between two sets of samples."""
 
 from __future__ import annotations
 

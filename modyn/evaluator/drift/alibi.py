@@ -1,7 +1,7 @@
 """The drift metrics of alibi-detect: AlibiDetectMmdDriftMetric, AlibiDetectKSDriftMetric and AlibiDetectCVMDriftMetric.
 
 The library computes the distances and p-values. The library has the Business Source License and needs NumPy 1: `pip install 'modyn[alibi]'`. The
-metrics MMDDriftMetric, KSDriftMetric and CVMDriftMetric are the same estimators without the library.
+metrics MMDDriftMetric, KSDriftMetric and CVMDriftMetric compute the same estimators without the library.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class AlibiDetectMmdConfig(AlibiDetectConfig, PermutationConfig):
 class AlibiDetectMmdDriftMetric(_AlibiDetectMetric):
     """The unbiased squared maximum mean discrepancy of `alibi_detect.cd.MMDDrift` (torch).
 
-    The p-value is the share of permutations whose distance is at least as large; the p-value may be 0. The computation holds several copies of the
-    kernel of all pairs in memory.
+    The p-value is the share of permutations whose distance is at least the measured distance; it may be 0. The computation needs memory for several
+    copies of the kernel matrix of all pairs.
     """
 
     Config: ClassVar[type[Section]] = AlibiDetectMmdConfig

@@ -59,11 +59,12 @@ class DriftMetric(ABC):
     """Smallest number of samples in each of the two sets."""
 
     centred: ClassVar[bool] = True
-    """Whether the middle of the reference is subtracted from both sets before `compare`. Distances between samples do not change."""
+    """Whether the middle of the reference is subtracted from both sets before `compare`. The subtraction does not change the distances between
+    samples."""
 
     by_rank: ClassVar[bool] = False
-    """Whether only the order and equality of a feature's values count. `compare` then receives ranks among the distinct values of both sets,
-    because float32 may round different numbers, such as labels, to the same number."""
+    """Whether the metric uses only the order and the equality of a feature's values. `compare` then receives ranks among the distinct values of both
+    sets, because float32 may round different numbers, such as labels, to the same number."""
 
     by_category: ClassVar[bool] = False
     """Whether each distinct value is a category, such as a class, so that all distinct values are equally far from each other."""
@@ -75,7 +76,7 @@ class DriftMetric(ABC):
     """Extra of modyn that installs the optional modules; empty if no extra installs the modules."""
 
     has_test: ClassVar[bool] = True
-    """Whether the metric returns a p-value. A metric whose `Config` is a `PermutationConfig` returns a p-value if permutations are requested."""
+    """Whether the metric returns a p-value. If `Config` is a `PermutationConfig`, the metric returns a p-value only if permutations are requested."""
 
     def __init__(self, config: Any, seed: int = 0) -> None:
         self.config: Any = config
@@ -97,12 +98,12 @@ class DriftMetric(ABC):
 
     @classmethod
     def without_effect(cls, config: Section) -> dict[str, str]:
-        """Return the given options that have no effect, by name, with the text to write instead of each option. `check` reports them as warnings."""
+        """Return a warning for each given option without effect, by the name of the option. `modyn check` prints the warnings."""
         return {}
 
     @classmethod
     def blind_to_classes(cls, config: Section) -> str:
-        """Explain, as a clause, why this metric may miss a change of labels that are classes; empty if the metric counts each class."""
+        """Explain why this metric may miss a change of class labels; empty if the metric counts each class. The text is a clause."""
         if cls.by_category:
             return ""
         return "it compares labels as numbers, so swapped classes may look the same to it"
@@ -112,13 +113,12 @@ class DriftMetric(ABC):
         """Measure the distance.
 
         Args: reference: (n, d) float32. current: (m, d) float32, on the same device. No value is NaN, infinite or larger than `LARGEST`; both sets
-        have at least `min_samples` rows. Most values of each column of the reference are near 0, unless `centred` is false or the values are
-            ranks.
+        have at least `min_samples` rows. Most values of each column of the reference are near 0, unless `centred` is false or the values are ranks.
         Raises: TooFewSamplesError: these samples are too few for this metric.
         """
 
     def compare_kept(self, reference: PartedWindow, current: PartedWindow, sums: SumKeeper) -> Drift | None:
-        """Measure the same distance as `compare`, up to rounding, from sums over pairs of samples that are kept between questions.
+        """Measure the distance of `compare`, up to rounding, from cached sums over pairs of samples.
 
         Returns None if `compare` must be called instead. The choice depends only on the configuration and the samples.
         """
@@ -141,7 +141,7 @@ class PermutationConfig(Section):
 
 
 def missing_modules(metric: DriftMetric | type[DriftMetric]) -> str:
-    """Name the missing modules of a metric and how to install these modules; empty if no module is missing. No module is imported."""
+    """Return a text that names the missing modules of a metric and their installation; empty if no module is missing. No module is imported."""
     missing = [name for name in metric.needs if importlib.util.find_spec(name) is None]
     if not missing:
         return ""
@@ -151,7 +151,7 @@ def missing_modules(metric: DriftMetric | type[DriftMetric]) -> str:
 
 
 def compare(metric: DriftMetric, reference: torch.Tensor, current: torch.Tensor) -> Drift:
-    """Check both sets, centre them, and let the metric compare them. Callers use this function.
+    """Check both sets, centre them, and let the metric compare them. Callers use this function instead of `DriftMetric.compare`.
 
     The values are centred in float64 before they are squared: in float32, an offset of 10⁴ would round away the differences between samples.
 
@@ -177,7 +177,7 @@ def compare(metric: DriftMetric, reference: torch.Tensor, current: torch.Tensor)
         raise DataError(
             f"{name} compares samples of one width, and got {reference.shape[1]} reference and {current.shape[1]} current values"
         )
-    # Metrics by rank compare only the order of values. Ranks keep the order of wide numbers, which float32 may not distinguish.
+    # Metrics by rank compare only the order of values. Ranks distinguish int64 and float64 values that float32 rounds to the same number.
     if metric.by_rank and {reference.dtype, current.dtype} != {torch.float32}:
         reference, current = _ranks(reference, current)
     centre = (
@@ -187,13 +187,13 @@ def compare(metric: DriftMetric, reference: torch.Tensor, current: torch.Tensor)
 
 
 def compare_kept(metric: DriftMetric, reference: PartedWindow, current: PartedWindow, sums: SumKeeper) -> Drift | None:
-    """Let the metric compare two windows by kept sums. Returns None if the metric keeps no sums. Raises: see `compare`."""
+    """Let the metric compare two windows by cached sums. Returns None if the metric uses no cached sums. Raises: see `compare`."""
     found = None if metric.needs else metric.compare_kept(reference, current, sums)
     return None if found is None else _checked(metric, found)
 
 
 def centred_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Centre rows as a reference for `DriftMetric.compare`. Args: rows: (n, d). Returns: (n, d) float32."""
+    """Subtract the middle of the rows, like `compare` for a reference. Args: rows: (n, d). Returns: (n, d) float32."""
     return _centred(rows, middle(rows))
 
 
@@ -215,7 +215,7 @@ def _is_sound(drift: Drift) -> bool:
 
 
 def num_unfit(rows: torch.Tensor) -> int:
-    """Count the rows with values from which no distance can be computed. Args: rows: (n, d)."""
+    """Count the rows with a value that is not finite, or whose absolute value is larger than `LARGEST`. Args: rows: (n, d)."""
     return sum(int((~(block.double().abs() <= LARGEST)).any(1).sum()) for block in _blocks(rows))
 
 
@@ -245,7 +245,7 @@ def _centred(rows: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
 
     if rows.dtype == torch.float64:
         return (rows - centre).float()
-    # Block by block, because a float64 copy of all rows would need twice the memory of the result.
+    # The rows are converted block by block, because a float64 copy of all rows would need twice the memory of the result.
     centred = torch.empty(rows.shape, dtype=torch.float32, device=rows.device)
     for block, source in zip(_blocks(centred), _blocks(rows), strict=True):
         block.copy_(source.double() - centre)

@@ -17,7 +17,8 @@ Robustness of Homogeneity Tests in 2 × N Tables, 1965)."""
 
 
 class ChiSquaredDriftMetric(FeatureMetric):
-    """Pearson's chi-squared test of each feature as a category, for labels. The distance is Cramér's V = sqrt(χ² / (n + m)), in [0, 1].
+    """Pearson's chi-squared test of each feature. Features must be categories, such as labels. The distance is Cramér's V = sqrt(χ² / (n + m)), in
+    [0, 1].
 
     Every distinct value is a category with its own cell, unless the category is rare. A category is rare if the smaller set is expected to contain
     less than one sample of the category. Rare categories share one cell. If this cell still has too few samples, the next rarest category joins the

@@ -21,7 +21,7 @@ EXACT_SAMPLES: Final = 20
 class CVMDriftMetric(FeatureMetric):
     """The Cramér-von Mises statistic of each feature: the squared difference between the two empirical distribution functions, summed.
 
-    Statistic and p-values equal those of `scipy.stats.cramervonmises_2samp`. P-values are exact if neither set has more than 20 samples, and
+    Statistic and p-values equal the results of `scipy.stats.cramervonmises_2samp`. P-values are exact if neither set has more than 20 samples, and
     asymptotic otherwise. The exact distribution is computed once for all features.
 
     >>> import torch
@@ -50,7 +50,7 @@ class CVMDriftMetric(FeatureMetric):
 
 
 def exact_p_values(statistics: Floats, n: int, m: int) -> Floats:
-    """Return the probability of a statistic at least this large among all orders of n and m samples of one distribution.
+    """Return for each statistic the share of all orders of n and m samples whose statistic is at least this large.
 
     Args: statistics: (d,). Ties may give a value that no order of the samples has. In this case ζ is rounded down to an integer, as in SciPy.
 
@@ -58,7 +58,7 @@ def exact_p_values(statistics: Floats, n: int, m: int) -> Floats:
     [0.3333333333333333]
     """
     first, step, at_least = _upper_tail(min(n, m), max(n, m))
-    # The statistic is ζ · nm / (lcm(n, m) (n + m))². The statistic ζ is computed as an integer, because ranks are multiples of 1/2.
+    # The statistic is ζ · nm / (lcm(n, m) (n + m))². ζ is computed as an integer, because ranks are multiples of 1/2.
     quarters = np.rint(4 * n * m * ((n + m) * statistics + (4 * n * m - 1) / 6)).astype(np.int64)
     scaled = math.lcm(n, m) ** 2 * (n + m) * (6 * quarters - 4 * n * m * (4 * n * m - 1))
     zeta = scaled // (24 * (n * m) ** 2)
@@ -71,15 +71,15 @@ def _upper_tail(n: int, m: int) -> tuple[int, int, NDArray[np.float64]]:
     """Return the distribution of ζ: the first value, the step between values, and the probability of first + i · step or more for each i.
 
     An order of all samples is a path from (0, 0) to (n, m), and ζ is the sum of (a v - b u)² over its points (v, u). A swap of two neighbouring
-    samples changes one point, and changes ζ by a multiple of a + b. Therefore an array counts the orders that lead to each point. (Xiao, Gordon and
-    Yakovlev: A C++ Program for the Cramér-von Mises Two-Sample Test, J. Stat. Soft. 2006, algorithm 1.)
+    samples changes one point, and changes ζ by a multiple of a + b. Therefore each point has an array that counts the orders up to this point by
+    their sum. (Xiao, Gordon and Yakovlev: A C++ Program for the Cramér-von Mises Two-Sample Test, J. Stat. Soft. 2006, algorithm 1.)
     """
     a, b = math.lcm(n, m) // n, math.lcm(n, m) // m
     step = a + b
     column: list[tuple[int, Int64Array]] = [(0, np.ones(1, np.int64))]
     for u in range(m + 1):
         for v in range(n + 1):
-            # The counts follow from the previous points, which have one sample fewer of either set.
+            # The counts of a point are the sums of the counts of its two previous points.
             ways = column[v - 1 : v + 1] if v else column[:1]
             lowest = min(value for value, _ in ways)
             ends = [(value - lowest) // step + len(counts) for value, counts in ways]

@@ -36,7 +36,7 @@ class DomainClassifierDriftMetric(DriftMetric):
 
     The classifier is a logistic regression on features that are standardised over both sets. The distance is the mean area of the folds. The p-value
     comes from a Mann-Whitney test: the classifier is trained on one half of the samples and tested on the other half. A test over all folds would
-    find drift without any drift, because folds depend on each other. (Lopez-Paz and Oquab: Revisiting Classifier Two-Sample Tests, 2017.)
+    report drift where there is no drift, because the folds depend on each other. (Lopez-Paz and Oquab: Revisiting Classifier Two-Sample Tests, 2017.)
 
     >>> import torch
     >>> from modyn.evaluator.drift import compare
@@ -83,7 +83,8 @@ class DomainClassifierDriftMetric(DriftMetric):
 
 
 def standardized(rows: Floats) -> Floats:
-    """Scale features to mean 0 and deviation 1; constant features become 0. Both sets are scaled together, which does not reveal the set of a row.
+    """Scale features to mean 0 and deviation 1; constant features become 0. Both sets are scaled together, so that the scaling does not reveal the
+    set of a row.
 
     Args: rows: (n, d), n ≥ 1; overwritten.
     """

@@ -79,8 +79,7 @@ _DECIDES_NOTHING: Final = (
 
 
 class _EvidentlyMetric(DriftMetric):
-    """Base of the metrics of evidently. Both sets are passed without centring, because a shift of all samples changes some of the library's
-    distances."""
+    """Base of the metrics of evidently. Both sets are passed without centring, because centring would change some distances of the library."""
 
     needs = ("evidently",)
     extra = "evidently"
@@ -107,8 +106,8 @@ class _EvidentlyMetric(DriftMetric):
 
 
 class EvidentlyModelDriftMetric(_EvidentlyMetric):
-    """The area under the ROC curve of a linear classifier that separates the sets, measured on the half of the samples that the classifier was
-    not trained on.
+    """The area under the ROC curve of a linear classifier that separates the sets. The classifier is trained on half of the samples and measured on
+    the other half.
     """
 
     Config: ClassVar[type[Section]] = EvidentlyModelConfig
@@ -164,7 +163,7 @@ class EvidentlySimpleDistanceDriftMetric(_EvidentlyMetric):
 
 
 class EvidentlyHellingerDistanceDriftMetric(_EvidentlyMetric):
-    """The mean Hellinger distance of the features, between histograms over the values of both sets with bins by Sturges' rule."""
+    """The mean Hellinger distance of the features. The histograms cover the values of both sets, and have bins by Sturges' rule."""
 
     Config: ClassVar[type[Section]] = Section
     distance_range = UNIT

@@ -46,7 +46,7 @@ class _HistogramMetric(FeatureMetric):
 
     @abstractmethod
     def _distance(self, p: Floats, q: Floats, n: int, m: int) -> float:
-        """Compute the distance between the shares of n reference and m current samples in each bin."""
+        """Compute the distance between the shares p and q of the samples in each bin. n, m: number of reference and of current samples."""
 
 
 class HellingerDriftMetric(_HistogramMetric):

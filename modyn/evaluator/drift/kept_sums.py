@@ -1,7 +1,7 @@
-"""Keep sums over pairs of samples between questions, part by part, because consecutive windows share most samples.
+"""Cache of sums over pairs of samples, part by part. Consecutive windows share most samples, so later questions reuse most sums.
 
 A window is cut into parts of at most `PART` samples. The sum of a kernel over the pairs of two parts depends only on these two parts. A distance from
-kept sums is therefore the same number as a distance from computed sums.
+cached sums therefore equals a distance from newly computed sums.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ PART: Final = 256
 _LIMIT: Final = 50_000
 """Number of new sums after which unused sums are dropped; about 10 MB."""
 _HELD_BYTES: Final = 2**26
-"""Largest number of bytes of rows, and of squared distances, kept for further questions of one pass."""
+"""Largest number of bytes of cached rows, and also of cached squared distances, during one job."""
 _FLOAT32_UNITS: Final = (1e-15, 1e15)
-"""Range of the lengths of a unit; the squares of these lengths are normal numbers in float32."""
+"""Range of unit lengths whose squares are normal numbers in float32."""
 
 Kernel = Callable[[torch.Tensor, float], torch.Tensor]
-"""Function from squared distances (n, m) and the unit length to values in a new tensor."""
+"""Function that converts squared distances, (n, m), and the unit length into kernel values in a new tensor."""
 
 
 class PartOfWindow(NamedTuple):
@@ -72,7 +72,7 @@ class KeptSums:
         return len(self._new) + len(self._old)
 
     def get(self, name: bytes, make: Callable[[], float]) -> float:
-        """Return the number of this name; the number is computed first if it is not kept."""
+        """Return the number of this name. If the number is not cached, `make` computes it."""
         found = self._new.get(name)
         if found is None:
             found = self._old.pop(name, None)
@@ -112,8 +112,8 @@ def _in_order(a: _Place, b: _Place) -> tuple[_Place, _Place]:
 
 
 class HeldBlocks:
-    """Cache of the rows of parts, and of squared distances between these rows, for all questions of one pass. Kernels of several widths share the
-    cache.
+    """Cache of the rows of parts, and of squared distances between these rows, for all pairs of windows of one job. Kernels of several widths share
+    the cache.
     """
 
     def __init__(self, limit: int = _HELD_BYTES) -> None:
@@ -137,11 +137,11 @@ class HeldBlocks:
         return self._rows[name]
 
     def squares(self, a: _Place, b: _Place, dtype: torch.dtype) -> torch.Tensor:
-        """Return the squared distances of two parts, (n, m), as |a|² + |b|² - 2 a b in this precision; 0 where rounding would dominate."""
+        """Return the squared distances of two parts, (n, m), as |a|² + |b|² - 2 a b in this precision; 0 where rounding errors would dominate."""
         name = b"%d" % dtype.itemsize + a.part.name + b.part.name
         if name not in self._squares:
             of_a, of_b = self.rows(a, dtype), self.rows(b, dtype)
-            # The norms are made smaller by the bound of their rounding errors. A distance that is smaller than the errors then becomes 0, not noise.
+            # The norms are reduced by the bound of their rounding errors. A distance that is smaller than the errors then becomes 0, not noise.
             shrunk = 1 - torch.finfo(dtype).eps * (4 + of_a.values.shape[1] ** 0.5 / 2)
             norms = (of_a.squares * shrunk).unsqueeze(1) + of_b.squares * shrunk
             found = torch.addmm(norms, of_a.values, of_b.values.T, alpha=-2, out=norms).clamp_(min=0)
@@ -154,7 +154,7 @@ class HeldBlocks:
 
 @dataclass(frozen=True, slots=True)
 class SumKeeper:
-    """Computes the sums over pairs of two windows, and keeps these sums."""
+    """Computes and caches the sums over pairs of samples of two windows."""
 
     kept: KeptSums
     held: HeldBlocks = field(default_factory=HeldBlocks)
@@ -171,15 +171,15 @@ class SumKeeper:
         return PairSums(*(torch.tensor(value, dtype=torch.float64) for value in (within_x, within_y, between)))
 
     def median_squared_distance(self, window: PartedWindow) -> float | None:
-        """Return the lower median of the squared distances between different samples, from the distances that the sums within the window also need.
-        Return None if float32 is not precise enough or there is only one sample; the caller must then use `pairs.median_squared_distance`.
+        """Return the lower median of the squared distances between different samples. The sums within the window use the same distances. Return None
+        if float32 is not precise enough or there is only one sample. In this case call `pairs.median_squared_distance`.
         """
         places, found, largest = [_Place(window, number) for number in range(len(window.parts))], [], 0.0
         for number, a in enumerate(places):
             largest = max(largest, self.held.rows(a, torch.float32).largest)
             for b in places[number:]:
                 if a is b:
-                    # Within a part, each pair is in the matrix twice, and each sample with itself. Only the entries above the diagonal count.
+                    # The matrix of one part contains each pair twice, and pairs of a sample with itself. Only entries above the diagonal are used.
                     above = torch.triu_indices(a.part.size, a.part.size, 1)
                     found.append(self.held.squares(a, b, torch.float32)[above[0], above[1]])
                 else:
@@ -206,7 +206,7 @@ class SumKeeper:
         return total
 
     def _of_parts(self, a: _Place, b: _Place, kernel: Kernel, prefix: bytes, unit: float) -> float:
-        """Return the sum over all pairs of a sample of the first part and a sample of the second part."""
+        """Return the sum over all pairs with one sample from each part."""
         a, b = _in_order(a, b)  # Both orders have the same sum.
         return self.kept.get(prefix + a.part.name + b.part.name, partial(self._make, a, b, kernel, unit))
 

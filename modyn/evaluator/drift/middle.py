@@ -1,4 +1,4 @@
-"""The middle of a set of samples, from which distances are computed. The module imports torch for types only."""
+"""The middle of a set of samples. Samples are centred at the middle before distances are computed. The module imports torch for types only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MIDDLE_ROWS: Final = 255
 
 
 def evenly_spaced(rows: torch.Tensor, number: int) -> torch.Tensor:
-    """Select at most `number` rows at equal distances. Args: rows: (n, d)."""
+    """Select at most `number` rows at equal intervals. Args: rows: (n, d)."""
     return rows[:: -(-len(rows) // number)]
 
 

@@ -119,7 +119,7 @@ class MMDDriftMetric(DriftMetric):
         return math.sqrt(2) * float(self.config.bandwidth)
 
     def _unit_of(self, reference: PartedWindow, sums: SumKeeper) -> float:
-        """Return the unit from the reference alone, or 0 if all inspected samples are equal. In this case the unit also needs the current samples."""
+        """Return the unit of the reference alone. Return 0 if all inspected samples are equal; the unit then depends on the current samples too."""
         import torch
 
         from modyn.evaluator.drift.pairs import has_unequal

@@ -2,8 +2,8 @@
 
 Two sets of 50,000 samples have 5 · 10⁹ pairs; only one block of `BLOCK` · `BLOCK` is in memory.
 
-Squared distances are |a|² + |b|² - 2 a b, whose rounding error grows with the size of the samples, not with the distance. Samples are therefore
-centred at the middle of their set and divided by a typical length (`unit`). float64 is used if some samples are far from the middle.
+Squared distances are computed as |a|² + |b|² - 2 a b. The rounding error grows with the norms |a| and |b|, not with the distance. Samples are
+therefore centred at the middle of their set and divided by a typical length (`unit`). float64 is used if some samples are far from the middle.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ import torch
 from modyn.evaluator.drift.middle import evenly_spaced, middle
 
 BLOCK: Final = 512
-"""Number of rows of a block. Larger blocks do not fit the cache of a CPU. Other devices use blocks of twice this size, because each block costs
-some calls.
+"""Number of rows of a block. Larger blocks do not fit the cache of a CPU. Other devices use twice this size, because each block needs several calls.
 """
 TYPICAL_ROWS: Final = 128
 """Number of rows from which a typical distance is computed."""
 FLOAT32_SQUARE: Final = 100.0
 """Largest squared length of a row, in units, for products in float32: squared distances are then exact to about 1e-5."""
 FLOAT64_SQUARE: Final = 1e10
-"""Largest squared length of a row, in units, for products in float64. Longer rows use squared differences, which take much longer."""
+"""Largest squared length of a row, in units, for products in float64. For longer rows, differences are squared directly, which is much slower."""
 INDICATOR_BYTES: Final = 2**27
-"""Number of bytes of the indicators of the permutations that are summed together. The kernel is computed again for each group of permutations."""
+"""Number of bytes of the indicators of a group of permutations. The kernel is computed again for each group."""
 
 Kernel = Callable[[torch.Tensor], torch.Tensor]
-"""Function from squared Euclidean distances in units, (a, b), to values of the same shape; the function may work in place."""
+"""Function that converts squared Euclidean distances, (a, b), in squared units, into kernel values of the same shape, perhaps in place."""
 
 
 class PairSums(NamedTuple):
@@ -41,7 +40,7 @@ class PairSums(NamedTuple):
 
 
 def pair_sums(x: torch.Tensor, y: torch.Tensor, kernel: Kernel, unit: float = 1.0) -> PairSums:
-    """Compute the three sums. Args: x: (n, d). y: (m, d). unit: the length that the kernel treats as 1."""
+    """Compute the sums within x, within y, and between x and y. Args: x: (n, d). y: (m, d). unit: the length that the kernel treats as 1."""
     zero = torch.zeros((), dtype=torch.float64, device=x.device)
     sums = {(0, 0): zero.clone(), (1, 1): zero.clone(), (0, 1): zero.clone()}
     for a, b, values in _blocks(x, y, kernel, unit):
@@ -65,7 +64,7 @@ def permuted_pair_sums(
     for first in range(0, num + 1, at_once):
         indicators = torch.zeros(total, min(at_once, num + 1 - first), dtype=torch.bool)
         for column in range(indicators.shape[1]):
-            # Division 0 is the actual one.
+            # Division 0 consists of the actual sets.
             chosen = torch.randperm(total, generator=generator)[:n] if first + column else torch.arange(n)
             indicators[chosen, column] = True
         found.append(_divided_sums(x, y, kernel, unit, indicators.to(x.device)))
@@ -79,7 +78,7 @@ def _divided_sums(x: torch.Tensor, y: torch.Tensor, kernel: Kernel, unit: float,
     everything = within_x.new_zeros(())
     offsets = (0, len(x))
     for a, b, values in _blocks(x, y, kernel, unit):
-        # A block with itself has each pair in both orders; two different blocks have each pair once.
+        # The values of a block with itself contain each pair in both orders; the values of two different blocks contain each pair once.
         both = 1 if a == b else 2
         of_a, of_b = (
             indicators[offsets[part.side] + part.first : offsets[part.side] + part.last].to(values.dtype) for part in (a, b)
@@ -103,7 +102,7 @@ def permutation_p_value(distances: torch.Tensor) -> float:
 
 def typical_distances(x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
     """Return the median and the smallest distance between unequal rows of x. If all rows of x are equal, use both sets; if all rows of both sets are
-    equal, return 1. The function is for few rows only. Args: x: (n, d). y: (m, d).
+    equal, return 1. At most `TYPICAL_ROWS` rows of each set are used. Args: x: (n, d). y: (m, d).
     """
     for rows in (evenly_spaced(x, TYPICAL_ROWS), torch.cat([evenly_spaced(part, TYPICAL_ROWS) for part in (x, y)])):
         distances = torch.pdist(rows.double())
@@ -114,14 +113,14 @@ def typical_distances(x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
 
 
 def has_unequal(rows: torch.Tensor) -> bool:
-    """Return whether `typical_distances` needs only these rows, (n, d), because some of the inspected rows differ."""
+    """Return whether `typical_distances` finds unequal rows among these rows, (n, d), and therefore needs no second set."""
     few = evenly_spaced(rows, TYPICAL_ROWS)
     return bool((few != few[0]).any())
 
 
 def median_squared_distance(rows: torch.Tensor, unit: float = 1.0) -> float:
-    """Return the lower median of the squared distances between different rows. The function is for at most a few thousand rows, because each pair is
-    held once in memory.
+    """Return the lower median of the squared distances between different rows. Use this function for at most a few thousand rows, because the
+    distances of all pairs are in memory.
 
     Args: rows: (n, d), n ≥ 2. unit: a length near the median.
     """
@@ -137,7 +136,7 @@ def median_squared_distance(rows: torch.Tensor, unit: float = 1.0) -> float:
     if pairs.is_cuda:
         return float(pairs.kthvalue(where + 1).values) * unit**2
     values = pairs.numpy()
-    values.partition(where)  # In place, because kthvalue takes four times the memory.
+    values.partition(where)  # The partition is in place, because kthvalue needs four times the memory.
     return float(values[where]) * unit**2
 
 
@@ -150,7 +149,7 @@ class _Rows(NamedTuple):
 
 
 def _orders(a: _Rows, b: _Rows) -> int:
-    """Return the number of times that a pair counts. Each pair of blocks is computed once, but pairs within one set count in both orders."""
+    """Return the factor for the sums of two blocks. `_blocks` yields two different blocks of one set once, but their pairs count in both orders."""
     return 2 if a.side == b.side and a.first != b.first else 1
 
 
@@ -176,7 +175,7 @@ def _blocks(x: torch.Tensor, y: torch.Tensor, kernel: Kernel, unit: float) -> It
 
 
 class _Space:
-    """Computes distances between rows of several sets, centred at the middle of the first set, in units, in the needed precision."""
+    """Computes distances between rows of several sets in multiples of `unit`. All rows are centred at the middle of the first set."""
 
     def __init__(self, sets: tuple[torch.Tensor, ...], unit: float) -> None:
         """Args: sets: (n, d) each, float32."""
@@ -188,11 +187,11 @@ class _Space:
         if largest <= FLOAT32_SQUARE and unit > 1e-30:  # 1 / unit is finite in float32
             self.dtype = torch.float32
         self._by_products = largest <= FLOAT64_SQUARE
-        # For equal rows, the sum of squares and the sum of products differ by this much through rounding.
+        # This factor reduces the norms by the bound of their rounding errors, so that equal rows have distance 0.
         self._shrunk = 1 - torch.finfo(self.dtype).eps * (4 + sets[0].shape[1] ** 0.5 / 2)
 
     def squared_distances(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """Return squared distances in squared units, (len(a), len(b)); 0 where rounding would dominate."""
+        """Return squared distances in squared units, (len(a), len(b)); 0 where rounding errors would dominate."""
         a, b = self._placed(a), self._placed(b)
         if not self._by_products:
             return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist").square_()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 BLOCK: Final = 4096
-"""Number of rows that are converted at once, and the largest width for which the covariance of all columns is held."""
+"""Number of rows that are converted at once, and the largest width for which the covariance of all columns is computed."""
 
 
 class ProjectionConfig(Section):
@@ -34,9 +34,7 @@ class Projection(ABC):
     """Options of the projection: the keys of its section except `id`."""
 
     is_fitted: ClassVar[bool] = True
-    """Whether the map depends on the reference. Otherwise each sample is projected when the sample is decoded, and only the projected values are
-    kept.
-    """
+    """Whether the map depends on the reference. If not, each sample is projected when it is decoded, and only the projected values are kept."""
 
     def __init__(self, config: Any, seed: int = 0) -> None:
         self.config: Any = config
@@ -68,7 +66,7 @@ class Projection(ABC):
 
 
 class RandomProjection(Projection):
-    """Multiply rows by a fixed matrix of independent normal numbers with variance 1 / num_components, which keeps squared distances on average.
+    """Multiply rows by a fixed matrix of independent normal numbers with variance 1 / num_components. The map preserves squared distances on average.
 
     >>> import torch
     >>> projection = RandomProjection(ProjectionConfig(num_components=2), seed=1)
@@ -110,7 +108,7 @@ class PCAProjection(Projection):
 
     @property
     def min_samples(self) -> int:
-        """Return the number of components: n samples vary in fewer than n directions."""
+        """Return the number of components. `fit` needs at least this number of samples."""
         return int(self.config.num_components)
 
     def fit(self, reference: torch.Tensor) -> None:
@@ -157,7 +155,7 @@ class PCAProjection(Projection):
         return self._largest(products)
 
     def _of_products(self, reference: torch.Tensor) -> torch.Tensor:
-        """Compute the directions from the products of all pairs of rows, if there are fewer rows than columns: if XXᵀu = λu, then Xᵀu is a
+        """Compute the directions from the products of all pairs of rows, because there are fewer rows than columns. If XXᵀu = λu, then Xᵀu is a
         direction."""
         import torch
 

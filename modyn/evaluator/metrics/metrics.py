@@ -1,7 +1,7 @@
 """Metrics, registered by the `name` in `metrics`: built-in metrics, metrics of installed packages, and any class of torchmetrics.
 
-A metric takes the outputs of the samples of one interval, batch by batch, and returns one number. A check of the configuration of a built-in metric
-or a torchmetrics metric does not import torch.
+A metric takes the outputs of the samples of one interval, batch by batch, and returns one number. Checking the configuration of a built-in metric or
+of a torchmetrics metric does not import torch.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class MetricConfig(Section):
 
 @dataclass(frozen=True, slots=True)
 class MetricValue:
-    """The value of a metric. None means undefined, and `note` gives the reason. A note with a value describes an unusual fact about the value."""
+    """The value of a metric. None means undefined, and `note` gives the reason. If there is a value, `note` may report an unusual fact."""
 
     value: float | None
     note: str = ""
@@ -60,7 +60,7 @@ class MetricValue:
 class Metric(ABC):
     """One metric over the samples of one interval, built for each interval. The value does not depend on how samples are divided into batches.
 
-    A decomposable metric keeps counts. A holistic metric keeps data of each sample, up to a bound that its docstring states.
+    A decomposable metric keeps counts. A holistic metric keeps data of each sample, up to a limit in its docstring.
     """
 
     Config: ClassVar[type[MetricConfig]]
@@ -69,12 +69,12 @@ class Metric(ABC):
         """Args: config: a valid `Config` of the metric."""
         self.config: Any = config
         self._not_numbers: torch.Tensor | int = 0
-        """Number of samples with a NaN score, counted on the device, because a read for every batch would wait for the device each time."""
+        """Number of samples with a NaN score. The count stays on the device, because reading it for every batch would wait for the device."""
 
     @classmethod
     def for_intervals(cls, config: Any, count: int) -> list[Self]:
-        """Make the metrics of the `count` intervals of one evaluation. All these metrics are in memory at the same time, so that a bounded metric
-        shares the bound between the intervals.
+        """Make one metric for each of the `count` intervals of an evaluation. All these metrics are in memory at once, so a subclass with a memory
+        limit can share the limit among them.
         """
         return [cls(config) for _ in range(count)]
 
@@ -90,7 +90,7 @@ class Metric(ABC):
 
     @classmethod
     def lower_is_better(cls, config: Any) -> bool:
-        """Return whether low values mean good models, as for an error, without building the metric."""
+        """Return whether lower values are better, without building the metric."""
         return False
 
     @abstractmethod
@@ -99,12 +99,12 @@ class Metric(ABC):
 
         Args: outputs: (n, …), as the transformer returns them, on the device of the model. labels: (n,) on the same device.
 
-        Both arguments stay unchanged. Raises InvalidArgumentError if the metric does not take such shapes or values.
+        Implementations must not change the arguments. Raises InvalidArgumentError: the metric does not support these shapes or values.
         """
 
     @abstractmethod
     def value(self) -> MetricValue:
-        """Return the value over all added samples. At least one sample was added."""
+        """Return the value over all added samples. The caller must have added at least one sample."""
 
     def count_not_numbers(self, scores: torch.Tensor) -> None:
         """Count the samples with a NaN score. Args: scores: (n, …), as the metric uses them."""
@@ -126,7 +126,7 @@ class Metric(ABC):
         )
 
     def classes_of(self, labels: torch.Tensor) -> torch.Tensor:
-        """Return the labels like `labels_of`. Raises InvalidArgumentError if real numbers are not whole numbers."""
+        """Return the labels like `labels_of`. Raises InvalidArgumentError if a label is not a whole number."""
         labels = self.labels_of(labels)
         odd = labels[labels != labels.floor()] if labels.is_floating_point() else labels[:0]
         if len(odd):
@@ -136,7 +136,7 @@ class Metric(ABC):
         return labels
 
     def check_two_classes(self, labels: torch.Tensor, because: str = "") -> None:
-        """Raise InvalidArgumentError unless all labels (n,) are 0 or 1. Args: because: the reason."""
+        """Raise InvalidArgumentError unless all labels (n,) are 0 or 1. Args: because: reason for the error message."""
         odd = labels[(labels != 0) & (labels != 1)]
         if len(odd):
             why = f": {because}" if because else ""
@@ -200,13 +200,13 @@ def check_metric(section: object, path: str) -> list[Problem]:
 
 
 def lower_is_better(section: Mapping[str, Any]) -> bool:
-    """Return whether low values of a metric mean good models. Args: section: a valid entry of `metrics`."""
+    """Return whether lower values of a metric are better. Args: section: a valid entry of `metrics`."""
     metric, config = load_policy(METRICS, section, "name", "metrics")
     return metric.lower_is_better(config)
 
 
 def in_unit_interval(section: Mapping[str, Any]) -> bool:
-    """Return whether values of a metric are known to be in [0, 1], like the values of built-in metrics. Args: section: a valid entry of `metrics`."""
+    """Return whether all values of a metric are known to be in [0, 1], as for built-in metrics. Args: section: a valid entry of `metrics`."""
     return section["name"] in METRICS.builtin
 
 
@@ -244,12 +244,12 @@ def _predicted(outputs: torch.Tensor, threshold: float) -> torch.Tensor | None:
 
 
 def _one_score(outputs: torch.Tensor) -> bool:
-    """Return whether the outputs are one score for each sample, which fits two classes only."""
+    """Return whether the outputs are one score for each sample. Such outputs are possible only for two classes."""
     return outputs.is_floating_point() and (outputs.ndim == 1 or outputs.shape[1:] == (1,))
 
 
 class _ClassMetric(Metric):
-    """A metric of predicted classes. The metric warns of scores that look like probabilities if the threshold is not set."""
+    """A metric of predicted classes. If the threshold is not set, the metric warns of scores that look like probabilities."""
 
     def __init__(self, config: _ClassesConfig) -> None:
         super().__init__(config)
@@ -258,7 +258,7 @@ class _ClassMetric(Metric):
         """Number of single scores outside [0, 1], which cannot be probabilities."""
 
     def predicted(self, outputs: torch.Tensor) -> torch.Tensor | None:
-        """Return the predicted classes by the threshold of the options, and count samples whose scores give no class."""
+        """Return the predicted classes; None: see `_predicted`. Count samples with NaN scores, and single scores outside [0, 1]."""
         self.count_not_numbers(outputs)
         if _one_score(outputs):
             self._single_scores += len(outputs)
@@ -282,7 +282,7 @@ class Accuracy(_ClassMetric):
     """The share of samples whose label is among the `topn` classes with the highest scores.
 
     The metric is decomposable and keeps two counts. outputs: scores (n, classes). If topn is 1, outputs may also be predicted classes as whole
-    numbers (n,), or scores of class 1 of two classes as real numbers (n,) or (n, 1), see `threshold`.
+    numbers (n,). For two classes, outputs may also be scores of class 1 as real numbers (n,) or (n, 1), see `threshold`.
 
     >>> import torch
     >>> metric = build_metric({"name": "Accuracy"})
@@ -316,7 +316,7 @@ class Accuracy(_ClassMetric):
         else:
             needed = f"scores of shape (n, classes) with at least {topn} classes"
             raise self.shape_error(needed, outputs, "Lower topn, or bring")
-        # The count stays on the device, because reading the count for every batch would wait for the device each time.
+        # Reading the count here would wait for the device after every batch.
         self._right = self._right + right.sum()
         self._seen += len(labels)
 
@@ -351,7 +351,7 @@ class F1Score(_ClassMetric):
     The metric is decomposable and keeps three counts for each class. outputs: scores (n, num_classes), or predicted classes as whole numbers (n,).
     For two classes, outputs may also be scores of class 1 as real numbers (n,) or (n, 1), see `threshold`.
 
-    A class that neither occurs nor is predicted has an F1 of 0, as in scikit-learn with zero_division=0. The note reports such classes if they change
+    A class that neither occurs nor is predicted has an F1 of 0, as in scikit-learn with zero_division=0. The note lists these classes if they change
     the value.
 
     >>> import torch
@@ -384,16 +384,15 @@ class F1Score(_ClassMetric):
             if len(values) and not 0 <= int(values.min()) <= int(values.max()) < n:
                 odd = int(values.max()) if int(values.max()) >= n else int(values.min())
                 raise InvalidArgumentError(f"{self.label} with num_classes {n} found the {name} {odd}; classes are 0 … {n - 1}")
-        # Wrong predictions count as class n, which is cut off.
+        # `where` maps wrong predictions to class n, and the slice drops class n.
         right = labels.where(labels == predicted, n).bincount(minlength=n + 1)[:n]
         counts = right.new_empty((3, n))
         counts[0], counts[1], counts[2] = right, labels.bincount(minlength=n), predicted.bincount(minlength=n)
         self._counts = self._counts + counts
 
     def value(self) -> MetricValue:
-        """Return a value in [0, 1]; undefined if a score is NaN. The note lists classes that neither occur nor are predicted, if these classes
-        count.
-        """
+        """Return a value in [0, 1]; undefined if a score is NaN. The note lists classes that neither occur nor are predicted, if they change the
+        value."""
         if (undefined := self.undefined()) is not None:
             return undefined
         assert not isinstance(self._counts, int)

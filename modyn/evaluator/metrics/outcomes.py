@@ -1,4 +1,4 @@
-"""The outcome of a classifier for each sample: error, loss and confidence. The module imports torch, and is for workers only."""
+"""The outcome of a classifier for each sample: error, loss and confidence. Only workers import this module, because it imports torch."""
 
 from __future__ import annotations
 

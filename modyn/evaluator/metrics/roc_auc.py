@@ -63,7 +63,7 @@ class RocAuc(Metric):
         self.count_not_numbers(outputs)
         positive = labels == 1
         scores = outputs.detach().float().cpu().numpy().copy()
-        # The samples with the smallest random tickets are a uniform sample, independent of the batches.
+        # Each sample gets a random ticket. `_thin` keeps the samples with the smallest tickets.
         self._columns.append((scores, positive.cpu().numpy(), self._rng.random(len(scores), np.float32)))
         self._seen += len(scores)
         self._held += len(scores)
@@ -74,7 +74,7 @@ class RocAuc(Metric):
         scores, positive, tickets = (np.concatenate(column) for column in zip(*self._columns, strict=True))
         limit = self.config.max_samples
         if len(scores) > limit:
-            # The samples with the smallest random tickets are a uniform sample, for every division of the samples into batches.
+            # The samples with the smallest tickets are a uniform sample. The division of the samples into batches does not matter.
             kept = np.sort(np.argpartition(tickets, limit - 1)[:limit])
             scores, positive, tickets = scores[kept], positive[kept], tickets[kept]
         self._columns, self._held = [(scores, positive, tickets)], len(scores)
@@ -92,7 +92,7 @@ class RocAuc(Metric):
 
 
 def _auc(scores: npt.NDArray[np.float32], positive: npt.NDArray[np.bool_]) -> float:
-    """Compute the area under the ROC curve from the sum of the positives' ranks, where equal scores share the mean of their ranks."""
+    """Compute the area under the ROC curve from the sum of the positives' ranks. Equal scores get the mean of their ranks."""
     _, group, sizes = np.unique(scores, return_inverse=True, return_counts=True)
     mean_ranks = np.cumsum(sizes) - (sizes - 1) / 2
     num_positive = int(positive.sum())

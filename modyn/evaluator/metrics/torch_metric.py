@@ -59,7 +59,7 @@ LOWER_IS_BETTER: Final = frozenset(
         "WordInfoLost",
     ]
 )
-"""Classes of torchmetrics whose low values mean good models. The list is needed because reading `higher_is_better` would import torch."""
+"""Classes of torchmetrics for which lower values are better. The list is needed because reading `higher_is_better` would import torch."""
 
 
 @dataclass(slots=True)
@@ -70,10 +70,10 @@ class _Given:
 
 
 class TorchMetric(Metric):
-    """Any metric of torchmetrics that returns one number, by the name of its class: `name: Precision`, `config: {task: binary}`.
+    """Adapter for any metric of torchmetrics that returns one number. `name` is the name of the class: `name: Precision`, `config: {task: binary}`.
 
-    The metric keeps the state of the class: counts, or all outputs and labels, for example for curves without `thresholds`. Kept outputs and labels
-    may have `max_bytes` bytes in all intervals of an evaluation together (1 GiB by default). outputs and labels: as the class expects.
+    The metric keeps the state of the class: counts, or all outputs and labels, for example for curves without `thresholds`. All intervals of an
+    evaluation together may keep `max_bytes` bytes of outputs and labels (1 GiB by default). outputs and labels: as the class expects.
 
     >>> import torch
     >>> from modyn.evaluator.metrics.metrics import build_metric
@@ -86,7 +86,7 @@ class TorchMetric(Metric):
     Config: ClassVar[type[MetricConfig]] = TorchMetricConfig
 
     def __init__(self, config: TorchMetricConfig) -> None:
-        """Raises: ConfigError: torchmetrics does not take these options."""
+        """Raises: ConfigError: torchmetrics does not accept these options."""
         super().__init__(config)
         import torchmetrics
 
@@ -135,9 +135,8 @@ class TorchMetric(Metric):
             ) from error
 
     def value(self) -> MetricValue:
-        """Return the value that the class computes; undefined if the value or a score is NaN. Raises ConfigError if the class returns more than
-        one number.
-        """
+        """Return the value that the class computes; undefined if the value or a score is NaN. Raises ConfigError: the class returns more than one
+        number."""
         if (undefined := self.undefined()) is not None:
             return undefined
         found = self._metric.compute()

@@ -43,7 +43,7 @@ class SafetensorsFullModel(FullModelFormat):
     def encode(self, safetensors: Path, encoded: Path) -> None:
         """Encode: link the file to its new name, or copy it if the file system has no hard links."""
         try:
-            os.link(safetensors, encoded)  # costs nothing
+            os.link(safetensors, encoded)  # a hard link needs no space
         except OSError:  # the file system has no hard links
             shutil.copyfile(safetensors, encoded)
 

@@ -1,4 +1,4 @@
-"""Raw weights after a small header. Of all formats, this one gives the smallest file. The catalogue, not the file, has names, dtypes and shapes."""
+"""Raw weights after a small header. This format gives the smallest file. Names, dtypes and shapes are in the catalogue, not in the file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BinaryFullModel(FullModelFormat):
     """Tensors one after the other in `wire_order`, little-endian, without gaps."""
 
     def encode(self, safetensors: Path, encoded: Path) -> None:
-        """Encode: write header and tensors in pieces. Any dtype is kept, as its bytes."""
+        """Encode: write header and tensors in chunks. Values of every dtype are copied as bytes."""
         layout = wire_order(read_tensors(safetensors))
         with safetensors.open("rb") as source, encoded.open("xb") as target:
             target.write(_HEADER.pack(_MAGIC, _VERSION, len(layout), sum(spec.num_bytes for spec in layout)))

@@ -92,7 +92,7 @@ def _add(archive: zipfile.ZipFile, name: str, num_bytes: int, parts: Iterable[by
 
 
 def _pickled(layout: Layout) -> bytes:
-    """Return the pickle of {name: tensor}, protocol 2. A tensor refers to the storage with its index in `layout`."""
+    """Return the pickle of {name: tensor}, protocol 2. The key of a tensor's storage is the index of the tensor in `layout`."""
     items = b"".join(_pickled_text(spec.name) + _pickled_tensor(str(index), spec) for index, spec in enumerate(layout))
     return pickle.PROTO + b"\x02" + pickle.EMPTY_DICT + pickle.MARK + items + pickle.SETITEMS + pickle.STOP
 

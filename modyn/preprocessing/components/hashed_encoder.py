@@ -30,9 +30,8 @@ class HashedEncoder(VocabularyComponent):
     chosen by hash.
 
     A column has 1 + `max_categories` + `num_buckets` features: feature 0 for missing values, then the features of categories, then the shared
-    features. Two
-    categories use the same shared feature with a probability of 1 / `num_buckets`. An unknown category gets its own feature at the next update that
-    contains the category, if the vocabulary is not full.
+    features. Two categories use the same shared feature with a probability of 1 / `num_buckets`. An unknown category gets its own feature at the next
+    update that contains the category, if the vocabulary is not full.
 
     >>> import pyarrow as pa
     >>> from modyn.preprocessing import Preprocessing

@@ -54,7 +54,7 @@ class InputShares(NamedTuple):
 
 
 class InputCounts(NamedTuple):
-    """Number of values of one column in a batch that are unlike the known values."""
+    """Numbers of missing and unusual values of one column in a batch."""
 
     missing: int = 0
     out_of_range: int = 0
@@ -66,8 +66,8 @@ class InputCounts(NamedTuple):
 class InputGuard(Component):
     """Count, for each column, missing values, numbers outside the range of all earlier batches, and new categories. No column is changed.
 
-    Ranges are exact; categories are exact up to `max_categories`. The counts depend on the batches: the same rows in other batches, or merged from
-    parts, give the same ranges and categories, but other counts of values that were new in their batch.
+    Ranges are exact; categories are exact up to `max_categories`. The counts depend on the division into batches: if the same rows are divided or
+    merged in another way, ranges and categories are the same, but the counts of new values differ.
 
     >>> import pyarrow as pa
     >>> from modyn.preprocessing import Preprocessing
@@ -108,7 +108,8 @@ class InputGuard(Component):
         return True
 
     def look(self, columns: Columns) -> dict[str, InputCounts]:
-        """Count, for each column, the values unlike all earlier values. The statistics do not change, and no value is counted during the warm-up."""
+        """Count, for each column, the missing values, and the values that are unlike all earlier values. The statistics do not change, and no value
+        is counted during the warm-up."""
         found = dict[str, InputCounts]()
         if self._num_rows < self.config.warm_up_rows:
             return found

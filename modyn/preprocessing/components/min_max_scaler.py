@@ -63,7 +63,7 @@ class MinMaxScaler(Component):
         smallest = np.where(seen, self._smallest, 0.0)
         width = np.where(seen, self._largest, 0.0) - smallest
         low, high = self.config.feature_range
-        # The scale may be infinite for values that are closer to each other.
+        # For a narrower range of values, the scale could be infinite.
         narrowest = max(1.0, high - low) * np.finfo(np.float64).tiny
         scale = (high - low) / np.where(width > narrowest, width, 1.0)
         shift = np.where(seen, low, 0.0)

@@ -23,8 +23,8 @@ class OneHotEncoderConfig(ComponentConfig):
 class OneHotEncoder(VocabularyComponent):
     """Replace each category, or index of a LabelIndexer or Bucketizer, by a sparse feature of value 1.
 
-    A feature never changes its meaning (`Vocabularies`). A column always has `max_categories` + 1 features, so that a model always fits. Feature 0
-    is 1 for values that are missing, unknown or over the bound.
+    A feature never changes its meaning (`Vocabularies`). A column always has `max_categories` + 1 features, so that the input size of a model never
+    changes. Feature 0 is 1 for values that are missing, unknown or over the bound.
 
     >>> import pyarrow as pa
     >>> from modyn.preprocessing import Preprocessing

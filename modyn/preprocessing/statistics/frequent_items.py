@@ -18,8 +18,7 @@ class FrequentItems(Generic[V]):
 
     **Error.** Counts are exact while the stream has at most `capacity` distinct values. After that, a count is too low by at most `error`, which is
     at most n / (capacity + 1) after n values. The most frequent value is therefore found if its count leads by more than `error`. The same batches in
-    the same
-    order give the same counts. The bound holds for any batches and merges.
+    the same order give the same counts. The bound holds for any batches and merges.
 
     Source: Misra and Gries, Finding Repeated Elements, 1982; merging as in Agarwal et al., Mergeable Summaries, 2012, section 2.
     """

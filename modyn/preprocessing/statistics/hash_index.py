@@ -11,7 +11,7 @@ from modyn.preprocessing.statistics.string_hash import UInt64Array
 
 _FIRST_SLOTS: Final = 64
 _SLOTS_PER_KEY: Final = 3
-"""Smallest number of slots for each value, so that most lookups end at the first slot."""
+"""Smallest number of slots for each hash, so that most lookups end at the first slot."""
 
 
 class HashIndex:

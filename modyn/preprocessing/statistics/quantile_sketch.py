@@ -28,7 +28,7 @@ class QuantileSketch:
     within 2^-(precision + 1) · |x_r| (values below 2.3e-308: within 2.3e-308). The reason: a bin with exponent e has the width 2^(e - precision), the
     estimate is the middle of the bin, and |x_r| >= 2^e. Ranks are exact. A quantile between two ranks is interpolated, with the error of the larger
     rank. Values with k exponents (positive and negative ones counted separately) need at most k · 2^precision bins, so the error is at most 0.1 % for
-    16 exponents and 0.4 % for 64; `error` is the present bound.
+    16 exponents and 0.4 % for 64; `error` is the current bound.
 
     **Merges.** Counts are whole numbers, and the precision is the largest for which the bins of all values fit. The state therefore depends only on
     the values, not on the order, batches or merges of the values.

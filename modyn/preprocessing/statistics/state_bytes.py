@@ -1,8 +1,8 @@
 """Encodes statistics of preprocessing as bytes. Equal statistics give equal bytes, and damaged bytes are refused.
 
 Little-endian: a prefix of 32 bytes (magic, version, CRC-32 of all that follows, size of the header, size of the arrays), the header as JSON with
-sorted keys, and the arrays one after the other. In the header, {"array": [dtype, shape]} refers to the next array, and {"texts": n} to two arrays
-of n strings: their UTF-8 bytes and the end of each. Decoding runs no code and uses no pickle.
+sorted keys, and the arrays one after the other. In the header, {"array": [dtype, shape]} refers to the next array, and {"texts": [n, size]} to the
+next two arrays, for n strings: the end of each string, and the UTF-8 bytes of all strings. Decoding runs no code and uses no pickle.
 """
 
 from __future__ import annotations

@@ -25,8 +25,7 @@ class Vocabularies:
 
     The index of a string never changes. A string that first appears when the vocabulary is full always has the index 0. Vocabularies merge as if the
     strings of the second vocabulary had followed the strings of the first vocabulary. Strings are found by a 64-bit hash, for all columns at once:
-    two strings of a
-    column collide with a probability below 2^-56.
+    two strings of a column collide with a probability below 2^-56.
 
     Counters by column: values of all updates (`num_rows`), missing values, values that were new in their update or over the bound (`num_unseen`),
     and values that arrived when the vocabulary was full or that were too long for the vocabulary (`num_over_bound`).

@@ -2,8 +2,8 @@
 chooses it.
 
 The trigger set of an online trigger is the sequence of its steps. A step has `step_samples` new keys in the order of the stream, then
-`history_samples` keys of earlier samples. The last step may have fewer new keys. With `update_samples`, online updates train on the new keys, and the
-drawn keys belong to the step after these updates, which may also draw the updated samples. The batches depend only on the section `online`.
+`history_samples` keys of earlier samples. The last step may have fewer new keys. With `update_samples`, online updates train on the new keys. The
+drawn keys then belong to the step after these updates, and may include the new keys. The batches depend only on the section `online`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ _COUNT_TRIGGERS: Final = (
 )
 """Options that count triggers. A pipeline with the section `online` may not have these options, because online triggers would be counted too."""
 _GAP: Final = 8192
-"""Positions that are at most this far apart are read together, because reading the samples in between costs less than a second read."""
+"""Positions that are at most this far apart are read together, because reading the samples in between costs less than a separate read."""
 
 
 @dataclass(frozen=True, slots=True)
 class DueSteps:
-    """The steps to train now. Step i takes the new samples with numbers [begins[i], begins[i + 1]) of the window, and history from [0, begins[i]).
+    """The steps to train now. Step i trains on the new samples [begins[i], begins[i + 1]) of the window, and on samples of the history [0,
+    begins[i]).
 
     begins: int64 (steps + 1,), ascending.
     """
@@ -70,7 +71,7 @@ class HistoryPolicy(ABC):
         """Draw `size` samples of the history for each step. Returns the numbers of these samples in the window: int64 (steps, size).
 
         If a history has fewer than `size` samples, samples repeat. Args: window: window from the beginning of the stream, without deleted samples.
-        steps: steps for which to draw; there are earlier samples before each step.
+        steps: steps for which to draw; each step has at least one earlier sample.
         """
 
 
@@ -87,7 +88,7 @@ HISTORY: Final[Registry[type[HistoryPolicy]]] = Registry(
 
 
 def check_history(pipeline: Mapping[str, Any]) -> list[Problem]:
-    """Return every mistake of a pipeline's section `online` about the history."""
+    """Return every mistake in `online.history` of a pipeline, and every option that conflicts with the section `online`."""
     section = pipeline.get(ONLINE)
     if not isinstance(section, Mapping) or check_section(OnlineConfig, section, ONLINE):
         return []  # The supervisor reports the mistakes of the section.
@@ -100,7 +101,7 @@ def check_history(pipeline: Mapping[str, Any]) -> list[Problem]:
         value: Any = pipeline
         for name in path.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
-        # False, 0 and an empty list count no triggers.
+        # An option with the value False, 0 or an empty list counts no triggers.
         if value:
             found.append(Problem(path, f"{which}; remove it, or the section {ONLINE}"))
     return found
@@ -118,7 +119,7 @@ def select_online(
     new, size = np.arange(first_new, len(window)), config.history_samples
     # The step after online updates may also draw the samples of the updates.
     ends = steps.begins[:-1] if config.update_samples is None else steps.begins[1:]
-    # If all samples before the first step were deleted, its first new sample is the history.
+    # If all samples before the first step were deleted, the first new sample of this step is the history.
     ends = np.maximum(ends, min(1, len(window)))
     drawn = kind(options).draw(window, DueSteps(np.append(ends, len(window))), size, context) if size and len(new) else None
     numbers = new if drawn is None else _in_steps(new, drawn, config.step_samples)

@@ -1,4 +1,4 @@
-"""Draws from a uniform sample of the stream of bounded size."""
+"""Draws from a bounded uniform sample of the stream."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ReservoirHistory(HistoryPolicy):
 
     Each position of the stream has a random rank from the run's seed. The policy holds the `num_samples` samples with the lowest ranks (bottom-k
     sampling, equivalent to Vitter: Random Sampling with a Reservoir, 1985). The held samples change slowly, so that a cache can keep their payloads.
-    If a held sample is deleted, the sample of the next rank takes its place. No state is kept between triggers: each trigger ranks the whole stream,
+    If a held sample is deleted, the sample with the next rank replaces it. No state is kept between triggers: each trigger ranks the whole stream,
     which takes a few nanoseconds for each sample.
 
     >>> from modyn.testing.fake_selector import example_history
@@ -41,7 +41,7 @@ class ReservoirHistory(HistoryPolicy):
 
     def draw(self, window: SelectionWindow, steps: DueSteps, size: int, context: SelectionContext) -> Int64Array:
         """Draw samples; see `HistoryPolicy.draw`."""
-        # Samples before the first step join in blocks, and then step by step: memory is bounded by a block and the held samples.
+        # Samples before the first step are added in blocks, and later samples step by step. Only one block and the held samples are in memory.
         bounds = [0, *range(BLOCK, int(steps.begins[0]), BLOCK), *steps.begins[:-1].tolist()]
         generator, begins = context.generator(), set(steps.begins[:-1].tolist())
         held, ranks, drawn = np.zeros(0, np.int64), np.zeros(0, np.uint64), list[Int64Array]()

@@ -18,7 +18,7 @@ _SHARED_HALVINGS: Final = 20
 the larger weights would exceed the smaller weights.
 """
 _HALVINGS: Final = 40
-"""Age in half-lives beyond which a sample is never drawn: its probability would be at most 10^-12 of that of a new sample."""
+"""Age in half-lives beyond which a sample is never drawn: its probability would be at most 10^-12 of the probability of a new sample."""
 
 
 class TimeWeightedOptions(Section):
@@ -48,7 +48,7 @@ class TimeWeightedHistory(HistoryPolicy):
         return self._at(window, steps.begins[:-1], context.generator().random((len(steps), size)))
 
     def _at(self, window: SelectionWindow, ends: Int64Array, shares: Float64Array) -> Int64Array:
-        """Find the samples at given fractions of the sum of weights before each of `ends`: int64, of the shape of `shares`."""
+        """For each of `ends`, find the samples at the fractions `shares` of the sum of all earlier weights: int64, with the shape of `shares`."""
         half_life = self.config.half_life
         oldest = (_HALVINGS + _SHARED_HALVINGS) * half_life
         first, ages = ages_of(window, int(ends[-1]), int(ends[0]), oldest)
@@ -70,7 +70,7 @@ def ages_of(window: SelectionWindow, end: int, needed: int, oldest: int) -> tupl
     newest timestamp among these samples.
 
     The function reads samples backwards from `end` in blocks, until the next block has only samples that are older than `oldest`, or no samples are
-    left. Args: needed: the result includes the sample before this number in any case.
+    left. Args: needed: the result always includes the sample with the number `needed` - 1.
     """
     found, start, newest = list[Int64Array](), end, 0
     while start > 0:

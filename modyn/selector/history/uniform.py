@@ -31,7 +31,7 @@ class UniformHistory(HistoryPolicy):
 
 
 def draw_between(starts: Int64Array, ends: Int64Array, size: int, generator: np.random.Generator) -> Int64Array:
-    """Draw `size` numbers of each range [start, end) uniformly, without replacement if the range has enough numbers: int64 (ranges, size).
+    """Draw `size` numbers from each range [start, end) uniformly, without replacement if the range has enough numbers: int64 (ranges, size).
 
     >>> draw_between(np.array([5]), np.array([8]), 3, np.random.default_rng(0)).tolist()
     [[5, 6, 7]]

@@ -21,7 +21,7 @@ class WindowOptions(Section):
 
 
 class WindowHistory(HistoryPolicy):
-    """Draws the samples of each step uniformly at random, without replacement, from the `num_samples` samples just before its new samples.
+    """Draws the samples of each step uniformly at random, without replacement, from the `num_samples` samples before the new samples of the step.
 
     >>> from modyn.testing.fake_selector import example_history
     >>> example_history({"strategy": "Window", "num_samples": 3})

@@ -31,7 +31,7 @@ class BalancedPresamplingConfig(PresamplingConfig):
 
 
 class BalancedPresampling(PresamplingPolicy):
-    """Keeps `ratio` of the window, with the same number of samples from each stratum, as far as a stratum has enough. Each stratum is sampled
+    """Keeps `ratio` of the window, with the same number of samples from each stratum, as far as a stratum has enough samples. Each stratum is sampled
     uniformly."""
 
     Config: ClassVar[type[BalancedPresamplingConfig]] = BalancedPresamplingConfig
@@ -45,7 +45,7 @@ class BalancedPresampling(PresamplingPolicy):
         """Return a function that yields the stratum of each sample of the window: int64, in the chunks of the window."""
 
     def quotas(self, strata: Strata, size: int, generator: np.random.Generator) -> Int64Array:
-        """Divide `size` samples among the strata: int64 (n,). Raises ConfigError if each stratum must get the same number, which would be 0."""
+        """Divide `size` samples among the strata: int64 (n,). Raises ConfigError if all strata must get the same number, and this number is 0."""
         config = self.config
         if not config.force_column_balancing or config.force_required_target_size or not len(strata.counts):
             return quotas(strata.counts, size, generator)

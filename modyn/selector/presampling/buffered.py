@@ -1,8 +1,8 @@
 """The base of online policies. Online policies keep a bounded buffer of samples from trigger to trigger. Each new sample of the stream is offered to
 the buffer once, in order.
 
-A `Decider` contains the decisions of a policy, and knows only labels and slots of the buffer. This file feeds the stream to the decider, and stores
-the buffer in a file next to the trigger set. The trigger set is the content of the buffer.
+A `Decider` makes the decisions of a policy from labels and slots of the buffer alone. This module passes the stream to the decider, and stores the
+buffer in a file next to the trigger set. The trigger set is the content of the buffer.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Decider(Protocol):
     """Decides which offered samples enter a buffer, and which samples leave the buffer."""
 
     def offer(self, labels: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Decide on samples, which are offered in order, by their labels, int64 (n,). The decisions do not depend on how the stream is split into
-        calls.
+        """Decide which samples enter the buffer. The decisions do not depend on how the stream is split into calls. Args: labels: labels of the
+        offered samples in order, int64 (n,).
 
-        Returns: the slots that change, each once, and for each slot the row of `labels` whose sample the slot holds afterwards: both int64 (m,).
-        Slots after the last slot extend the buffer, without gaps.
+        Returns: the slots that change, each once, and for each of these slots the index in `labels` of its new sample: both int64 (m,). Slots after
+        the last slot of the buffer extend the buffer without gaps.
         """
 
 
@@ -79,8 +79,8 @@ class Buffer:
         self.columns = {name: values[kept] for name, values in self.columns.items()}
 
     def put(self, slots: Int64Array, rows: Mapping[str, Array]) -> None:
-        """Write rows into slots, as `Decider.offer` returns them."""
-        # `np.resize` repeats old values in the new slots. This is harmless, because `slots` has no gaps and the next line writes them all.
+        """Write rows into the slots that `Decider.offer` has returned."""
+        # `np.resize` repeats old values in the new slots. This is harmless, because `slots` has no gaps and the next line overwrites all new slots.
         size = max(len(self), int(slots.max(initial=-1)) + 1)
         for name, values in self.columns.items():
             grown = np.resize(values, (size, *values.shape[1:])) if size > len(values) else values
@@ -89,17 +89,17 @@ class Buffer:
 
 
 class BufferedPresampling(PresamplingPolicy):
-    """The base of online policies. The buffer has seen the stream from the start of the trigger's window. If `tail_triggers` moves this start, a
-    policy with `restarts` begins again with an empty buffer, and other policies lose the samples outside the window. Deleted samples leave the
-    buffer.
+    """The base of online policies. All samples from the start of the trigger's window on were offered to the buffer. If `tail_triggers` moves this
+    start, a policy with `restarts` begins again with an empty buffer, and other policies drop the samples outside the window. Deleted samples leave
+    the buffer.
     """
 
     Config: ClassVar[type[BufferConfig]]
     needs_history = True
     config: BufferConfig
     restarts: ClassVar[bool] = False
-    """Whether the buffer becomes empty when the window moves. Otherwise a policy that counts the offered samples would count samples outside the
-    window, and a policy that refuses samples of full classes would lack samples of the new window.
+    """Whether the buffer becomes empty when the start of the window moves. Policies that count offered samples need this, because their counts would
+    include samples outside the window. Policies that refuse samples of full classes need this, because they would lack samples of the new window.
     """
 
     @abstractmethod
@@ -150,7 +150,7 @@ class Before:
         own = {name: columns.pop(name) for name in names if name in meta["extra"]}
         first = index_of(window, meta["end"])
         before = cls(Buffer(columns), own, meta["values"], first, meta["end"])
-        # `num_live` samples of the window existed after the previous trigger. The part of the window up to `first` holds those that exist now.
+        # `num_live` offered samples existed after the previous trigger. Now `first - window.start` of these samples exist.
         before.num_deleted = meta["num_live"] - (first - window.start)
         positions, keys = columns["positions"], columns["keys"]
         existing = ~window.deleted.contains(keys) if len(window.deleted) else np.ones(len(keys), np.bool_)
@@ -217,7 +217,7 @@ class Draws:
         self._left: list[float] = []
 
     def uniform(self) -> float:
-        """Return a number of [0, 1)."""
+        """Return a number in [0, 1)."""
         if not self._left:
             self._left = self._generator.random(self._block)[::-1].tolist()
         return self._left.pop()

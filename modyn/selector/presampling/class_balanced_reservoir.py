@@ -23,8 +23,8 @@ class ClassBalancedReservoirPresampling(BufferedPresampling):
     and Moens: Online Continual Learning from Imbalanced Data, 2020, algorithm 1, CBRS).
 
     After the buffer is filled, a class becomes full when it is among the largest classes. A sample of a class that is not full replaces a random
-    sample of the largest classes. A sample of a full class, with m samples held and n samples so far, replaces a random sample of its own class with
-    probability m / n. The buffer stays filled.
+    sample of the largest classes. If a full class has m samples in the buffer and n samples so far, its next sample replaces a random sample of the
+    same class with probability m / n. The buffer stays filled.
 
     >>> from modyn.testing.fake_selector import example_presampling as presample
     >>> presample({"strategy": "ClassBalancedReservoir", "buffer_size": 4}, [0] * 6, [1, 1])

@@ -33,13 +33,13 @@ class CLiBConfig(BufferConfig):
 
 class CLiBPresampling(BufferedPresampling):
     """Accepts every sample. In a full buffer, a new sample replaces the least important sample of the class with the most samples. The new sample
-    counts as a sample of its class (Koh, Kim, Ha and Choi: Online Continual Learning on Class Incremental Blurry Task Configuration with Anytime
-    Inference, 2022, CLIB, sections 4.1 and A.2).
+    already counts as a sample of its class (Koh, Kim, Ha and Choi: Online Continual Learning on Class Incremental Blurry Task Configuration with
+    Anytime Inference, 2022, CLIB, sections 4.1 and A.2).
 
     The importance of a sample is a moving average of the decrease of the buffer's loss in the steps that trained on the sample. The training of the
     previous trigger measures this decrease (`loss_decrease`): the loss of the batch before the step minus the loss of the next batch, both drawn from
-    the buffer. The paper passes over the whole buffer instead. A new sample begins with the mean importance of its class. Among the largest classes,
-    the class that came first loses a sample. Among equally important samples, the new sample replaces the oldest.
+    the buffer. The paper computes the loss of the whole buffer instead. A new sample begins with the mean importance of its class. Among the largest
+    classes, the class whose first sample is oldest loses a sample. Among equally important samples, the new sample replaces the oldest.
 
     >>> from modyn.testing.fake_selector import example_presampling as presample
     >>> presample({"strategy": "CLiB", "buffer_size": 4}, [0] * 6, [1, 1])
@@ -55,7 +55,7 @@ class CLiBPresampling(BufferedPresampling):
         return (_SCORE,)
 
     def decider(self, buffer: Buffer, capacity: int, context: SelectionContext, before: Before) -> ImportanceBalancer:
-        """Make the sample-wise importance memory, with the measurements of the previous trigger."""
+        """Make the decider, and update the importance of samples by the measurements of the previous trigger."""
         importance = before.columns.get("importance", np.zeros(0))[before.kept]
         order = before.columns.get("order", np.zeros(0, np.int64))[before.kept]
         if (found := context.feedback(context.trigger_id - 1)) is not None:
@@ -64,7 +64,7 @@ class CLiBPresampling(BufferedPresampling):
         return ImportanceBalancer(capacity, buffer.columns["labels"], importance, order, classes)
 
     def keeps(self, decider: ImportanceBalancer) -> tuple[dict[str, Array], dict[str, object]]:
-        """Return the importance of each slot, the order in which slots were filled, and the classes in the order in which they came."""
+        """Return the importance of each slot, the order in which slots were filled, and the classes in the order of their first samples."""
         return {"importance": decider.importance, "order": decider.order, "classes": decider.classes}, {}
 
 
@@ -77,7 +77,7 @@ def updated(importance: Float64Array, keys: Int64Array, feedback: Feedback, rate
         return result
     for rows in feedback.chunks():
         measured = rows.scores[_SCORE][:, 0].astype(np.float64)
-        # Measured samples that are not in the buffer find the slot of another key. The comparison below leaves them out.
+        # For a measured sample that is not in the buffer, the search returns the slot of another key. The comparison below excludes this slot.
         found = np.minimum(np.searchsorted(keys, rows.keys, sorter=order), len(keys) - 1)
         slots = order[found]
         valid = (keys[slots] == rows.keys) & np.isfinite(measured)
@@ -97,8 +97,8 @@ class ImportanceBalancer:
         order: Int64Array | None = None,
         classes: Int64Array | None = None,
     ) -> None:
-        """Args: held, importance: label and importance of each slot. order: for each slot, a number that is larger for a slot that was filled later.
-        classes: the classes in the order in which they came.
+        """Args: held, importance: label and importance of each slot. order: for each slot, a number that increases in the order of filling. classes:
+        the classes in the order of their first samples.
         """
         self._capacity = capacity
         labels = np.zeros(0, np.int64) if held is None else held
@@ -107,8 +107,8 @@ class ImportanceBalancer:
         self._next = max(self._order, default=-1) + 1
         self._classes: dict[int, _Class] = {}
         self._by_size: dict[int, list[tuple[int, _Class]]] = {}
-        """For each size, a heap of the classes of this size, ordered by when they came. A heap may still hold classes whose size has changed, because
-        an immediate removal would take a search. `_largest` removes these classes.
+        """For each size, a heap of the classes of this size, ordered by their first samples. A heap may contain classes whose size has changed,
+        because an immediate removal would need a search. `_largest` removes these classes.
         """
         self._most = 0
         for label in [] if classes is None else classes.tolist():
@@ -124,12 +124,12 @@ class ImportanceBalancer:
 
     @property
     def order(self) -> Int64Array:
-        """For each slot, a number that is larger for a slot that was filled later, int64 (n,)."""
+        """For each slot, a number that increases in the order of filling, int64 (n,)."""
         return np.array(self._order, np.int64)
 
     @property
     def classes(self) -> Int64Array:
-        """The classes in the order in which they came, int64 (c,)."""
+        """The classes in the order of their first samples, int64 (c,)."""
         return np.array(list(self._classes), np.int64)
 
     def offer(self, labels: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -167,7 +167,7 @@ class ImportanceBalancer:
         return slot
 
     def _largest(self) -> _Class:
-        """Return the class with the most samples. If several classes have the most samples, return the class that came first."""
+        """Return the class with the most samples. If several classes have the most samples, return the class whose first sample is oldest."""
         while True:
             heap = self._by_size[self._most]
             while heap and len(heap[0][1].heap) != self._most:
@@ -190,7 +190,7 @@ class ImportanceBalancer:
 
 
 class _Class:
-    """The samples of a class in a buffer. number: number of the class, in the order in which classes came. heap: (importance, order, slot) of each
+    """The samples of a class in a buffer. number: number of the class, in the order of the first samples. heap: (importance, order, slot) of each
     sample. total: sum of the importance of these samples. sizes: sizes under which the class is in `_by_size`.
     """
 

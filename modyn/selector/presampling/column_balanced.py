@@ -27,8 +27,8 @@ class ColumnBalancedConfig(BalancedPresamplingConfig):
 class ColumnBalancedPresampling(BalancedPresampling):
     """Keeps `ratio` of the window, with the same number of samples of each value of `column`, as far as a value has enough samples.
 
-    All samples of a rarer value are kept, and the other values share the rest (Modyn, SIGMOD 2025, section 5.2.1). Samples without a value are
-    balanced like one more value. Values are compared as text: 1, 1.0 and "1" are equal. Storage reads each value once in a run, from the files of the
+    All samples of a rarer value are kept, and the other values share the rest (Modyn, SIGMOD 2025, section 5.2.1). Samples without a value form a
+    stratum of their own. Values are compared as text: 1, 1.0 and "1" are equal. Storage reads each value once in a run, from the files of the
     dataset, in CSV, JSON Lines or Parquet.
 
     >>> from modyn.testing.fake_selector import example_presampling as presample

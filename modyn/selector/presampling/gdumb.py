@@ -64,7 +64,7 @@ class GreedyBalancer:
         members, capacity = self._members, self._capacity
         for row, label in enumerate(labels.tolist()):
             own = members.get(label)
-            # The class has its share: len(own) >= capacity / len(members), without a division.
+            # The class has its full share: len(own) >= capacity / len(members). The product avoids a division.
             if own is not None and len(own) * len(members) >= capacity:
                 continue
             if self._num_held < capacity:

@@ -17,7 +17,7 @@ from modyn.selector.presampling.buffered import Before, Buffer, BufferConfig, in
 from modyn.selector.window import Feedback, Selection, SelectionContext, SelectionWindow, uniform
 
 _MOST_COMPARED: Final = 8192
-"""Largest number of samples among which `iqp` chooses at once: matrices of 512 MiB."""
+"""Largest number of samples among which `iqp` chooses at once. For this number, a matrix has 512 MiB."""
 
 
 class GSSConfig(BufferConfig):
@@ -59,10 +59,10 @@ class GSSPresampling(PresamplingPolicy):
     Gradient based Sample Selection for Online Continual Learning, 2019, algorithms 1, GSS-IQP, and 2, GSS-Greedy).
 
     A sample can enter the buffer after a training on it. In its last epoch, the training of the previous trigger returns for each sample the gradient
-    by the weights of the last layer. A fixed random projection, which keeps cosines in the mean, reduces the gradient to `gradient_size` numbers.
-    Each training renews the gradients of the buffer. With `limit`, at least half of the trigger set is reserved for the buffer, and the new samples
-    are drawn uniformly. New samples that are not drawn are never trained on, and never enter the buffer. If there are no new samples and the buffer
-    is empty, the policy takes a uniform sample of the window.
+    with respect to the weights of the last layer. A fixed random projection reduces the gradient to `gradient_size` numbers, and preserves cosines on
+    average. Each training renews the gradients of the buffer. With `limit`, at least half of the trigger set is reserved for the buffer, and the new
+    samples are drawn uniformly. New samples that are not drawn are never trained on, and never enter the buffer. If there are no new samples and the
+    buffer is empty, the policy takes a uniform sample of the window.
 
     >>> from modyn.testing.fake_selector import example_presampling as presample
     >>> presample({"strategy": "GSS", "buffer_size": 4}, [0] * 3, [1] * 2)  # No training has returned gradients: the buffer is empty.
@@ -84,7 +84,7 @@ class GSSPresampling(PresamplingPolicy):
             return Selection(0, iter(()))
         before = Before.load(window, context, restarts=False)
         new = replace(window, start=before.first)
-        # Without a limit of the pipeline, `limit` is the size of the window, which holds buffer and new samples together.
+        # Without a limit of the pipeline, `limit` is the size of the window, and the window contains both the buffer and the new samples.
         rest = limit if limit == len(window) else max(limit - len(new), (limit + 1) // 2)
         buffer = self._renew_buffer(window, before, context, self.config.capacity(window, rest))
         end = int(window.reader.positions(new.end - 1, new.end)[0]) + 1 if len(new) else before.end
@@ -232,8 +232,8 @@ class Greedy(GradientSelector):
 
 
 class Quadratic(GradientSelector):
-    """GSS-IQP, algorithm 1. After more than `recent_size` offered samples, and at the end, the policy chooses the buffer again: from the samples of
-    the buffer and the offered samples, the set of given size whose sum of cosines over all pairs is smallest.
+    """GSS-IQP, algorithm 1. After more than `recent_size` offered samples, and at the end, the policy chooses the buffer again. Among the sets of
+    given size from buffered and offered samples, it chooses a set with a small sum of cosines over all pairs.
     """
 
     def __init__(self, capacity: int, keys: Int64Array, gradients: Float32Array, scores: Float64Array, recent_size: int) -> None:
@@ -281,11 +281,10 @@ def least_similar(similarities: Float64Array, size: int) -> Int64Array:
         inside, outside = np.flatnonzero(kept), np.flatnonzero(~kept)
         if not len(inside) or not len(outside):
             return inside
-        # Row i, column j: change of the sum if kept item i leaves and item j enters. The last term is the pair (i, j), which the others count
-        # wrongly.
+        # Row i, column j: change of the sum if kept item i leaves and item j enters. The last term corrects for the pair (i, j).
         change = (own - 2 * sums)[inside, None] + (own + 2 * sums)[None, outside] - 2 * similarities[np.ix_(inside, outside)]
         leaves, enters = np.unravel_index(int(change.argmin()), change.shape)
-        # A smaller decrease may be a rounding error, with which the loop might never end.
+        # A smaller decrease may be a rounding error. With rounding errors, the loop might never end.
         if change[leaves, enters] > -1e-9:
             return inside
         kept[inside[leaves]], kept[outside[enters]] = False, True

@@ -10,8 +10,8 @@ from modyn.selector.window.strata import Column, label_strata
 
 
 class LabelBalancedPresampling(BalancedPresampling):
-    """Keeps `ratio` of the window, with the same number of samples of each label, as far as a label has enough samples. The policy uses the labels
-    that storage holds.
+    """Keeps `ratio` of the window, with the same number of samples of each label, as far as a label has enough samples. The policy uses the labels in
+    storage.
 
     All samples of a rarer label are kept, and the other labels share the rest (Modyn, SIGMOD 2025, section 5.2.1).
 

@@ -13,8 +13,8 @@ class ReservoirPresampling(BufferedPresampling):
     """Holds a uniform sample, without replacement, of all samples of the stream so far (Vitter: Random Sampling with a Reservoir, 1985, algorithm R).
     Sample number n replaces a random held sample with probability buffer_size / n.
 
-    After deletions from the dataset, the same number of later samples make up for the deleted samples by random pairing (Gemulla, Lehner and Haas:
-    Maintaining Bounded-Size Sample Synopses of Evolving Datasets, 2008), which keeps the sample uniform.
+    After deletions from the dataset, the same number of later samples replace the deleted samples by random pairing (Gemulla, Lehner and Haas:
+    Maintaining Bounded-Size Sample Synopses of Evolving Datasets, 2008). The sample stays uniform.
 
     >>> from modyn.testing.fake_selector import example_presampling as presample
     >>> presample({"strategy": "Reservoir", "buffer_size": 3}, [0] * 5, [0] * 5)
@@ -44,7 +44,7 @@ class AlgorithmR:
         self, capacity: int, generator: np.random.Generator, num_held: int = 0, num_seen: int = 0, holes: tuple[int, int] = (0, 0)
     ) -> None:
         """Args: num_held: number of samples in the buffer. num_seen: number of offered samples that still exist. holes: number of samples that were
-        deleted from the buffer, and number of other deleted samples; deletions for which a later sample has made up do not count.
+        deleted from the buffer, and number of other deleted samples; deletions that a later sample has replaced do not count.
         """
         self._capacity, self._generator, self._num_held = capacity, generator, num_held
         self.num_seen, self.holes = num_seen, holes
@@ -58,7 +58,7 @@ class AlgorithmR:
         self._num_held += num_added
         self.num_seen += num_added
         rest = rows[num_added:]
-        # `integers` is not used here: with it, a number may depend on how many are drawn in one call, and the split into chunks must not matter.
+        # `integers` is not used, because its numbers may depend on the number of draws in a call. The split into chunks must not change the result.
         drawn = (self._generator.random(len(rest)) * (self.num_seen + 1 + np.arange(len(rest)))).astype(np.int64)
         self.num_seen += len(rest)
         chosen = np.flatnonzero(drawn < self._capacity)
@@ -66,10 +66,11 @@ class AlgorithmR:
         return changes(slots)
 
     def _make_up_for_deletions(self, count: int) -> tuple[dict[int, int], int]:
-        """Pair the first of `count` offers with deleted samples. Returns: the rows that enter, by slot, and the number of pairs."""
+        """Pair as many of the next `count` offered samples as possible with deleted samples. Returns: the rows that enter, by slot, and the number of
+        pairs."""
         lost, passed = self.holes
         count = min(count, lost + passed)
-        # A block of one number: numbers that were drawn in advance and not used would change the draws of `offer`.
+        # The block size is 1, because unused numbers that were drawn in advance would change the draws of `offer`.
         draws, slots = Draws(self._generator, 1), dict[int, int]()
         for row in range(count):
             if draws.below(lost + passed) < lost:

@@ -1,4 +1,4 @@
-"""A random part of the window with its class shares."""
+"""A random part of the window with the same shares of classes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class StratifiedPresampling(PresamplingPolicy):
     """Keeps `ratio` of the window. The share of each label is the same as in the window, exact to one sample, and each label keeps at least one
     sample.
 
-    Samples of a label are drawn uniformly. If the target size is less than the number of labels, labels with the largest shares come first. With
-    `column`, the values of this column take the place of the labels.
+    Samples of a label are drawn uniformly. If the target size is less than the number of labels, labels with the largest shares get samples first.
+    With `column`, the values of this column replace the labels.
 
     >>> from modyn.testing.fake_selector import example_presampling as presample
     >>> presample({"strategy": "Stratified", "ratio": 50}, [0, 0, 0, 0, 0, 0, 1, 1])

@@ -85,8 +85,8 @@ class SelectionPolicy(StatefulPolicy, ABC):
 
     @classmethod
     def check(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
-        """Return every mistake of the section. Args: options: the section without its `name`. path: path of the section, with which paths of mistakes
-        begin."""
+        """Return every mistake of the section. Args: options: the section without its `name`. path: path of the section; the paths of mistakes begin
+        with it."""
         return check_section(cls.Config, dict(options), path)
 
     @classmethod

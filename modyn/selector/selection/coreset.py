@@ -1,4 +1,4 @@
-"""Train on a subset. A presampling policy picks candidates here, and a downsampling policy in the trainer picks among them."""
+"""Train on a subset. A presampling policy picks candidates here, and a downsampling policy in the trainer picks samples among the candidates."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CoresetConfig(SelectionConfig):
         None,
         description="downsampling strategies that take turns, instead of `downsampling_config`; validated by the trainer server",
     )
-    # The value has one of two kinds; the trainer server names the mistakes of both.
+    # The type of the value depends on the kind of threshold; the trainer server checks both types.
     downsampling_thresholds: Any = Field(
         None,
         description="for each strategy of `downsampling_list` except the first: the trigger number, or the score of the newest model, from "

@@ -1,4 +1,4 @@
-"""Train on a mixture of samples that no earlier trigger set has and samples of earlier trigger sets."""
+"""Train on a mixture of unused samples, which no earlier trigger set has, and samples of earlier trigger sets."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class FreshnessSamplingStrategy(SelectionPolicy):
         counts, percent = (used.num_unused, used.num_used), self.config.unused_data_ratio
         shares, size = (percent, 100 - percent), self.config.capped(len(window))
         if all(counts):
-            # The largest set in which neither kind needs more samples than the window has of it.
+            # The largest size for which the window has enough used and enough unused samples.
             size = min(size, *(100 * count // share for count, share in zip(counts, shares, strict=True)))
         unused, again = quotas(np.array(counts), size, generator, weights=shares).tolist()
         return used.select(unused, again, generator)

@@ -1,5 +1,5 @@
-"""Strata by a column of the dataset. Storage is asked for a sample's value once in a run. Afterwards a file of the policy's state holds the sample's
-stratum.
+"""Strata by a column of the dataset. The value of a sample is read from storage once in a run. Afterwards a state file of the policy contains the
+stratum of the sample.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ColumnStrata:
         `ReadColumn`."""
         self._window, self._context, self._column = window, context, column
         file = context.files.open(_NAME)
-        # The stratum of position `_first` is the first of the file.
+        # `_first` is the stream position of the first stratum in the file.
         self._first = int(file.meta["first"]) if file else 0
         self._strata: Int64Array = file.column("strata") if file else np.zeros(0, np.int64)
         if len(window):
@@ -58,7 +58,7 @@ class ColumnStrata:
         self._first, self._strata = first, written.column("strata")
 
     def _strata_of(self, positions: Int64Array, keys: Int64Array) -> Int64Array:
-        """Return the strata of samples. The values of samples that the file lacks are read. Args: positions, keys: int64 (n,), positions
+        """Return the strata of samples. If the file lacks samples, the values of these samples are read. Args: positions, keys: int64 (n,), positions
         ascending."""
         known = int(np.searchsorted(positions, self._first + len(self._strata)))
         # The file is used only if it begins at or before these samples. Otherwise all values are read.

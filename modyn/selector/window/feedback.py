@@ -1,4 +1,4 @@
-"""Scores of trainings, stored with the run for selection policies and users, in one file of columns for each trigger."""
+"""Scores of a run's trainings, for selection policies and users. Each trigger has one columnar file."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class FeedbackFiles:
         try:
             held = self.find(header.trigger_id)
         except CorruptStateError:
-            held = None  # The new feedback replaces it.
+            held = None  # The new feedback replaces the damaged feedback.
         if held is not None and held.header.attempt >= header.attempt:
             return held.header
         path, done = self._path(header.trigger_id), 0
@@ -124,7 +124,7 @@ class FeedbackFiles:
         Raises: NotFoundError: there are no scores. ConflictError: scores of another attempt have replaced these scores. InvalidArgumentError: the
         position does not exist.
         """
-        # A caller reads from position 0 on, in several calls. The first call verifies the whole file for all of them.
+        # A caller reads the scores in several calls, from position 0 on. The call for position 0 verifies the whole file.
         found = self.find(trigger_id, verify=position == 0)
         if found is None:
             raise NotFoundError(f"no training of trigger {trigger_id} of run '{self._run_id}' has sent scores")
@@ -139,7 +139,7 @@ class FeedbackFiles:
         return found
 
     def headers(self) -> list[FeedbackHeader]:
-        """Return the headers of the scores of the run's trainings, by trigger."""
+        """Return the headers of the scores of the run's trainings, ordered by trigger."""
         found = [self.find(int(path.stem), verify=False) for path in sorted(self._folder.glob("*.feedback"))]
         return [feedback.header for feedback in found if feedback is not None]
 

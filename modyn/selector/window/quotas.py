@@ -28,9 +28,9 @@ def quotas(
     Args:
         counts: number of samples of each stratum, int64 (n,). budget: number of samples to divide. If the budget exceeds the sum of counts, each
         stratum gets its count. weights: n integers, not negative, of any size. None gives all strata the same weight. Strata of weight 0 get samples
-        only if all other strata are full. least: smallest quota of each stratum that has this many samples. The option has no effect if these quotas
-        together exceed the budget. unbiased: the remaining samples go to random strata with probabilities equal to their remainders, so that the
-        expected quotas are the shares.
+        only if all other strata are full. least: smallest quota of each stratum with at least this number of samples. The option has no effect if
+        these quotas together exceed the budget. unbiased: the remaining samples go to random strata with probabilities equal to their remainders, so
+        that the expected quotas are the shares.
     Returns: quota of each stratum, int64 (n,). The sum of the quotas is the smaller of the budget and the sum of counts.
     Raises: ValueError: the budget is negative.
 
@@ -50,7 +50,7 @@ def quotas(
     given = floor.copy()
     free = (counts > 0) & (weighed > 0)
     if int(given[~free].sum() + most[free].sum()) < budget:
-        # Strata with a weight get all their samples, and the others divide the rest equally.
+        # Strata with a positive weight get all their samples, and the other strata divide the rest equally.
         rest = np.where(free, 0, counts)
         return np.where(free, counts, quotas(rest, budget - int(counts[free].sum()), generator, least=least, unbiased=unbiased))
     while True:
@@ -58,8 +58,8 @@ def quotas(
         share = left * weighed  # The share of each stratum, multiplied by `total`: fractions stay exact.
         over, under = free & (share > most * total), free & (share < floor * total)
         excess, deficit = (share - most * total)[over].sum(), (floor * total - share)[under].sum()
-        # Fixing both kinds of strata changes the level. If the excess is larger than the deficit, the level rises, and strata above their counts stay
-        # above them: these can be fixed now. If the deficit is larger, the level falls, and strata below their floors can be fixed.
+        # Fixing strata changes the level λ. If the excess is larger than the deficit, λ rises: strata above their counts stay above their counts, and
+        # are fixed now. If the deficit is larger, λ falls: strata below their floors stay below their floors, and are fixed now.
         fixed = (over & (excess >= deficit)) | (under & (deficit >= excess))
         if not fixed.any():
             break

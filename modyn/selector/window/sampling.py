@@ -34,8 +34,8 @@ def sample_positions(population: int, size: int, generator: np.random.Generator,
 def _counts(lengths: Int64Array, size: int, generator: np.random.Generator) -> Int64Array:
     """Draw `size` times without replacement from urns of these lengths. Returns the number of draws from each urn.
 
-    If each position is taken with the same probability, the sample is uniform and has a random size. Random positions are then added or removed until
-    the size is `size`, and the sample stays uniform. NumPy's hypergeometric draw would need one call for each block, and supports at most 10^9
+    If each position is chosen with the same probability, the sample is uniform and has a random size. Random positions are then added or removed
+    until the size is `size`, and the sample stays uniform. NumPy's hypergeometric draw would need one call for each block, and supports at most 10^9
     positions.
     """
     population = int(lengths.sum())

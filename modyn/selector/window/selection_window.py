@@ -1,6 +1,7 @@
 """Input and output of a selection policy: the samples of the stream that a trigger covers, in chunks, and the selected keys.
 
-The readers of these samples are also here: readers by position in the stream, and a reader that leaves out deleted samples.
+The module also contains readers of these samples: a base for readers of a whole stream, a reader with cancellation, and a reader without deleted
+samples.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _MAX_CHUNK_SIZE = 1_048_576
 class Selection:
     """A trigger set to be written. Its `chunks` hold `num_keys` keys in all, in stream order.
 
-    ranges: the positions [start, end) of these keys in the run's stream, in order. If all weights are 1, the file may have these ranges instead of
-    the keys. None: the file has the keys.
+    ranges: the positions [start, end) of these keys in the run's stream, in order. If all weights are 1, the file may contain these ranges instead of
+    the keys. None: the file contains the keys.
     """
 
     num_keys: int
@@ -47,10 +48,10 @@ def _no_column(column: str, keys: Int64Array) -> Int64Array:
 class SelectionContext:
     """The trigger of a selection, its source of randomness, and the state of earlier triggers.
 
-    files: state of the policy between triggers that is too large for `state()`. trigger_ends: returns the number of samples of the stream that each
-    earlier trigger covers, int64, ascending. feedback: returns the scores that `SelectionPolicy.feedback` names from an earlier trigger's training,
-    or None without scores. column: returns the stratum of each key, int64 (n,), by the sample's value in the column of this name; raises ConfigError.
-    Read columns through `modyn.selector.window.column_strata`, which requests each value once.
+    files: state of the policy that is kept between triggers, and is too large for `state()`. trigger_ends: returns the number of samples of the
+    stream that each earlier trigger covers, int64, ascending. feedback: for an earlier trigger, returns the scores of its training that
+    `SelectionPolicy.feedback` names, or None. column: for the name of a column and keys, returns the stratum of each key, int64 (n,); raises
+    ConfigError. Read columns through `modyn.selector.window.column_strata`, which requests each value once.
     """
 
     seed: int
@@ -72,8 +73,8 @@ class SelectionContext:
 class SelectionWindow:
     """Positions [start, end) of a run's stream, read at most `chunk_size` samples at a time.
 
-    stream_start: position in the stream at which the window of the trigger begins, even if its sample is deleted. deleted: keys of samples that are
-    left out.
+    stream_start: position in the stream at which the window of the trigger begins, even if the sample at this position is deleted. deleted: keys of
+    samples that are left out.
     """
 
     reader: SampleReader
@@ -234,7 +235,7 @@ class CancellableReader:
 
 
 class LiveReader:
-    """Reads samples [start, end) of a stream without deleted samples, numbered from 0 in stream order.
+    """Reads the existing samples among positions [start, end) of a stream. Existing samples are numbered from 0 in stream order.
 
     The constructor reads all keys once. Memory: 16 bytes for each BLOCK samples, and one block of keys.
     """

@@ -18,15 +18,15 @@ _KIND: Final = FileKind(
 )
 
 References = Mapping[str, Mapping[str, str]]
-"""The policy's name for a file → the file's name on disk, and the SHA-256 of the file's header. The header holds checksums of all columns."""
+"""Maps the policy's name of each state file to the file's name on disk and the SHA-256 of its header. The header has checksums of all columns."""
 
 
 class StateFiles:
-    """Files of columns by name, next to the trigger sets of a run, for one selection.
+    """The state files of one selection: columnar files with names, next to the trigger sets of a run.
 
-    `open` opens a file of the previous triggers. `write` and `writer` write the file that the next trigger opens under this name. A name that the
-    selection does not write keeps its file. Written files become valid when the row of their trigger is committed, because the row holds
-    `references`. A selection that repeats an interrupted selection therefore opens the same files.
+    `open` opens a file of the previous triggers. `write` and `writer` write the file that the next trigger opens under this name. If the selection
+    does not write a name, the earlier file of this name stays valid. Written files become valid when the row of their trigger is committed, because
+    the row holds `references`. A selection that repeats an interrupted selection therefore opens the same files.
 
         buffer = context.files.open("buffer")
         keys = buffer.column("keys") if buffer else np.zeros(0, np.int64)
@@ -75,9 +75,9 @@ class StateFiles:
 
     @contextmanager
     def writer(self, name: str, columns: Mapping[str, tuple[npt.DTypeLike, int | tuple[int, ...]]]) -> Iterator[ColumnWriter]:
-        """Write a file as `write` does, but part by part. The file is complete when the block ends without an error.
+        """Write a file like `write`, but chunk by chunk. The file is complete when the block ends without an error.
 
-        Args: columns: dtype and shape, or number of values, by name.
+        Args: columns: for each name of a column, its dtype and shape, or its dtype and number of values.
         """
         if not name.replace("-", "").replace("_", "").isalnum():
             raise ValueError(f"'{name}' cannot name a file of a policy's state: use letters, digits, - and _")

@@ -26,7 +26,7 @@ class Strata:
     counts: Int64Array
 
     def draw(self, quotas: Int64Array, seed: Seed) -> StratifiedDraw:
-        """Return a function that draws `quotas` samples of the strata, uniformly without replacement. Args: quotas: int64 (n,), at most `counts`."""
+        """Return an object that draws `quotas` samples of the strata, uniformly without replacement. Args: quotas: int64 (n,), at most `counts`."""
         return StratifiedDraw(self.values, self.counts, np.ascontiguousarray(quotas, np.int64), seed)
 
 
@@ -82,7 +82,7 @@ def label_strata(window: SelectionWindow) -> Iterator[Int64Array]:
 
 
 def as_strata(labels: LabelArray) -> Int64Array:
-    """Return one int64 for each of the labels, equal for equal labels.
+    """Map each label to an int64 number. Equal labels have equal numbers.
 
     >>> len(set(as_strata(np.array([0.0, -0.0, np.nan, -np.nan, 1.0])).tolist()))
     3

@@ -75,8 +75,8 @@ class UsedSamples:
             for positions in window.positions():
                 flags = self.flags(positions)
                 chosen = draw.next(flags)
-                # With `renew`, only drawn samples that were used before are marked. The byte of the last position waits, because later positions may
-                # set bits in it.
+                # With `renew`, only drawn samples that were used before are marked. The byte of the last position is written later, because later
+                # positions may set bits in this byte.
                 noted.add(positions[chosen[flags[chosen] == 1] if renew else chosen], int(positions[-1]) >> 3)
             noted.add(np.zeros(0, np.int64), last + 1)
 
@@ -90,7 +90,7 @@ class UsedSamples:
 
 
 class _BitWriter:
-    """Writes a column of bits piece by piece. Bits are set in the order of positions."""
+    """Writes a column of bits chunk by chunk. Bits are set in the order of positions."""
 
     def __init__(self, writer: ColumnWriter, first: int, before: UsedSamples | None) -> None:
         """Args: first: first byte of the column in the stream's bits. before: earlier samples, whose bits stay set."""

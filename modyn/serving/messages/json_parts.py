@@ -1,5 +1,5 @@
-"""Decoder and encoder that process large JSON in parts. Each part holds the interpreter for about a millisecond, so that other threads can answer
-requests between two parts.
+"""Decoder and encoder that process large JSON in parts. Each part holds the interpreter's lock for about a millisecond, so that other threads can
+answer requests between two parts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ListInParts:
             yield self.parts.popleft()
 
     def fits(self, shape: Sequence[int]) -> bool:
-        """Whether the list is flat, or nested as the shape says. Args: shape: a shape with the same number of values as the list."""
+        """Whether the list is flat, or its nesting fits the shape. Args: shape: a shape with the same number of values as the list."""
         return self._form is None or self._form == _form_of([math.prod(shape)]) or self._form == _form_of(shape)
 
 
@@ -79,7 +79,7 @@ def split_list(
 
 
 def load_tensors(text: bytes, part_bytes: int = PART_BYTES) -> Any:
-    """Decode the JSON of a request. In a large request, a field `data` of its inputs that can be split becomes `ListInParts`.
+    """Decode the JSON of a request. In a large request, the field `data` of an input becomes `ListInParts` if the field can be split.
 
     Raises: orjson.JSONDecodeError.
 
@@ -92,7 +92,7 @@ def load_tensors(text: bytes, part_bytes: int = PART_BYTES) -> Any:
     view, done, at = memoryview(text), 0, text.find(_NAME)
     kept, taken = list[bytes | memoryview](), dict[str, ListInParts]()
     while at >= 0:
-        # A quote after a backslash is part of a text; any other quote before `data` begins the name, or this is not JSON.
+        # A quote after a backslash is part of a text; any other quote before `data` begins the name, or the text is not JSON.
         if (begin := _LIST.match(text, at)) is not None and text[at - 1 : at] != b"\\":
             start = begin.end()
             found = _texts(text, start, part_bytes) if text[start : start + 1] == b'"' else _numbers(text, start, part_bytes)
@@ -123,10 +123,10 @@ def _numbers(text: bytes, start: int, part_bytes: int) -> tuple[ListInParts, int
     """Decode a list of numbers, which may be nested. Returns the list, and the offset of its last bracket; None: the list is too short to be split,
     or the text is not such a list.
 
-    Rule: a comma ends a part. Brackets that are open at the comma are closed in this part and opened in the next one. All brackets and commas are
+    Rule: a comma ends a part. Brackets that are open at the comma are closed in this part and opened in the next part. All brackets and commas are
     kept to check the shape.
     """
-    # Numbers have neither quotes nor braces: the list ends at the last bracket before the next one of these.
+    # Numbers have neither quotes nor braces: the list ends at the last bracket before the next quote or brace.
     stop = len(text) if (quote := text.find(b'"', start)) < 0 else quote
     stop = stop if (brace := text.find(b"}", start, stop)) < 0 else brace
     end = text.rfind(b"]", start, stop)

@@ -73,7 +73,7 @@ def parse_inputs(fields: Mapping[str, Any], rest: memoryview | bytes = b"") -> d
             continue
         if item.get("data") is not None:
             raise InvalidArgumentError(f"input '{name}' has data and binary_data_size; send its values one way")
-        # `type`, not `isinstance`: true is an instance of int.
+        # `isinstance` would accept true, because a bool is an int.
         if type(size) is not int or not 0 <= size <= len(rest) - start:
             raise InvalidArgumentError(
                 f"input '{name}': binary_data_size is {size!r}, and {len(rest) - start} bytes are left in the body"
@@ -116,7 +116,7 @@ def request_id_of(value: object) -> str:
 
 def with_missing(inputs: Mapping[str, Tensor], places: object) -> Mapping[str, Tensor]:
     """Return the inputs with the missing values marked: None in BYTES tensors, NaN in floating-point tensors. The parameter `missing` of a request
-    says which values are missing.
+    names the missing values.
 
     The parameter is necessary because the bytes of a tensor cannot express a missing text: an empty text is a value.
 
@@ -158,7 +158,7 @@ def _mark_missing(name: str, inputs: Mapping[str, Tensor], places: object) -> Te
 def encode_answer(answer: InferAnswer, wanted: JsonRequest) -> tuple[bytes, int | None]:
     """Return the body of an answer, and the size of the JSON if tensors follow the JSON as bytes; None: the whole body is JSON.
 
-    JSON lacks NaN and infinity, so they become null. A client that needs these values asks for binary outputs.
+    JSON lacks NaN and infinity, so they become null. A client that needs these values must request binary outputs.
     """
     outputs, tail = [], []
     for name, values in answer.outputs.items():
@@ -224,7 +224,7 @@ def _from_list(name: str, datatype: str, data: list[Any]) -> Tensor:
     # NumPy cannot express null in numbers, so such a list has become an array of objects.
     if wanted.kind == "f" and values.dtype == np.object_:
         values = np.array(_nulls_as_nan(data))
-    elif wanted.kind in "iu" and values.dtype.kind == "f":  # NumPy makes floats of a list that holds both 0 and 2**63
+    elif wanted.kind in "iu" and values.dtype.kind == "f":  # NumPy makes floats of a list that contains both 0 and 2**63
         values = np.array(data, np.object_)
     return _cast(name, datatype, values)
 
@@ -287,7 +287,7 @@ def _cast(name: str, datatype: str, values: Tensor) -> Tensor:
             raise InvalidArgumentError(f"input '{name}': {low if low < bounds.min else high} does not fit into {datatype}")
     if wanted.kind == "f":  # a part of the list may consist of whole numbers
         values = values.astype(np.float64, copy=False)
-    # NumPy would round a number that is too large to infinity, without an error.
+    # If a number is too large, NumPy rounds it to infinity without an error.
     if wanted in _INFINITE and np.count_nonzero(np.abs(values) >= _INFINITE[wanted]):
         raise InvalidArgumentError(f"input '{name}': a number in data does not fit into {datatype}")
     return values.astype(wanted)

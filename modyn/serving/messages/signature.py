@@ -14,7 +14,7 @@ from modyn.registry import nearest
 
 Tensor = npt.NDArray[Any]
 Tensors = Mapping[str, Tensor]
-"""Arrays by name of the tensor. A BYTES tensor is an array of dtype object that holds `bytes`."""
+"""Arrays by name of the tensor. A BYTES tensor is an array of dtype object that contains `bytes`."""
 
 DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "BOOL": np.dtype(np.bool_),
@@ -87,7 +87,7 @@ class TensorSignature:
             raise InvalidArgumentError(
                 f"input '{self.name}' holds null, and the model does not fill in missing values; send texts"
             )
-        # One pass is enough in the usual case. The place of a wrong number is only searched for the message.
+        # In the usual case, one pass is enough. Only the error message needs the position of a wrong number.
         if values.dtype.kind == "f" and np.count_nonzero(np.isfinite(values)) != values.size:
             self._refuse_not_finite(values)
 

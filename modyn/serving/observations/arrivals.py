@@ -1,4 +1,4 @@
-"""Buffer of predictions for the label join. The threads that predict add predictions, and the thread that joins takes predictions."""
+"""Buffer of predictions for the label join. The threads that predict add predictions, and the thread that joins removes predictions."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class ArrivedPredictions:
         self._rows = dict[str, int]()
         """Number of rows of each of the newest requests that have several rows. No label can belong to such a request."""
         self._logged = -_LOG_EVERY_S
-        # Protects the fields above, and gives predictions the same order on disk and in memory. A thread holds the lock at most for a copy into the
-        # page cache.
+        # Protects the fields above, and ensures that predictions have the same order on disk and in memory. A thread holds the lock at most for a
+        # copy into the page cache.
         self._lock = threading.Lock()
 
     def add(self, request_id: str, features: RequestFeatures) -> None:
@@ -62,7 +62,7 @@ class ArrivedPredictions:
         return self._rows.get(request_id, 1)
 
     def take(self, events: Sequence[JoinEvent] = ()) -> tuple[Sequence[tuple[str, RequestFeatures, float]], int]:
-        """Return the predictions since the last call, as request id, features and time, and the number of dropped ones.
+        """Return the predictions since the last call, as request id, features and time, and the number of dropped predictions.
 
         Args: events: written to disk after the returned predictions and before later predictions, so that a restart joins in the same order.
         Raises: UnavailableError: the events cannot be written, and no prediction is taken.

@@ -33,7 +33,7 @@ _EVERY_S: Final = 1.0
 _LOG_EVERY_S: Final = 10.0
 """Seconds between two log lines about lost predictions and labels."""
 _COMPACT_BYTES: Final = 16 * 2**20
-"""The files are compacted if the events on disk take this number of bytes more than twice the waiting events in memory."""
+"""The files are compacted if they exceed twice the memory of the waiting events by more than this number of bytes."""
 _COMPACT_FILES: Final = 16
 """The files are also compacted if there are more files than this number."""
 
@@ -68,7 +68,7 @@ class PostedLabel:
     """Inputs that come with the label; None: the inputs of the request with this id count."""
 
     def event(self, at: float) -> JoinEvent:
-        """Return the call of the join that takes this label."""
+        """Return the join event for this label."""
         return JoinEvent(
             JoinEventKind.LABELLED if self.features is None else JoinEventKind.COMPLETE, self.key, at, self.label, self.features
         )
@@ -129,8 +129,8 @@ class ObservationIntake:
                 self._waiting.close()
 
     def add_prediction(self, request: InferRequest, answer: InferAnswer) -> None:
-        """Take a prediction of one row, for which a label may come. The call waits at most for the write of `waiting` into the page cache, not for
-        the disk.
+        """Add a prediction. Only a prediction of one row may get a label. The call waits at most for the write of `waiting` into the page cache,
+        not for the disk.
         """
         features = RequestFeatures(request.inputs, answer.model, answer.version)
         if (rows := num_rows(features)) == 1:
@@ -152,9 +152,9 @@ class ObservationIntake:
         """Take labels from clients.
 
         Returns: three numbers of labels: `stored` by this call, `waiting` for a prediction, and `repeated` for a stored sample.
-        Raises, with the other labels taken: AlreadyExistsError: a label differs from an earlier or stored label. ConflictError: several predictions
-        have the request id of a label, or the key of a label is stored with other inputs. InvalidArgumentError: the log refuses a label, or the
-        request of a label has several rows.
+        Raises, after all other labels are taken: AlreadyExistsError: a label differs from an earlier or stored label. ConflictError: several
+        predictions have the request id of a label, or the key of a label is stored with other inputs. InvalidArgumentError: the log refuses a
+        label, or the request of a label has several rows.
         Raises: OverloadedError: too many observations wait for the log. ModynError: the log or the disk fails; taken labels are kept, and clients may
         send them again.
         """
@@ -210,7 +210,7 @@ class ObservationIntake:
             )
 
     def _of_one_row(self, posted: Sequence[PostedLabel]) -> tuple[Sequence[PostedLabel], list[ModynError]]:
-        """Return the labels of requests of one row, and an error for each other label. A label of a request of several rows would wait forever."""
+        """Return the labels of requests of one row, and an error for each label of a request of several rows, which would wait forever."""
         ids = {each.key for each in posted if each.features is None and not self._join.knows(each.key)}
         rows = {key: number for key in ids if (number := self._arrived.rows_of(key)) > 1}
         errors: list[ModynError] = [
@@ -223,7 +223,7 @@ class ObservationIntake:
         return [each for each in posted if each.features is not None or each.key not in rows], errors
 
     def _join_labels(self, posted: Sequence[PostedLabel], now: float) -> tuple[list[PostedLabel], list[ModynError]]:
-        """Pass labels to the join. Returns the labels that the join took, now or earlier, and the errors of the other labels."""
+        """Pass labels to the join. Returns the labels that the join has accepted, now or earlier, and the errors of the other labels."""
         taken, errors = list[PostedLabel](), list[ModynError]()
         for each in posted:
             try:
@@ -310,7 +310,7 @@ class ObservationIntake:
         ):
             self._waiting.sync()  # sync most events here: `rotate` syncs the rest while predictions wait
             number = self._arrived.rotate()
-            # The old files have the predictions that arrived before the new file.
+            # The old files have the predictions that arrived before the new file was begun.
             self._take_predictions()
             self._waiting.compact(number, self._join.events())
 

@@ -1,7 +1,7 @@
 """Join of labels with the features of their predictions, by request id.
 
-Memory and waiting time are bounded. The join has no threads, no clock and no log. A label may come before or after the features, may come several
-times, or may never come.
+Memory and waiting time are bounded. The join has no threads, no clock and no log. A label may arrive before or after the features, several times,
+or never.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class JoinLimits:
     """Bounds of waiting predictions and labels."""
 
     max_bytes: int = 256 * 2**20
-    """Largest memory of waiting predictions and labels, in bytes. Beyond this bound, the oldest are dropped."""
+    """Largest memory of waiting predictions and labels, in bytes. Beyond this bound, the oldest items are dropped."""
     max_done: int = 100_000
     """Largest number of joined observations that are remembered, so that a repeated observation counts once. The log compares keys too."""
     keep_s: float = 86_400.0
@@ -84,7 +84,7 @@ class ObservationRecord:
     """A labelled sample."""
 
     key: str
-    """Idempotency key: the request id, or the key sent with the features. The log takes each key once."""
+    """Idempotency key: the request id, or the key sent with the features. The log accepts each key only once."""
     features: RequestFeatures
     label: float | int
     observed_at: float
@@ -98,7 +98,7 @@ class Appended:
     known: Mapping[str, float | int] = field(default_factory=dict)
     """Stored labels of keys that the log knew already, by key. A stored label may differ from the sent label."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Records that the log will never take: the reason, by key."""
+    """Reason by key, for each record that the log will never accept."""
     reused: frozenset[str] = frozenset()
     """Keys that the log has stored with other inputs."""
     undecided: frozenset[str] = frozenset()
@@ -118,7 +118,7 @@ class JoinEventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JoinEvent:
-    """One call of the join, in the form that is kept on disk. A replay of all calls in order makes the same state."""
+    """One call of the join, in the form that is stored on disk. A replay of all calls in order produces the same state."""
 
     kind: JoinEventKind
     key: str
@@ -141,14 +141,15 @@ class JoinCounts:
     dropped_predictions: int = 0
     dropped_labels: int = 0
     reused: int = 0
-    """Number of request ids that came again with other inputs."""
+    """Number of request ids that were used again with other inputs."""
     reused_id: str = ""
-    """The newest request id that came again with other inputs."""
+    """The newest request id that was used again with other inputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A waiting item: a prediction without a label, or a label without a prediction. An item without both is a request id of several predictions."""
+    """A waiting item: a prediction without a label, or a label without a prediction. An item with neither of them is a request id of several
+    predictions."""
 
     came: float
     features: RequestFeatures | None = None
@@ -166,9 +167,9 @@ class _Waiting:
 class ObservationJoin:
     """Joins features and labels by request id. Not thread-safe.
 
-    Rule: features and a label of one request id make one record. The record stays ready until `end`, so that a failing log loses no record. A request
-    id that comes again with other inputs gets no label, because the id does not identify one prediction. Each call drops items that have waited too
-    long at `now`. `now` is in seconds since 1970 and never decreases.
+    Rule: features and a label of one request id make one record. The record stays ready until `end`, so that no record is lost if the log fails. A
+    request id that is used again with other inputs gets no label, because the id does not identify one prediction. Each call with a time `now`
+    drops items that have waited too long. `now` is in seconds since 1970 and never decreases.
     """
 
     def __init__(self, limits: JoinLimits) -> None:
@@ -190,7 +191,7 @@ class ObservationJoin:
         return self._bytes
 
     def add_prediction(self, request_id: str, features: RequestFeatures, now: float) -> None:
-        """Take the features of a prediction. If a repeated request brings the same features again, nothing changes."""
+        """Take the features of a prediction. If the request is repeated with the same features, nothing changes."""
         self.expire(now)
         waiting = self._waiting.get(request_id)
         if waiting is not None and waiting.label is not None:
@@ -206,12 +207,12 @@ class ObservationJoin:
     def add_label(self, request_id: str, label: float | int, now: float) -> None:
         """Take a label. If the same label comes again, nothing changes.
 
-        Raises: AlreadyExistsError: another label of this id came earlier. ConflictError: several predictions have the id, and this label did not come
-        before the second prediction.
+        Raises: AlreadyExistsError: another label of this id arrived earlier. ConflictError: several predictions have the id, and this label did
+        not arrive before the second prediction.
         """
         self.expire(now)
         waiting = self._waiting.get(request_id)
-        # A label that equals the label from before the other inputs is a repetition.
+        # A label that equals the label of the first inputs is a repetition.
         if waiting is not None and waiting.is_reused_id and self._label_of(request_id) != label:
             raise ConflictError(
                 f"request id '{request_id}' was used again for other inputs, so which of them the label {label!r} is of is not known; send the label "
@@ -226,7 +227,7 @@ class ObservationJoin:
             self._make_ready(ObservationRecord(request_id, waiting.features, label, now))
 
     def complete(self, key: str, features: RequestFeatures, label: float | int, now: float) -> None:
-        """Take a label with its features. Raises AlreadyExistsError: the key came earlier with another label or with other inputs."""
+        """Take a label with its features. Raises AlreadyExistsError: the key arrived earlier with another label or with other inputs."""
         self.expire(now)
         if self._came_before(key, label, features):
             return
@@ -270,7 +271,7 @@ class ObservationJoin:
     def expire(self, now: float) -> None:
         """Drop predictions and labels that have waited too long."""
         before = now - self._limits.keep_s
-        # Items wait in the order of their times, so the expired ones come first.
+        # Items wait in the order of their times, so expired items come first.
         while self._waiting and next(iter(self._waiting.values())).came <= before:
             self._forget(next(iter(self._waiting)))
             self.counts.expired += 1
@@ -289,13 +290,13 @@ class ObservationJoin:
                     self._wait(key, _Waiting(at))
                 case JoinEvent(JoinEventKind.DONE | JoinEventKind.REFUSED, key):
                     if key in self._waiting and not self._waiting[key].is_reused_id:
-                        self._forget(key)  # The disk failed to keep the other half of this pair.
+                        self._forget(key)  # The event of the label or of the prediction is not on disk.
                     self._end(event)
         except (AlreadyExistsError, ConflictError):  # The client got this error before the restart.
             return
 
     def events(self) -> Iterator[JoinEvent]:
-        """Yield the smallest number of events whose replay makes the current state."""
+        """Yield the smallest number of events whose replay produces the current state."""
         for key, (label, inputs) in self._done.items():
             yield JoinEvent(JoinEventKind.DONE, key, 0.0, label, fingerprint=inputs)
         for record in self._ready.values():
@@ -319,7 +320,7 @@ class ObservationJoin:
             self.counts.dropped_labels += dropped.label is not None
 
     def _reuse(self, key: str, now: float) -> None:
-        """Mark an id that came with several inputs, so that the id gets no label."""
+        """Mark an id that was used for several inputs, so that the id gets no label."""
         self.counts.reused += 1
         self.counts.reused_id = key
         self._wait(key, _Waiting(now))
@@ -330,7 +331,7 @@ class ObservationJoin:
             self._bytes -= found.num_bytes
 
     def _end(self, event: JoinEvent) -> None:
-        """Remove a record that the log has or refuses."""
+        """Remove a record that the log has stored or refused."""
         self._ready.pop(event.key, None)
         # The log has the key only if the record was not refused.
         if event.label is not None:
@@ -356,8 +357,8 @@ class ObservationJoin:
         return self._waiting[key].label if key in self._waiting else None
 
     def _came_before(self, key: str, label: float | int, features: RequestFeatures | None = None) -> bool:
-        """Whether the same label came earlier. If features are given, the earlier label must have come with the same features. Raises
-        AlreadyExistsError: another label came.
+        """Whether the same label arrived earlier. If features are given, the earlier label must have had the same features. Raises
+        AlreadyExistsError: another label arrived earlier.
         """
         before = self._label_of(key)
         if before is None:
@@ -373,7 +374,7 @@ class ObservationJoin:
             raise AlreadyExistsError(
                 f"observation '{key}' came before with other inputs; the first one counts: give each observation a key of its own"
             )
-        # None: the label waits for its prediction, and this call brings the features of the prediction.
+        # If `inputs` is None, the label waits for its prediction, and this call has the features of the prediction.
         return inputs is not None
 
     def _make_ready(self, record: ObservationRecord) -> None:

@@ -19,7 +19,7 @@ from modyn.serving.observations.intake import ObservationIntake, PostedLabel
 from modyn.serving.observations.join import RequestFeatures, num_rows
 
 _PART_LABELS: Final = 1000
-"""Largest number of labels that are taken at once, so that predictions wait for a few milliseconds at most."""
+"""Largest number of labels that are processed at once, so that predictions wait for a few milliseconds at most."""
 _LIST: Final = re.compile(rb'\s*\{\s*"observations"\s*:\s*\[')
 _END_OF_ITEM: Final = re.compile(rb"\}\s*,")
 _FIELDS: Final = ("request_id", "key", "inputs", "label", "model")
@@ -31,8 +31,8 @@ CheckInputs = Callable[[str, Tensors], object]
 class ObservationRouter:
     """Finds the model of each label. Thread-safe.
 
-    Rule: a label belongs to the model that the label names. A label without a model name belongs to the only model that takes labels, or to the only
-    model that knows the request id.
+    Rule: a label belongs to the model that the label names. A label without a model name belongs to the only model that accepts labels, or to the
+    only model that knows the request id.
 
     Args: intakes: intake of each model, by name; `post` needs at least one.
     """
@@ -42,7 +42,7 @@ class ObservationRouter:
         self._names = ", ".join(sorted(intakes))
 
     def add_prediction(self, request: InferRequest, answer: InferAnswer) -> None:
-        """Pass a prediction to the intake of its model, if the model takes labels."""
+        """Pass a prediction to the intake of its model, if the model accepts labels."""
         if (intake := self._intakes.get(answer.model)) is not None:
             intake.add_prediction(request, answer)
 
@@ -54,8 +54,8 @@ class ObservationRouter:
 
         Args: check: checks inputs that come with a label.
         Returns: the numbers of `stored`, `waiting` and `repeated` labels; see `ObservationIntake.post`.
-        Raises, with no label taken: InvalidArgumentError: a label is wrong, or the model of a label cannot be found. NotFoundError: the model of a
-        label takes no labels. For other errors see `ObservationIntake.post`.
+        Raises, without taking any label: InvalidArgumentError: a label is wrong, or the model of a label cannot be found. NotFoundError: the model
+        of a label accepts no labels. For other errors see `ObservationIntake.post`.
         """
         # The whole body is parsed before a label is taken, so that a wrong body changes nothing.
         posted = defaultdict[str, list[PostedLabel]](list)
@@ -135,7 +135,7 @@ def split_observations(body: bytes, part_bytes: int = PART_BYTES) -> Iterator[li
         for part, after in split_list(body, start, _END_OF_ITEM, part_bytes):
             yield part
             start = after
-        # What follows the parsed parts is joined to the beginning of the object, so that it is parsed and checked like a short body.
+        # The rest of the text is joined to the beginning of the object, so that the rest is parsed and checked like a short body.
         rest = begin[0] + memoryview(body)[start:]
     fields = load_object(rest, "the observations")
     found = fields.get("observations")

@@ -31,7 +31,7 @@ class _Sent:
 
     answers: list[tuple[NewRecord, AppendedRecord]] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
-    """Records that storage will never take: the reason, by key."""
+    """Reason by key, for each record that storage will never accept."""
     future_from: float = math.inf
     """Earliest time that storage refuses because it is in the future."""
 
@@ -50,7 +50,7 @@ class _StoredSample:
 
 
 class StorageObservationLog:
-    """Appends to a dataset of records (`modyn data register NAME --records`), whose samples reach the stream of a run in production mode.
+    """Appends observations to a dataset of records (`modyn data register NAME --records`). A run in production mode reads the samples of the dataset.
 
     A record has the observation's label, the arrival time in whole seconds as timestamp, and the observation's idempotency key. The payload is the
     result of `payload_of`, or of `row_of` if the run has a section `preprocessing`.
@@ -65,10 +65,10 @@ class StorageObservationLog:
         classes: LabelClasses | None = None,
         sealed_s: float = 1.0,
     ) -> None:
-        """Args: columns: inputs are columns of the section `preprocessing`. classes: allowed labels; None: any number that the dataset takes.
+        """Args: columns: inputs are columns of the section `preprocessing`. classes: allowed labels; None: any number that the dataset accepts.
         sealed_s: longest wait, in seconds, until an appended record becomes a sample that other records can be compared with.
 
-        Raises: NotFoundError: there is no such dataset. InvalidArgumentError: the dataset does not hold records. UnavailableError."""
+        Raises: NotFoundError: there is no such dataset. InvalidArgumentError: the dataset is not a dataset of records. UnavailableError."""
         info = storage.dataset(dataset)
         if not info.config.holds_records:
             raise InvalidArgumentError(
@@ -108,7 +108,7 @@ class StorageObservationLog:
         """See `ObservationLog.append`. If a record's time is in the future by storage's clock, storage's time replaces it."""
         sent = _Sent()
         for first in range(0, len(records), MOST_RECORDS):
-            # Each call of storage is sent alone. If several calls were sent and one of them was refused, a repetition would find the records of the
+            # `_send` repeats each call separately. If all calls were repeated together after a refusal, storage would report the records of
             # earlier calls as known.
             self._send([self._new_record(record) for record in records[first : first + MOST_RECORDS]], sent)
         # A record that differs may differ from the stored sample in the time alone.
@@ -194,7 +194,7 @@ class StorageObservationLog:
             return {}
         try:
             found = self._storage.samples_by_key(self._dataset, np.array(sample_keys, np.int64), self._identity)
-        except NotFoundError:  # One sample was deleted: halve the request until the deleted sample is alone.
+        except NotFoundError:  # A sample was deleted: halve the request until each deleted sample is alone.
             middle = len(sample_keys) // 2
             return self._stored(sample_keys[:middle]) | self._stored(sample_keys[middle:]) if middle else {}
         labels = [label if has else None for label, has in zip(found.labels.tolist(), has_label(found.labels), strict=True)]
@@ -213,8 +213,8 @@ def check_readable(pipeline: Mapping[str, Any], dataset: str | None) -> None:
 
 
 def payload_of(inputs: Tensors) -> bytes:
-    """Return the payload for a request of one row. A single input of numbers becomes its little-endian bytes, which `data.record_layout` reads. Other
-    inputs become a JSON object with a list, number or text for each.
+    """Return the payload for a request of one row. A single input of numbers becomes its little-endian bytes, which `data.record_layout` reads.
+    Other inputs become a JSON object with a list, number or text for each input.
 
     >>> payload_of({"x": np.array([[1, 2]], np.int16)})
     b'\\x01\\x00\\x02\\x00'
@@ -227,8 +227,8 @@ def payload_of(inputs: Tensors) -> bytes:
 
 
 def row_of(inputs: Tensors) -> bytes:
-    """Return the payload for a request of one row of columns: a JSON object with null for missing values, which `format: json` of the section
-    `preprocessing` reads.
+    """Return the payload for a request of one row of columns: a JSON object, with null for missing values. `format: json` of the section
+    `preprocessing` reads it.
 
     >>> row_of({"age": np.array([np.nan]), "site": np.array([b"a.org"], object)})
     b'{"age":null,"site":"a.org"}'

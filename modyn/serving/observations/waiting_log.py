@@ -1,8 +1,8 @@
 """Write-ahead log of the label join. The log appends the calls of the join to files, so that a restart can replay the calls.
 
-A folder holds numbered files of events, and at most one base. A base has the smallest number of events that make the state of all files up to the
-base's number. A kill of the process can cut only the last event of the newest file, and this event was never acknowledged. An appended event survives
-a kill of the process. After `sync` has returned, the event also survives a crash of the machine.
+A folder contains numbered files of events, and at most one base. A base has the smallest number of events that produce the state of all files up
+to the base's number. A kill of the process can cut only the last event of the newest file, and this event was never acknowledged. An appended
+event survives a kill of the process. After `sync` has returned, the event also survives a crash of the machine.
 
     <number>.events   head: magic, version, number, size of the file before; then frames: length, CRC-32, JSON with its own length, tensors as bytes
     <number>.base     the same format, with the events that still matter of the files up to this number

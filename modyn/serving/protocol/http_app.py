@@ -112,7 +112,8 @@ class HttpApp:
         self._server, self._guard, self._tokens, self._observations = server, guard, tokens, observations
         self.limits, self.bodies = limits, RequestBodies(limits)
         self._logger = get_logger("serving.http")
-        # The pool has one thread, so that memory holds one large decoded request, and the event loop keeps at least half of the interpreter's time.
+        # The pool has one thread, so that memory contains one large decoded request, and the event loop keeps at least half of the interpreter's
+        # time.
         self._large = ThreadPoolExecutor(1, "http-large")
         self._answers: deque[tuple[_Reply, InferAnswer | ModynError]] = deque()
         self._woken = False
@@ -230,7 +231,7 @@ class HttpApp:
         return encoded, ((b"content-type", b"application/octet-stream"), (HEADER_LENGTH, b"%d" % head))
 
     def _begin(self, request: InferRequest, reply: _Reply) -> InferTicket:
-        """Start a prediction. Requests that come at the same time wait until the event loop has read all of them, and form one batch."""
+        """Start a prediction. Requests that arrive at the same time wait until the event loop has read all of them, and form one batch."""
         done = self._done(reply)
         if len(self.open_requests) == 1:
             return self._server.infer(request, done, at_once=True)
@@ -243,8 +244,8 @@ class HttpApp:
     async def _aside(self, size: int, function: Callable[..., T], *args: Any) -> T:
         """Call a function in the thread for large requests, while the event loop answers small requests.
 
-        Args: size: bytes of this request, which wait for the thread. Raises: OverloadedError: too many bytes wait. Other errors come from the
-        function.
+        Args: size: number of bytes of this request, counted until the function returns. Raises: OverloadedError: too many bytes wait. Other errors
+        come from the function.
         """
         self.bodies.hold(size)
         try:
@@ -274,7 +275,7 @@ class HttpApp:
                 task.cancel()
 
     def _post(self, loop: asyncio.AbstractEventLoop, loop_thread: int, reply: _Reply, answer: InferAnswer | ModynError) -> None:
-        """Hand an answer to the event loop. The thread that predicted calls this method. It may be the loop's own thread."""
+        """Pass an answer to the event loop. The predicting thread calls this method, and may be the loop's own thread."""
         if threading.get_ident() == loop_thread:
             return reply.give(answer)
         with self._handing_over:

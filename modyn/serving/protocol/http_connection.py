@@ -20,7 +20,7 @@ _SEPARATOR_BYTES: Final = 4
 """Size of the colon, the space and the line break of a header."""
 _VERSIONS: Final = ("1.1", "1.0")
 _MAX_PIPELINED: Final = 100
-"""Largest number of requests of one connection that wait for the answer to an earlier one."""
+"""Largest number of requests of one connection that wait for the answer to an earlier request."""
 
 
 _TOO_LONG: Final = f"the request line and the headers have more than {MAX_HEAD_BYTES} bytes; send less"
@@ -39,8 +39,8 @@ class Connection(HttpToolsProtocol):
 
     A request to upgrade to another protocol, such as HTTP/2 by Java's client, is answered in HTTP/1.1. Uvicorn would lose the body of such a request.
 
-    Args: limits: bounds of a body. The connection is closed after twice this size has arrived, because chunks have headers. clients: counts the
-    connections of each client.
+    Args: limits: bounds of a body. The connection is closed only after twice this size has arrived, because chunks have headers. clients: counts
+    the connections of each client.
     """
 
     def __init__(self, *args: Any, limits: HttpLimits, clients: ClientConnections, **options: Any) -> None:
@@ -127,7 +127,7 @@ class Connection(HttpToolsProtocol):
             super().on_message_complete()
 
     def refuse(self, status: int, message: str) -> None:
-        """Close the connection. The arriving request gets an answer, unless its answer has begun or an earlier request has none yet."""
+        """Close the connection. The arriving request gets an answer, unless its answer has begun or an earlier request has no answer yet."""
         cycle = self.cycle
         if cycle is None or (
             cycle.response_complete

@@ -1,4 +1,4 @@
-"""Bounds of the memory and connections that clients of the HTTP server may take."""
+"""Bounds of the memory and connections that clients of the HTTP server may use."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RequestBodies:
     def __init__(self, limits: HttpLimits) -> None:
         self._limits = limits
         self.unfinished_bytes = 0
-        self._peak = 0  # most bytes held at one time since `took_much`
+        self._peak = 0  # largest `unfinished_bytes` since `took_much` returned True
 
     async def read(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         """Return the body of a request.

@@ -26,11 +26,11 @@ from modyn.workers.worker_process import give_back_freed
 _START_S: Final = 30.0
 """Longest time in seconds until Uvicorn listens."""
 _BACKLOG: Final = 2048
-"""Largest number of new connections that the kernel holds while the event loop is busy."""
+"""Largest number of new connections that the kernel queues while the event loop is busy."""
 _KEEP_ALIVE_S: Final = 75
 """Seconds that an idle connection stays open. Proxies and client pools usually close an idle connection earlier, after a minute."""
 _ARRIVAL_S: Final = 75.0
-"""Default of `arrival_s`: the time for which an idle connection stays open."""
+"""Default of `arrival_s`; equal to the time for which an idle connection stays open."""
 _LOOK_S: Final = 1
 """Seconds between two searches for requests that do not arrive."""
 
@@ -91,7 +91,7 @@ class HttpServer:
         self._wait_until_started()
 
     def stop(self) -> None:
-        """Take no new connections, let running requests end, and close the remaining connections after `grace_s` seconds."""
+        """Refuse new connections, let running requests end, and close the remaining connections after `grace_s` seconds."""
         self._server.should_exit = True  # Uvicorn's thread checks this flag ten times a second, and then ends
         self._thread.join(self._grace_s + 2)  # Uvicorn itself waits `grace_s` for requests, and then cancels them.
         self._socket.close()

@@ -19,8 +19,8 @@ _RETRY_S: Final = 10.0
 class AutoPromotion:
     """Judges the newest version of a run at intervals, if this version is newer than the promoted version and was never judged.
 
-    A version that has an entry in the audit trail is never judged again, so a rollback lasts. A version is not judged if a newer version comes before
-    the judgement.
+    A version that has an entry in the audit trail is never judged again, so a rollback is not reversed. A version is not judged if a newer version
+    is stored before the judgement.
     """
 
     def __init__(self, run_id: RunId, gate: PromotionGate, models: ModelStorageClient, every_s: float) -> None:
@@ -46,7 +46,7 @@ class AutoPromotion:
         try:
             decision = self._gate.promote(newest, "serving.promote_if")
         except ConflictError:
-            return  # Another version was promoted meanwhile, and the next look compares with that version.
+            return  # Another version was promoted meanwhile, and the next call compares with that version.
         except ModynError:
             self._failed = newest, time.monotonic()
             raise

@@ -31,7 +31,7 @@ class ColumnPredictor:
     The signature has one input of shape [-1] for each column: FP64 for a number, with NaN for a missing number, and BYTES in UTF-8 for a category or
     text. If payloads are CSV, an empty text is a missing value.
 
-    Args: found: function that gets the findings of InputGuards for each predicted batch.
+    Args: found: function that receives the findings of InputGuards for each predicted batch.
     Raises: ConfigError: the module does not take such features, or does not return tensors with a row for each sample.
     """
 
@@ -44,7 +44,7 @@ class ColumnPredictor:
     ) -> None:
         self._module, self._found = module.to(device).eval(), found
         self._preprocessing, self._device = preprocessing, device
-        # CSV cannot express a missing value, so an empty field is one.
+        # CSV cannot express a missing value, so an empty field counts as a missing value.
         self._empty_is_missing = preprocessing.config.format == "csv"
         kinds = preprocessing.config.kinds
         inputs = tuple(TensorSignature(name, _DATATYPES[kind], (-1,), nan_allowed=True) for name, kind in kinds.items())

@@ -22,7 +22,7 @@ class VersionState(StrEnum):
     """The version is loaded and warmed up, and answers requests that name the version."""
     SERVING = "serving"
     RETIRING = "retiring"
-    """The version answers the requests that it has, and takes no new requests."""
+    """The version answers its accepted requests, and accepts no new requests."""
     UNLOADED = "unloaded"
 
 

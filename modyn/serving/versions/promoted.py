@@ -141,7 +141,7 @@ class RunFollower:
             self._server.swap(VersionName(self.model, wanted.serving))  # this is quick, because the version is in memory
             if self._in_use(wanted):
                 return
-        # Loading takes long, and the next looks must not wait for it. One version is loaded at a time.
+        # Loading takes long, and the next calls of this method must not wait for it. One version is loaded at a time.
         if self._may_load(wanted) and (self._loading is None or not self._loading.is_alive()):
             self._loading = threading.Thread(target=self._load, args=(wanted,), name="load", daemon=True)
             self._loading.start()
@@ -173,7 +173,7 @@ class RunFollower:
         return wanted.serving is None or found == wanted
 
     def _report(self, error: Exception) -> None:
-        # Logged once, not at each look.
+        # The failure is logged once, not at each call of `look`.
         if not self._away:
             self._logger.warning("versions_not_seen", model=self.model, error=str(error))
         self._away = True

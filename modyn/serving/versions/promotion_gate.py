@@ -61,8 +61,8 @@ def version_of(versions: Sequence[ModelVersion], run_id: str, model_id: int | No
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A metric of a version. value: None if the metric is undefined; `note` then says why. num_listed: number of samples of the dataset at the time
-    of the measurement.
+    """A metric of a version. value: None if the metric is undefined; `note` then has the reason. num_listed: number of samples of the dataset at
+    the time of the measurement.
     """
 
     value: float | None
@@ -71,11 +71,11 @@ class _Value:
 
 
 class PromotionGate:
-    """The conditions of one run. Versions are measured on the current samples of datasets, on all samples or on a window. Versions that are compared
-    are measured on the same samples of the same registration. If samples came or were deleted meanwhile, the measurement is repeated.
+    """The conditions of one run. Versions are measured on the current samples of datasets, on all samples or on a window. Versions that are
+    compared are measured on the same samples of the same registration. If samples arrived or were deleted meanwhile, the measurement is repeated.
 
-    Args: pipeline: pipeline of the run. The field `evaluation.datasets` says how samples are read; a dataset without an entry is read like the first
-    entry, or like section `data`. clock: returns seconds since 1970; if samples have later times, a window ends at the time of the clock.
+    Args: pipeline: pipeline of the run. The field `evaluation.datasets` defines how samples are read; a dataset without an entry is read like the
+    first entry, or like section `data`. clock: returns seconds since 1970; if samples have later times, a window ends at the time of the clock.
     Raises: ConfigError: a metric or an entry is wrong, or a condition is pointless because every possible value of the metric meets it, or no value
     meets it.
     """
@@ -101,8 +101,8 @@ class PromotionGate:
     def promote(self, model_id: int, reason: str) -> GateDecision:
         """Measure a version and promote it if all conditions hold. The audit trail gets the verdicts whether the version is promoted or not.
 
-        Raises, with nothing decided: NotFoundError: there is no such version, dataset or sample, or a dataset was registered again meanwhile.
-        ConflictError: another version was promoted meanwhile; try again. UnavailableError: a service cannot be reached, or samples came or were
+        Raises, without a decision: NotFoundError: there is no such version, dataset or sample, or a dataset was registered again meanwhile.
+        ConflictError: another version was promoted meanwhile; try again. UnavailableError: a service cannot be reached, or samples arrived or were
         deleted during each attempt. For other errors see `EvaluatorClient.measure`.
         """
         promoted_id = self._models.current(self._run_id).promoted_id
@@ -145,7 +145,7 @@ class PromotionGate:
         )
 
     def _interval(self, found: DatasetInfo, window: str) -> Interval:
-        """Return the interval of a dataset's current samples within the window. Samples that come later are not in the interval."""
+        """Return the interval of a dataset's current samples within the window. Later samples are not in the interval."""
         if found.max_timestamp is None or found.min_timestamp is None:
             raise NotFoundError(
                 f"dataset '{found.name}' has no samples, so no version can be measured on it; add some, or name another one"
@@ -171,7 +171,7 @@ class PromotionGate:
 
 
 def _listed(values: Mapping[str, _Value]) -> set[int]:
-    """Return the numbers of samples that the metrics of one evaluation pass were measured on."""
+    """Return the numbers of samples on which the metrics of one evaluation pass were measured."""
     return {value.num_listed for value in values.values()}
 
 

@@ -12,7 +12,7 @@ from modyn.records import VersionRole
 from modyn.registry import nearest
 
 V = TypeVar("V")
-"""Type of a loaded version. The table only returns objects of this type."""
+"""Type of a loaded version. The table stores and returns the object, but does not use it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class RoutingTable(Generic[V]):
         Raises: NotFoundError: there is no such model or version. UnavailableError: no version of the model serves yet.
         """
         routes = self.routes(model)
-        # A pinned request is an explicit wish: it reaches any warm version and has no shadow.
+        # A request that names a version reaches any warm version, and has no shadow.
         if version is not None:
             return Route(version, _warm(model, routes, version), VersionRole.PINNED)
         if routes.serving is None:

@@ -94,7 +94,7 @@ class ShadowComparer:
     """Compares pairs in a separate thread, until `close`."""
 
     def __init__(self) -> None:
-        # A pair wakes the thread, and so does the None that `close` adds. The queue is bounded, so that slow comparisons delay no answer.
+        # A pair wakes the thread, and so does the None that `close` adds. The queue is bounded, so that slow comparisons do not fill the memory.
         self._pairs: queue.Queue[ShadowPair | None] = queue.Queue(_MAX_PENDING)
         self._logger = get_logger("serving.shadow")
         self._logged, self._unlogged = -_LOG_EVERY_S, 0

@@ -78,7 +78,7 @@ def outputs_of_zeros(
     Raises: ConfigError: the model does not take such inputs, or does not return tensors with a row for each sample.
     """
     shapes: list[dict[str, Tensor]] = []
-    # With 2 and 3 rows, sizes that depend on the number of rows can be told from fixed ones.
+    # Sizes that depend on the number of rows differ between batches of 2 and 3 rows; fixed sizes are equal.
     for rows in (2, 3):
         batch = {tensor.name: zeros(tensor, rows) for tensor in inputs}
         try:
@@ -104,7 +104,7 @@ def named_arrays(found: Any) -> dict[str, Tensor]:
 
 
 def inputs_of(model_class: str, model_config: Mapping[str, Any]) -> tuple[ModelInput, ...]:
-    """Return the inputs that the definition of a model gives: FP32 tensors whose shape is the option `sample_shape`.
+    """Return the inputs that a model's configuration defines: FP32 tensors with the shape `sample_shape`.
 
     Raises: ConfigError: the model is unknown, or does not define a shape.
     """

@@ -1,7 +1,6 @@
 """The catalogue in PostgreSQL: rows of datasets, files, segments and problems. Each change is one transaction, for any number of samples.
 
-Every change to a dataset names the version that it was made from. If another process has committed a change to this version before, nothing is
-changed.
+Every change names the version of the dataset that it modifies. If another process has changed this version already, the change is refused.
 """
 
 from __future__ import annotations
@@ -29,14 +28,13 @@ from modyn.storage.model.records import FileProblem
 from modyn.storage.model.schema import DatasetSchema
 
 LISTED_PROBLEMS = 10_000
-"""Largest number of listed problems of a dataset, the newest ones. All problems are counted."""
+"""Largest number of problems of a dataset that are listed. The newest problems are listed; all problems are counted."""
 _ROWS_AT_ONCE = 1 << 13
 """Number of rows that one read of a streamed query fetches."""
 _FILE_COLUMNS = "file_id, path, size, mtime_ns, indexed_end, num_samples, fingerprint, altered, tail"
 _CHECKED_COLUMNS = f"checked_bytes, crc32, times_forgotten, {_FILE_COLUMNS}"
 _FORGOTTEN = ", checked_bytes = 0, crc32 = 0, times_forgotten = times_forgotten + 1"
-"""Resets the checksum of a forgotten file. The count of forgettings is larger afterwards, so that `keep_checksums` refuses a checksum that was
-computed before."""
+"""Resets the checksum of a forgotten file. `times_forgotten` is incremented, so that `keep_checksums` skips a checksum that was computed before."""
 _OF_INDEXED: Final = "the rest of the file is indexed: once it is corrected, `modyn data reindex` takes it again"
 _SEGMENT_COLUMNS = "first_key, num_samples, min_timestamp, max_timestamp, num_bytes, checksum, file_name"
 
@@ -93,9 +91,9 @@ class Change:
     """First keys of the segments that `segments` replace."""
     problems: Sequence[ProblemRow] = ()
     solved: Sequence[str] = ()
-    """Paths whose problem is gone."""
+    """Paths of files whose problem is solved."""
     skipped: Sequence[SkippedRow] = ()
-    """Skipped rows of the changed files, possibly including known ones."""
+    """Skipped rows of the changed files. Rows that are already in the catalogue may be included."""
     forgotten: Sequence[FileRow] = ()
     """Files that have no indexed bytes any more. The skipped rows of these files are removed."""
     schema: DatasetSchema | None = None
@@ -112,14 +110,14 @@ class Contents:
     problems: dict[str, str] = field(repr=False)
     """Signatures of the problems, by path."""
     num_skipped: int = 0
-    """Rows that were skipped."""
+    """Number of skipped rows."""
 
 
 class Catalogue:
     """The tables of storage. Thread-safe. Methods raise UnavailableError if the database cannot be reached.
 
-    Args of its methods: dataset_id: `DatasetRow.id`, the number of a registration in the database. version: `DatasetRow.version`, which
-    each change increases; a change for another version is refused.
+    Args of all methods: dataset_id: `DatasetRow.id`, the number of a registration in the database. version: `DatasetRow.version`, which each change
+    increments; a change for another version is refused.
     """
 
     def __init__(self, database: Database) -> None:
@@ -135,7 +133,7 @@ class Catalogue:
         self.database.close()
 
     def datasets(self, *, deleting: bool = False) -> list[DatasetRow]:
-        """Return all datasets by name. With `deleting`, return those whose deletion has begun but not ended."""
+        """Return all datasets by name. With `deleting`, return instead all datasets whose deletion has begun but not ended."""
         with self.database.raw() as connection, connection.cursor() as cursor:
             return _dataset_rows(cursor, "WHERE deleting = %s ORDER BY name", (deleting,))
 
@@ -163,15 +161,15 @@ class Catalogue:
         return row
 
     def begin_delete(self, dataset_id: int) -> None:
-        """Stop listing the dataset. The caller calls `end_delete` when the dataset's files are removed, if necessary after a restart."""
-        # The version grows, so that an ingestion of another process gets a conflict instead of a commit into a deleted dataset.
+        """Mark the dataset as being deleted. When its files are removed, the caller must call `end_delete`, if necessary after a restart."""
+        # The version is incremented, so that an ingestion of another process gets a conflict and cannot commit to a deleted dataset.
         with self.database.raw() as connection, connection.cursor() as cursor:
             cursor.execute("UPDATE storage.datasets SET deleting = true, version = version + 1 WHERE id = %s", (dataset_id,))
 
     def end_delete(self, dataset_id: int) -> None:
         """Remove all rows of the dataset."""
         with self.database.raw() as connection, connection.cursor() as cursor:
-            # `files` has no foreign key, because its check would make adding files much slower. So its rows are deleted separately.
+            # The table `files` has no foreign key, because the check would make adding files much slower. So its rows are deleted separately.
             cursor.execute("DELETE FROM storage.datasets WHERE id = %s", (dataset_id,))
             cursor.execute("DELETE FROM storage.files WHERE dataset_id = %s", (dataset_id,))
 
@@ -185,7 +183,7 @@ class Catalogue:
     def contents(self, name: str) -> Contents | None:
         """Return all rows of a dataset, from one snapshot of the database; None if there is no such dataset."""
         with self.database.raw() as connection, connection.cursor() as cursor:
-            # One snapshot for all queries: a commit between two of them would give rows of different versions.
+            # All queries use one snapshot, because a commit between two queries would lead to rows of different versions.
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             rows = _dataset_rows(cursor, "WHERE name = %s AND NOT deleting", (name,))
             if not rows:
@@ -218,7 +216,7 @@ class Catalogue:
         return int(found[0]) if found else 0
 
     def files(self, dataset_id: int) -> list[FileRow]:
-        """Return the rows of all files, by id. Each takes some hundred bytes."""
+        """Return the rows of all files, by id. Each row takes some hundred bytes."""
         with self.database.raw() as connection, connection.cursor() as cursor:
             return list(_file_rows(cursor, "WHERE dataset_id = %s ORDER BY file_id", (dataset_id,)))
 
@@ -230,7 +228,7 @@ class Catalogue:
         return found[0]
 
     def files_to_check(self, dataset_id: int, first_id: int, at_most: int) -> list[CheckedFile]:
-        """Return the files from id `first_id` on, in order, that have indexed bytes."""
+        """Return the first `at_most` files with indexed bytes, from id `first_id` on, in order."""
         condition = "AND file_id >= %s AND num_samples > 0 AND indexed_end > 0 ORDER BY file_id LIMIT %s"
         return self._checked_files(condition, (dataset_id, first_id, at_most))
 
@@ -240,9 +238,9 @@ class Catalogue:
             return [CheckedFile(_file_row(row[3:]), Checksum(row[0], row[1]), row[2]) for row in cursor]
 
     def keep_checksums(self, dataset_id: int, files: Sequence[CheckedFile]) -> None:
-        """Store the checksums of `files`, at least one. The method skips files that were forgotten since the read, files that already have a checksum
-        of at least the same number of bytes, altered files, and files that a running commit changes: a wait for such a commit could deadlock, because
-        the commit may wait for another of these rows.
+        """Store the checksums of `files`, at least one. The method skips files that were forgotten after the read, altered files, files that already
+        have a checksum of at least the same number of bytes, and files whose row a running commit has locked. A wait for this commit could deadlock,
+        because the commit may wait for another of these rows.
         """
         values = [(file.row.file_id, file.times_forgotten, *file.checksum) for file in files]
         of_dataset = f"dataset_id = {int(dataset_id)} AND file_id IN ({', '.join(str(int(file.row.file_id)) for file in files)})"
@@ -258,7 +256,7 @@ class Catalogue:
     def commit(self, dataset_id: int, version: int, change: Change) -> tuple[int, int]:
         """Apply the whole `change` to the dataset at `version`, or nothing.
 
-        Returns: the new version, and by how much the number of known skipped rows grew.
+        Returns: the new version, and the difference between the numbers of skipped rows after and before the change.
         Raises: ConflictError: another process has changed the dataset. UnavailableError: the database did not answer; the change may have been made
         or not.
         """
@@ -287,8 +285,7 @@ class Catalogue:
         return version + 1, num_skipped
 
     def change_config(self, dataset_id: int, version: int, config: DatasetConfig, schema: DatasetSchema | None) -> int:
-        """Change the options and the schema of the dataset at `version`, and return the new version. Raises: ConflictError: another process has
-        changed it."""
+        """Change the options and the schema of the dataset at `version`. Returns the new version. Raises: ConflictError: see `commit`."""
         with self.database.raw() as connection, connection.cursor() as cursor:
             values = json.dumps(config.model_dump(mode="json")), schema and schema.to_json()
             _update_dataset(cursor, dataset_id, version, "version = version + 1, spec = %s, columns = %s", *values)
@@ -323,7 +320,7 @@ class Catalogue:
         the path to show."""
         with self.database.raw() as connection, connection.cursor() as cursor:
             cursor.execute(
-                # at: -1 marks a problem of a whole file, so that one query lists both kinds.
+                # `at` = -1 marks a problem of a whole file, so that one query returns both problems and skipped rows.
                 "SELECT path, reason, found_at, -1 AS at FROM storage.problems WHERE dataset_id = %s UNION ALL "
                 "SELECT path, reason, found_at, at FROM storage.skipped_rows WHERE dataset_id = %s "
                 "ORDER BY found_at DESC, path, at LIMIT %s",
@@ -347,7 +344,7 @@ def _dataset_rows(cursor: extensions.cursor, condition: str, values: tuple[objec
 
 
 def _update_dataset(cursor: extensions.cursor, dataset_id: int, version: int, changes: str, *values: object) -> None:
-    """Update the row of a dataset at `version`. Raises: ConflictError: another process has changed it."""
+    """Update the row of a dataset at `version`. Raises: ConflictError: another process has changed the dataset."""
     cursor.execute(
         f"UPDATE storage.datasets SET {changes} WHERE id = %s AND version = %s AND NOT deleting", (*values, dataset_id, version)
     )
@@ -384,7 +381,7 @@ def _insert_segments(cursor: extensions.cursor, dataset_id: int, segments: Seque
 
 def _replace_problems(cursor: extensions.cursor, dataset_id: int, change: Change) -> None:
     gone = [os.fsencode(path) for path in [*change.solved, *(problem.path for problem in change.problems)]]
-    # In parts, which bounds the size of a statement.
+    # Rows are deleted in chunks, which bounds the size of a statement.
     for first in range(0, len(gone), 10_000):
         cursor.execute(
             "DELETE FROM storage.problems WHERE dataset_id = %s AND sha256(path) IN (SELECT sha256(p) FROM unnest(%s::bytea[]) AS p)",

@@ -1,4 +1,4 @@
-"""Keys of an AWS profile, for obstore, which reads the environment and the machine's roles, but no profiles."""
+"""Keys of an AWS profile, for obstore. obstore reads keys from the environment and from the machine's role, but not from profiles."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import TypedDict
 from modyn.errors import ConfigError
 
 _READ_AGAIN = timedelta(minutes=15)
-"""Longest time for which obstore keeps keys, because other programs may renew the keys in the files."""
+"""Longest time for which obstore uses the same keys, because other programs may renew the keys in the files."""
 _NO_KEYS = ("role_arn", "credential_process", "sso_session", "sso_start_url", "sso_account_id")
-"""Settings that show that the keys of a profile come from elsewhere."""
+"""If a profile has one of these settings, its keys are not in the file."""
 _FIRST = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
-"""Variables that name credentials themselves. These variables take precedence over the default profile."""
+"""Environment variables with credentials. These variables take precedence over the default profile."""
 
 
 class Credential(TypedDict):
-    """Credentials in the form that obstore takes."""
+    """Credentials in the form that obstore expects."""
 
     access_key_id: str
     secret_access_key: str
@@ -31,7 +31,7 @@ class Credential(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class AwsProfile:
-    """A profile. The keys of the profile are read again after at most 15 minutes, because other programs renew them."""
+    """A profile. The keys of the profile are read again after at most 15 minutes, because other programs renew the keys."""
 
     name: str
     credentials_file: Path
@@ -39,7 +39,7 @@ class AwsProfile:
 
     @staticmethod
     def selected(environment: Mapping[str, str]) -> AwsProfile:
-        """Return the profile that `AWS_PROFILE` names, or else the default profile, which may not exist."""
+        """Return the profile that `AWS_PROFILE` names, or else the default profile. The returned profile may not exist."""
         home = Path(environment.get("HOME", "/"))
         return AwsProfile(
             environment.get("AWS_PROFILE") or "default",
@@ -49,11 +49,11 @@ class AwsProfile:
 
     @staticmethod
     def of(environment: Mapping[str, str]) -> AwsProfile | None:
-        """Return the profile with the keys of this process; None if the keys come from elsewhere.
+        """Return the profile with the keys of this process; None if the keys come from another source.
 
         Args: environment: variables of this process, by name.
-        Raises: ConfigError: `AWS_PROFILE` names a missing profile, or one without keys, such as a profile of a role or of SSO; or nothing names
-        a profile or keys, and the default profile is one of a role or of SSO without keys.
+        Raises: ConfigError: `AWS_PROFILE` names a profile that is missing or has no keys, such as a profile of a role or of SSO; or no variable
+        names a profile or keys, and the default profile is a profile of a role or of SSO without keys.
         """
         if "AWS_ACCESS_KEY_ID" in environment:
             return None
@@ -77,7 +77,7 @@ class AwsProfile:
         return self._settings().get("region")
 
     def __call__(self) -> Credential:
-        """Read the keys, as obstore asks for them. Raises: ConfigError: the keys no longer exist."""
+        """Read the keys. obstore calls this method. Raises: ConfigError: the keys no longer exist."""
         if (keys := self._keys()) is None:
             raise ConfigError(f"the AWS profile '{self.name}' has no keys any more; put them back into {self.credentials_file}")
         return keys
@@ -95,7 +95,7 @@ class AwsProfile:
         )
 
     def _settings(self) -> dict[str, str]:
-        """Return the settings of the profile in both files. The file of credentials takes precedence."""
+        """Return the profile's settings from both files. The file of credentials takes precedence."""
         found: dict[str, str] = {}
         section = self.name if self.name == "default" else f"profile {self.name}"
         for path, name in (self.config_file, section), (self.credentials_file, self.name):
@@ -104,7 +104,7 @@ class AwsProfile:
                 with suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
                     parser.read_file(file)
             except (configparser.Error, UnicodeDecodeError) as error:
-                # The error may show lines of the file, which hold secrets.
+                # The error may show lines of the file, which contain secrets.
                 raise ConfigError(f"{path} is not a file of AWS profiles: {type(error).__name__}; correct it") from None
             except OSError as error:
                 raise ConfigError(f"{path} cannot be read: {error.strerror}; make it readable for storage") from error

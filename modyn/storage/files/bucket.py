@@ -40,21 +40,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PAGE = 1000
-"""Number of objects that are compared with the index together. One answer of a server has this number of objects."""
+"""Number of objects that are compared with the index at once. One response of a server lists this number of objects."""
 _READS_AHEAD = 32
-"""Largest number of running requests and waiting answers, for each call of `in_parallel`."""
+"""Largest number of running requests and unread results, for each call of `in_parallel`."""
 _BYTES_AHEAD = 64 << 20
-"""Largest sum in bytes of the waiting answers, unless a single answer is larger."""
+"""Largest total number of bytes of these results, unless a single result is larger."""
 _REQUESTS_AT_ONCE = 16
-"""Number of threads that wait for answers of the server."""
+"""Number of threads that send requests and wait for responses."""
 _ETAGS = 1 << 16
-"""Number of objects whose ETags are kept in memory. With the ETag, a request gets no other version from the server."""
+"""Number of objects whose ETags are kept in memory. A request with the ETag never gets another version from the server."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class _Client:
-    """The client of one process, and the threads that wait for answers of the server."""
+    """The client of one process, and the threads that send requests."""
 
     pid: int
     store: ObjectStore
@@ -63,14 +63,14 @@ class _Client:
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """State kept from the last listing: statuses of new and changed objects and of their companions, but not of unchanged indexed objects."""
+    """Result of the last listing: statuses of new and changed objects and of their companions, but not of unchanged indexed objects."""
 
     statuses: dict[str, FileStatus]
     names: Names
     known: FileTable
 
     def leaves_out(self, name: str) -> bool:
-        """Whether an object of this name, relative to the folder, may exist without a kept status."""
+        """Whether an object may exist although its status is not in `statuses`. Args: name: name relative to the folder."""
         return self.known.id_of(_sample_of(name, self.names)) is not None
 
 
@@ -103,18 +103,18 @@ class BucketFiles(FileSystem):
         client = self._client
         if client is None or client.pid != os.getpid():
             store = self._make_store(self.url, self._limits)
-            # A forked child has none of the parent's threads, so it makes its own.
+            # A forked child process does not have the parent's threads, so it makes new threads.
             requests = ThreadPoolExecutor(_REQUESTS_AT_ONCE, thread_name_prefix="bucket")
             self._client = client = _Client(os.getpid(), store, requests)
         return client
 
     @property
     def requests(self) -> ThreadPoolExecutor:
-        """Threads that wait for the server."""
+        """The threads that send requests."""
         return self._of_this_process().requests
 
     def check_roots(self, roots: Roots) -> None:
-        """Raise SecurityError unless a configured root holds the prefix, with the same options. The method asks no server."""
+        """Raise SecurityError unless a configured root with the same options contains the prefix. The method sends no request."""
         allowed = [BucketUrl.of_root(root) for root in roots.buckets]
         if (roots.folders or roots.buckets) and not any(root.holds(self.url) for root in allowed):
             raise SecurityError(
@@ -123,17 +123,16 @@ class BucketFiles(FileSystem):
             )
 
     def check(self, roots: Roots) -> None:
-        """See `FileSystem.check`. The check takes one request. Raises also: ConfigError, UnavailableError: the server does not answer."""
+        """See `FileSystem.check`. The check sends one request. Further errors: ConfigError; UnavailableError: the server does not respond."""
         self.check_roots(roots)
-        with suppress(BadKeyError):  # The bucket has objects, and the listing reports a bad one.
+        with suppress(BadKeyError):  # The bucket has objects, and the listing reports the bad key.
             if next(self._pages(), []) or not self.url.prefix:
                 return
             raise NotFoundError(f"there are no objects below {self.base}; check bucket and prefix, or put the first object there")
 
     def list_files(self, names: Names, roots: Roots, known: FileTable, *, complete: bool = True) -> Listing:
-        """List the whole prefix, a page at a time. The listing holds in memory the new and changed objects, and a byte for each indexed object.
-        Raises: NotFoundError, SecurityError, UnavailableError. BadKeyError: because of a bad key directly below the prefix, no other key can be
-        listed."""
+        """List the whole prefix, page by page. Only new and changed objects, and a byte for each indexed object, are kept in memory. Raises:
+        NotFoundError, SecurityError, UnavailableError. BadKeyError: a bad key directly below the prefix prevents the listing of all other keys."""
         self.check_roots(roots)
         try:
             return self._compare(self._pages(), names, known, {})
@@ -167,7 +166,7 @@ class BucketFiles(FileSystem):
         return Listing(SeenFiles.of(found), refused, compared.absent())
 
     def _pages(self) -> Iterator[Sequence[ObjectMeta]]:
-        """Yield pages of the listing of the prefix, in any order. Raises: as `bucket_error`."""
+        """Yield pages of the listing of the prefix, in any order. Raises: the errors of `bucket_error`."""
         store = self._of_this_process().store
         import obstore
         from obstore.exceptions import BaseError
@@ -178,9 +177,7 @@ class BucketFiles(FileSystem):
             raise bucket_error(error, self.url) from error
 
     def _pages_of_folders(self, refused: dict[str, str]) -> Iterator[Sequence[ObjectMeta]]:
-        """Yield the pages with one request for each folder, because one key in the bucket is bad. Only the folder with the bad key is added to
-        `refused`.
-        """
+        """Yield pages with one request for each folder. So a bad key prevents only the listing of its own folder, which is added to `refused`."""
         store, prefix = self._of_this_process().store, self.url.prefix
         import obstore
         from obstore.exceptions import BaseError
@@ -200,8 +197,8 @@ class BucketFiles(FileSystem):
             folders += [path.rstrip("/") for path in found["common_prefixes"]]
 
     def status(self, path: str) -> FileStatus | None:
-        """Return the status from the last listing if it is known there. Otherwise ask the server. To ask it about every object would take longer than
-        a listing of all objects.
+        """Return the status from the last listing, or, if the listing does not contain it, from the server. One request for every object would take
+        longer than a listing of all objects.
         """
         listed = self._listed
         if listed is not None and (path in listed.statuses or not listed.leaves_out(path[len(self.base) + 1 :])):
@@ -231,7 +228,7 @@ class BucketFiles(FileSystem):
             raise object_error(error, path, 0) from error
 
     def read_error(self, path: str, error: OSError) -> ModynError:
-        """Return an UnusableNowError. Requests themselves raise errors of the server as errors of Modyn."""
+        """Return an UnusableNowError. Errors of the server are not passed to this method: the requests convert them to errors of Modyn."""
         if error.errno == errno.ENOSPC:
             return UnusableNowError(
                 f"cannot copy {path}: there is no room for it in the temporary folder; set TMPDIR to a larger one"
@@ -239,7 +236,7 @@ class BucketFiles(FileSystem):
         return UnusableNowError(f"cannot read {path} at byte 0: {error}; make the object readable for storage")
 
     def open(self, path: str, indexed: IndexedVersion | None = None, ranges: Sequence[tuple[int, int]] = ()) -> ObjectFile:
-        """Open an object for reads of ranges, in the version `indexed`. Without `indexed`, the present version is opened, which takes a request.
+        """Open an object for reads of ranges, in the version `indexed`. Without `indexed`, the current version is opened, which takes a request.
 
         Raises: DataError, UnavailableError.
         """
@@ -251,30 +248,28 @@ class BucketFiles(FileSystem):
         of_version = partial(self._read_version, path, indexed)
         wanted = [(start, stop, parts_of(start, stop)) for start, stop in joined(ranges)]
         calls = [(end - begin, partial(of_version, begin, end)) for _, _, parts in wanted for begin, end in parts]
-        # A single request would gain nothing from being sent before its read.
+        # A single request is not sent in advance, because this would save no time.
         answers = in_parallel(self.requests, calls) if len(calls) > 1 else iter(())
         fetched = [(start, b"".join(next(answers) for _ in parts)) for start, _, parts in wanted if len(calls) > 1]
         return ObjectFile(of_version, indexed.size, fetched)
 
     def _read_version(self, path: str, indexed: IndexedVersion, start: int, stop: int) -> bytes | memoryview:
-        """Read bytes [start, stop) in parts, see `read`. The threads of `requests` must not call this method, because the method waits for these
-        threads.
-        """
+        """Read bytes [start, stop) in chunks; see `read`. Threads of `requests` must not call this method, because it waits for these threads."""
         calls = [(end - begin, partial(self.read, path, begin, end, indexed)) for begin, end in parts_of(start, stop)]
         return calls[0][1]() if len(calls) == 1 else b"".join(in_parallel(self.requests, calls))
 
     def read(self, path: str, start: int = 0, stop: int | None = None, indexed: IndexedVersion | None = None) -> memoryview:
         """Read bytes [start, stop) of an object with one request; without `stop`, to the end of the object. Bytes of another version than `indexed`
-        are never returned: the request names the ETag if the ETag is known, and this method compares the version of the answer.
+        are never returned: the request contains the ETag if the ETag is known, and this method compares the version of the response.
 
         Args: path: full path.
-        Raises: FileChangedError: there is another version. DataError, UnavailableError.
+        Raises: FileChangedError: the object has another version. DataError, UnavailableError.
         """
         if stop is not None and stop <= start:
             return memoryview(b"")
         options: GetOptions = {} if stop is None else {"range": (start, stop)}
         if indexed is not None and (etag := self._etag(path, indexed)):
-            # The server compares the ETag, so an object that changed is not even sent.
+            # The server compares the ETag, so it does not send a changed object.
             options["if_match"] = etag
         store = self._of_this_process().store
         import obstore
@@ -288,7 +283,7 @@ class BucketFiles(FileSystem):
                 self._remember(path, indexed, answer.meta["e_tag"] or "")
             content = memoryview(answer.bytes())
         except (BaseError, OSError, ValueError) as error:
-            # The object is shorter, so it is another version, whose ETag was not known.
+            # Status 416: the object is shorter than the indexed version, so it has another version. The ETag was not known.
             if indexed is not None and status_of(error) == 416:
                 raise changed(path, start, f"byte {start}") from error
             raise object_error(error, path, start) from error
@@ -300,10 +295,10 @@ class BucketFiles(FileSystem):
         return content
 
     def copy(self, path: str, file: BinaryIO, indexed: IndexedVersion | None = None) -> None:
-        """Copy one version of an object to an open local file, in parts that are read in parallel.
+        """Copy one version of an object to an open local file, in chunks that are read in parallel.
 
-        Args: path: full path. indexed: as in `open`.
-        Raises: as `open`; OSError.
+        Args: path: full path. indexed: see `open`.
+        Raises: OSError; further errors: see `open`.
         """
         opened = self.open(path, indexed)
         reads = [(end - begin, partial(opened.read_at, end - begin, begin)) for begin, end in parts_of(0, opened.size())]
@@ -314,21 +309,18 @@ class BucketFiles(FileSystem):
         return path[len(f"{self.url.kind}://{self.url.bucket}/") :]
 
     def _etag(self, path: str, indexed: IndexedVersion) -> str:
-        """Return the ETag of a version for `If-Match`. Empty: only the tag of the version is known, or the ETag is weak, and `If-Match` never accepts
-        weak ETags.
-        """
+        """Return the ETag of a version for `If-Match`; empty: the ETag is not known, or it is weak."""
         etag = self._etags.get((path, indexed), "")
         if not etag and self._listed is not None and (listed := self._listed.statuses.get(path)) is not None:
             etag = listed.tag if tag_of(listed.tag) == indexed.tag else ""
         # Weak ETags never match in `If-Match`.
         if etag.startswith("W/"):
             return ""
-        # Listings of Azure contain it without quotes.
+        # Listings of Azure contain ETags without quotes.
         return etag if not etag or etag.startswith('"') else f'"{etag}"'
 
     def _remember(self, path: str, indexed: IndexedVersion, etag: str) -> None:
-        # Without its ETag, a version is compared after the request instead of by the server.
-        # The whole cache is emptied, which is simple and rare.
+        # A full cache is emptied, which is simple and rare. Without an ETag, `read` compares the version after the request, instead of the server.
         if len(self._etags) >= _ETAGS:
             self._etags = {}
         self._etags[path, indexed] = etag
@@ -348,7 +340,7 @@ def tag_of(etag: str) -> int:
 
 
 def version_of(status: FileStatus) -> IndexedVersion:
-    """Return the version of an object that has this status."""
+    """Return the version of an object with the status `status`."""
     return IndexedVersion(status.size, status.mtime_ns, tag_of(status.tag))
 
 
@@ -361,7 +353,7 @@ def _ns(time: datetime) -> int:
 
 
 def _is_another(meta: ObjectMeta, indexed: IndexedVersion) -> bool:
-    """Whether an answer belongs to another version than `indexed`. Without a known tag, size and time in whole seconds are compared."""
+    """Whether a response belongs to another version than `indexed`. If a tag is unknown, size and time in whole seconds are compared."""
     tag = tag_of(meta["e_tag"] or "")
     if UNKNOWN_TAG not in (tag, indexed.tag):
         return tag != indexed.tag
@@ -370,16 +362,16 @@ def _is_another(meta: ObjectMeta, indexed: IndexedVersion) -> bool:
 
 def written_ns(meta: ObjectMeta, indexed_ns: int) -> int:
     """Return the time at which an object was written, ns since 1970. If this time is in the same second as `indexed_ns`, `indexed_ns` is returned,
-    because answers have whole seconds, and listings a finer time.
+    because responses to reads contain whole seconds, and listings contain fractions of seconds.
 
-    Args: meta: metadata from an answer or a listing.
+    Args: meta: metadata from a response or a listing.
     """
     found = _ns(meta["last_modified"])
     return indexed_ns if found // 10**9 == indexed_ns // 10**9 else found
 
 
 def _sample_of(name: str, names: Names) -> str:
-    """Return the name of the object with the companion `name`, or `name` itself."""
+    """Return the name of the object whose companion is `name`; if `name` is not a companion, return `name` itself."""
     if isinstance(names, NameEndings) and _may_be_companion(name, names):
         return name[: len(name) - len(names.companions)] + names.samples
     return name
@@ -390,9 +382,9 @@ def _may_be_companion(name: str, names: Names) -> bool:
 
 
 def in_parallel(pool: ThreadPoolExecutor, calls: Sequence[tuple[int, Callable[[], T]]]) -> Iterator[T]:
-    """Yield the results of `calls` in order. A bounded number of calls, with a bounded number of bytes, runs ahead of the consumer.
+    """Yield the results of `calls` in order. Calls run before the consumer needs their results, up to a largest number of calls and of bytes.
 
-    Args: calls: pairs of the size of the result in bytes and the call. A call must not use `in_parallel` itself: the call would wait for its own
+    Args: calls: pairs of the size of the result in bytes and the call. A call must not use `in_parallel` itself, because it would wait for its own
     thread.
     """
     running: deque[tuple[int, Future[T]]] = deque()

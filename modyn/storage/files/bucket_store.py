@@ -1,4 +1,4 @@
-"""Clients of buckets by obstore: the client for a URL, its credentials and time limits, and the meaning of its errors."""
+"""Clients of buckets, made with obstore: the client for a URL, credentials, time limits, and the translation of errors."""
 
 from __future__ import annotations
 
@@ -21,33 +21,31 @@ _NEEDED = "needs obstore, which is not installed where storage runs: pip install
 _MAX_REASON = 300
 """Largest number of characters of a reason in a message."""
 _begun_in: int | None = None
-"""Id of the process in which obstore's threads run. A forked process does not have these threads, so its requests would never end."""
+"""Id of the process in which obstore's threads run. A forked process does not have these threads, so requests of a forked process would never end."""
 
 
 class BadKeyError(DataError):
-    """A key with `//`, or with `..` between slashes. obstore does not accept such a key as a path, and refuses to list any object with the prefix of
-    the key.
-    """
+    """An object's key contains `//`, or `..` between slashes. obstore does not accept the key as a path, and lists no object with the same prefix."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """Time limits of requests and retries, in seconds. A request is repeated if it has no answer, has an answer of 5xx, or breaks off."""
+    """Time limits of requests and retries, in seconds. A request is repeated if it gets no response, gets status 5xx, or is interrupted."""
 
     connect_s: float = 10.0
     read_s: float = 30.0
-    """Limit of a pause without a byte of the answer."""
+    """Longest pause between two bytes of the response."""
     answer_s: float = 120.0
-    """Limit of the time of one whole answer."""
+    """Longest time of one whole response."""
     retries: int = 3
     retry_s: float = 60.0
-    """Time after the first attempt of a request after which the request is not repeated."""
+    """Time since the first attempt of a request after which the request is not repeated any more."""
 
 
 def open_store(url: BucketUrl, limits: StoreLimits) -> ObjectStore:
-    """Return the client of a bucket, without a request to its server.
+    """Return the client of a bucket, without a request to the server.
 
-    Raises: ConfigError: obstore is not installed, or an option or the environment is wrong. UnavailableError: the process was forked from one
+    Raises: ConfigError: obstore is not installed, or an option or the environment is wrong. UnavailableError: the process was forked from a process
     that used a bucket.
     """
     global _begun_in  # noqa: PLW0603  (obstore has one set of threads for the process)
@@ -80,7 +78,7 @@ def open_store(url: BucketUrl, limits: StoreLimits) -> ObjectStore:
 
 
 def _client_of_kind(url: BucketUrl, common: dict[str, Any]) -> ObjectStore:
-    """Make the client for S3, Google Cloud Storage or Azure, as `url` says. Args: common: arguments that all three clients take."""
+    """Make the client for the scheme of `url`: S3, Google Cloud Storage or Azure. Args: common: arguments that are the same for all clients."""
     from obstore import store
 
     options = dict(url.options)
@@ -97,7 +95,7 @@ def _client_of_kind(url: BucketUrl, common: dict[str, Any]) -> ObjectStore:
     region = options.get("region")
     # obstore itself reads a region from the environment.
     if region is None and not named:
-        # An unreadable file of profiles matters only if the keys come from it; `of` has refused it in that case.
+        # If the keys come from the file of profiles and the file is unreadable, `of` has raised an error. Otherwise an unreadable file is ignored.
         with suppress(ConfigError):
             region = AwsProfile.selected(os.environ).region
     config |= {"region": region} if region else {}
@@ -142,7 +140,7 @@ def bucket_error(error: Exception, url: BucketUrl) -> ModynError:
 
 
 def status_of(error: Exception) -> int | None:
-    """Return the HTTP status of an error of obstore; None if no server has answered. Errors of listings have the status only in their text."""
+    """Return the HTTP status of an error of obstore; None if the server did not respond. Errors of listings have the status only in their text."""
     from obstore.exceptions import PermissionDeniedError, PreconditionError, UnauthenticatedError
 
     kinds = {FileNotFoundError: 404, PreconditionError: 412, PermissionDeniedError: 403, UnauthenticatedError: 401}
@@ -154,9 +152,7 @@ def status_of(error: Exception) -> int | None:
 
 
 def reason_of(error: Exception) -> str:
-    """Shorten an error of obstore to one line. The line has the code and message of a server's answer, and URLs without their queries, which hold key
-    ids and signatures.
-    """
+    """Shorten an error of obstore to one line. The line contains code and message of the server's response, and URLs without their queries."""
     text = str(error).strip().split("\n\nDebug source:")[0]
     found = re.search(r"status code: (\d{3}[^:<]*)", text)
     if found:

@@ -1,4 +1,4 @@
-"""URLs of the form `s3://BUCKET/PREFIX?OPTION=VALUE`, or `gs://`, or `az://`. A URL never holds credentials, because storage keeps it in the
+"""URLs of the form `s3://BUCKET/PREFIX?OPTION=VALUE`, or `gs://`, or `az://`. A URL never contains credentials, because storage stores the URL in the
 catalogue, publishes it and shows it. Credentials come from the environment, a profile or the machine's role.
 """
 
@@ -25,7 +25,7 @@ _CREDENTIALS = {
 
 @dataclass(frozen=True, slots=True)
 class BucketUrl:
-    """`kind` is the scheme: s3, gs or az. `folder` is bucket and prefix, without a slash at the end."""
+    """A parsed URL. kind: the scheme, s3, gs or az. folder: bucket and prefix, without a slash at the end."""
 
     kind: str
     folder: str
@@ -33,10 +33,10 @@ class BucketUrl:
 
     @staticmethod
     def parse(text: str) -> BucketUrl:
-        """Parse a URL. Raises: ConfigError, whose message omits text that may hold a secret."""
+        """Parse a URL. Raises: ConfigError; the message omits text that may contain a secret."""
         kind, _, rest = text.partition("://")
         place, _, query = rest.partition("?")
-        # `USER:PASSWORD@HOST` would be kept and shown with the URL.
+        # The part `USER:PASSWORD@HOST` would be stored and shown with the URL.
         if "@" in place.split("/")[0]:
             raise ConfigError(f"a base_path {kind}://… must not hold credentials; {_CREDENTIALS[kind]}")
         options, allowed = dict(parse_qsl(query, keep_blank_values=True)), OPTIONS[kind]
@@ -56,7 +56,7 @@ class BucketUrl:
         folder = unquote(place).strip("/")
         if not folder or posixpath.normpath(folder) != folder or folder.startswith("../"):
             raise ConfigError(f"base_path {kind}://{place} is not {kind}://BUCKET or {kind}://BUCKET/PREFIX")
-        # Sorted, so that two spellings of one URL are equal.
+        # The options are sorted, so that two spellings of one URL are equal.
         return BucketUrl(kind, folder, tuple(sorted(options.items())))
 
     @staticmethod
@@ -87,10 +87,10 @@ class BucketUrl:
     def holds(self, other: BucketUrl) -> bool:
         """Whether `other` is in this folder, on the same server."""
         same = (self.kind, self.options) == (other.kind, other.options)
-        # With slashes at the end, so that `data` does not hold `data2`.
+        # Both folders are compared with a slash at the end, so that `data` does not contain `data2`.
         return same and f"{other.folder}/".startswith(f"{self.folder}/")
 
 
 def is_file_name(name: str) -> bool:
-    """Whether an object's name, including slashes, is a valid path of a file below a folder. Keys may contain any text."""
+    """Whether an object's name, including slashes, is a valid path of a file below a folder. Objects may have any name."""
     return all(part not in {"", ".", ".."} and "\0" not in part for part in name.split("/"))

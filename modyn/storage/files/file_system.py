@@ -30,7 +30,7 @@ PACKED_ENDINGS = (".gz", ".zst", ".bz2")
 UNPACKED = "unpacked"
 """Folder of the unpacked copies of compressed files, inside the folder of a dataset's index."""
 UNKNOWN = int(np.iinfo(np.int64).min)
-"""Value of `SeenFiles.changed_ns` for a file whose time is not in the listing."""
+"""Value of `SeenFiles.changed_ns` if the last change of a file or of its companion is not known from the listing."""
 
 
 class UnusableNowError(DataError):
@@ -47,13 +47,13 @@ UNRELATED_TO_CONTENT = (UnusableNowError, FileAccessError)
 
 @dataclass(frozen=True, slots=True)
 class NameEndings:
-    """Endings of the names of a dataset's files. `samples`: ending of files with samples. `companions`: ending that replaces `samples` in the name
-    of the file that must exist next to each of these files; empty: no such file is needed."""
+    """Endings of the names of a dataset's files. `samples`: ending of files with samples. `companions`: ending of the companion, a file that must
+    exist next to each file with samples, and has the same name except for the ending; empty: no companion is needed."""
 
     samples: str
     companions: str = ""
     packed: bool = False
-    """Files of samples may be compressed: then their names end with .gz, .zst or .bz2 after `samples`, and they have no companions."""
+    """Whether files with samples may be compressed. The name of a compressed file has .gz, .zst or .bz2 after `samples`. Then no companions exist."""
 
     def __post_init__(self) -> None:
         for ending in (self.samples, self.companions):
@@ -64,7 +64,7 @@ class NameEndings:
                 )
 
     def __call__(self, path: str) -> bool:
-        """Whether a file of this name holds samples."""
+        """Whether a file of this name contains samples."""
         return path.endswith(self.samples) or (self.packed and without_packed_ending(path).endswith(self.samples))
 
     def companions_of(self, path: str) -> tuple[str, ...]:
@@ -113,12 +113,12 @@ class IndexedVersion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeenFiles:
-    """Files in the order of indexing: file time, then path. The record has columns instead of objects, because there may be millions of files. A file
-    takes about 150 bytes.
+    """Files in the order of indexing: modification time, then path. The record has columns instead of objects, because there may be millions of
+    files. A file takes about 150 bytes.
 
     sizes: int64 bytes. mtimes_ns: int64.
     changed_ns: int64, the last change of the file and of its companion; UNKNOWN if the companion is missing, or was not listed.
-    tags: int64, as `SeenFile.tag`; None: no file has one.
+    tags: int64, as `SeenFile.tag`; None: no file has a tag.
     """
 
     paths: list[str]
@@ -129,7 +129,7 @@ class SeenFiles:
 
     @staticmethod
     def of(files: Iterable[SeenFile]) -> SeenFiles:
-        """Make the record from `files` in any order, without knowledge of their companions."""
+        """Make the record from `files` in any order; `changed_ns` is UNKNOWN."""
         return SeenFiles.columns(list(files))._in_order()
 
     @staticmethod
@@ -161,14 +161,14 @@ class SeenFiles:
 
     def _in_order(self) -> SeenFiles:
         times = self.mtimes_ns.tolist()
-        # By bytes, because names of files need not be valid UTF-8.
+        # Paths are compared as bytes, because names of files need not be valid UTF-8.
         order = sorted(range(len(self)), key=lambda i: (times[i], os.fsencode(self.paths[i])))
         return self.take(np.array(order, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Result of listing a folder. files: those with samples, except unchanged indexed files. refused: relative path → reason why the file was not
+    """Result of listing a folder. files: files with samples, except unchanged indexed files. refused: relative path → reason why the file was not
     examined. absent: ids of indexed files that are missing, int64, ascending.
     """
 
@@ -178,7 +178,7 @@ class Listing:
 
     @staticmethod
     def compared(files: SeenFiles, refused: dict[str, str], known: FileTable) -> Listing:
-        """Compare `files`, all files that have samples, with the indexed files. Returns the listing of the differences."""
+        """Compare `files`, all files with samples in the folder, with the indexed files `known`. Returns the listing of the differences."""
         found = Comparison(known)
         differing = found.differing(files.paths, files.sizes, files.mtimes_ns)
         return Listing(files.take(differing), refused, found.absent())
@@ -193,14 +193,14 @@ class Roots:
 
     @staticmethod
     def of(paths: Iterable[Path]) -> Roots:
-        """Sort configured paths into folders, with links resolved, and buckets."""
+        """Divide configured paths into folders and buckets, and resolve links of folders."""
         texts = [str(path) for path in paths]
         folders = tuple(os.path.realpath(text) for text in texts if not _is_bucket_root(text))
         return Roots(folders, tuple(text for text in texts if _is_bucket_root(text)))
 
     def check(self, path: str) -> None:
-        """Check a path of this machine. Raises SecurityError if `path`, with symbolic links followed, is in none of the roots."""
-        # Links are followed first: a link inside a root may lead out of it.
+        """Check a path of this machine. Raises SecurityError if `path`, with symbolic links followed, is outside all roots."""
+        # Links are followed before the comparison, because a link inside a root may point to a path outside.
         real = os.path.realpath(path)
         if (self.folders or self.buckets) and not any(os.path.commonpath([real, root]) == root for root in self.folders):
             raise SecurityError(
@@ -210,13 +210,13 @@ class Roots:
 
 
 def _is_bucket_root(root: str) -> bool:
-    """Whether a configured root is a bucket. The root is stored as a path, with one slash instead of two."""
+    """Whether a configured root is a bucket. The configuration stores the URL as a path, with one slash instead of two."""
     scheme, found, _ = root.partition(":/")
     return bool(found) and scheme in BUCKETS
 
 
 def mtime_ns(status: os.stat_result) -> int:
-    """Return a file's modification time, int64 nanoseconds since 1970. Times outside of the years 1677 to 2262 become the nearest possible one."""
+    """Return a file's modification time, int64 nanoseconds since 1970. A time outside of the years 1677 to 2262 becomes the nearest int64."""
     return min(max(status.st_mtime_ns, -(2**63)), 2**63 - 1)
 
 
@@ -224,8 +224,8 @@ def mtime_ns(status: os.stat_result) -> int:
 class FileStatus:
     """Bytes of a file, and its last change in ns since 1970.
 
-    tag: set by `FileSystem.version` only; the tag differs between two files of one name, and between two contents of one file if the file system can
-    tell.
+    tag: set only by `FileSystem.version`. The tag differs between two files of one name. If the file system can detect it, the tag differs between
+    two contents of one file too.
     """
 
     size: int
@@ -245,7 +245,7 @@ class FileSystem(ABC):
 
     @abstractmethod
     def check_roots(self, roots: Roots) -> None:
-        """Check the path of the folder, which need not exist. Raises SecurityError if it is outside the roots."""
+        """Check the path of the folder, which need not exist. Raises SecurityError if the path is outside the roots."""
 
     @abstractmethod
     def check(self, roots: Roots) -> None:
@@ -253,11 +253,11 @@ class FileSystem(ABC):
 
     @abstractmethod
     def list_files(self, names: Names, roots: Roots, known: FileTable, *, complete: bool = True) -> Listing:
-        """List the files whose names say that they hold samples, in the order of indexing, without unchanged files of `known`.
+        """List the files with samples, according to `names`, in the order of indexing, without unchanged files of `known`.
 
-        Args: known: indexed files, whose paths determine which of several links to one folder is followed. complete: whether to examine the whole
-        folder. If not, parts that have not changed since the last listing with the same `known` may be left out.
-        Raises: as `check`.
+        Args: known: indexed files. If several links lead to one folder, the paths of `known` determine which link is followed. complete: whether to
+        examine the whole folder. If not, files that have not changed since the last listing with the same `known` may be left out.
+        Raises: the errors of `check`.
         """
 
     def is_quiet(self, known: FileTable) -> bool:
@@ -270,9 +270,7 @@ class FileSystem(ABC):
 
     @abstractmethod
     def version(self, seen: SeenFile) -> FileStatus | None:
-        """Return the present version of a file; None if the file is gone, or certainly has another version than the listed one. Raises: DataError,
-        UnavailableError.
-        """
+        """Return the current version of a file; None if the file is missing or certainly differs from `seen`. Raises: DataError, UnavailableError."""
 
     @abstractmethod
     def read_error(self, path: str, error: OSError) -> ModynError:
@@ -289,7 +287,7 @@ class FileSystem(ABC):
         """
 
     def stamp(self, path: str) -> FileStatus | None:
-        """Return a value that changes with the file; None if only a request could give such a value."""
+        """Return a value that differs after a change of the file; None if a request would be needed for the value."""
         return None
 
     def full_path(self, path: str) -> str:
@@ -298,7 +296,7 @@ class FileSystem(ABC):
 
     @contextmanager
     def reading(self, path: str) -> Iterator[None]:
-        """Convert an OSError in the block by `read_error` with `path`."""
+        """Convert an OSError in the block with `read_error`."""
         try:
             yield
         except OSError as error:
@@ -308,7 +306,7 @@ class FileSystem(ABC):
 def changed(path: str, offset: int, place: str) -> FileChangedError:
     """Return the error for a file that changed since it was indexed.
 
-    Args: path: full path. offset: offset in the index. place: place of a requested sample, for the message.
+    Args: path: full path. offset: offset of the requested sample in the index. place: position of the sample, as text for the message.
     """
     error = FileChangedError(
         f"file changed: {path} ({place} wanted) is not as it was when it was indexed: it was replaced, written again or touched since; "

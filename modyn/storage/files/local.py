@@ -42,17 +42,16 @@ _SCAN_THREADS = 4
 
 
 _FILES_AT_ONCE = 1 << 13
-"""Number of files in one call from the core to Python. Such a call holds the interpreter's lock."""
+"""Number of files that one call passes from the core to Python. The call holds the GIL."""
 COMPLETE_EVERY_S = 600.0
-"""Longest time in seconds between complete listings. Between two complete listings, only files that the kernel reports are listed. The kernel reports
-neither writes through memory maps nor a new hard link in another folder.
-"""
+"""Longest time in seconds between complete listings. The listings between them examine only files that the kernel reports as changed. The kernel
+reports neither writes through memory maps nor a new hard link in another folder."""
 
 
 @dataclass(slots=True)
 class _Watched:
-    """State from which the next listing continues. watch: None if the folder cannot be watched; the next attempt is after `until`, on a monotonic
-    clock. unsettled: paths that differed from the index in the last listing; each listing examines them."""
+    """State from which the next listing continues. watch: None: the folder cannot be watched. until: time on the monotonic clock until which the
+    state is valid. unsettled: paths that differed from the index in the last listing; the next listing examines these paths again."""
 
     watch: _core.FolderWatch | None
     known: FileTable
@@ -68,7 +67,7 @@ class LocalFiles(FileSystem):
     """A folder that this machine mounts."""
 
     def __init__(self, base: str, roots: Roots = Roots()) -> None:  # noqa: B008  (frozen)
-        """Args: base: path of the folder. roots: folders below which `open` may open files."""
+        """Args: base: path of the folder. roots: `open` opens only files in these folders."""
         super().__init__(base)
         self._roots = roots
         self._watched: _Watched | None = None
@@ -78,7 +77,7 @@ class LocalFiles(FileSystem):
         roots.check(self.base)
 
     def check(self, roots: Roots) -> None:
-        """See `FileSystem.check`; NotFoundError also for a path that is not a folder."""
+        """See `FileSystem.check`. Raises NotFoundError also if the path is not a folder."""
         self.check_roots(roots)
         try:
             status = os.stat(self.base)
@@ -91,8 +90,8 @@ class LocalFiles(FileSystem):
 
     def list_files(self, names: Names, roots: Roots, known: FileTable, *, complete: bool = True) -> Listing:
         """See `FileSystem.list_files`. Symbolic links are followed within the roots. If several links lead to one folder, the link in the paths of
-        `known` is followed, or else the first by name. Unless `complete`, if the kernel can report changes, only files that it reports as changed are
-        examined."""
+        `known` is followed, or else the first link by name. If `complete` is false and the kernel can report changes, only files that the kernel
+        reports as changed are examined."""
         self.check(roots)
         # A rule in Python cannot be applied during the scan, so all files are listed and then filtered.
         if not isinstance(names, NameEndings):
@@ -121,12 +120,12 @@ class LocalFiles(FileSystem):
         return listing
 
     def is_quiet(self, known: FileTable) -> bool:
-        """See `FileSystem.is_quiet`; the kernel reports changes."""
+        """See `FileSystem.is_quiet`. The method uses the changes that the kernel reports."""
         watched = self._watched
         try:
             if watched is None or watched.watch is None or not watched.continues(known, self._state()):
                 return False
-        except OSError:  # The folder is gone, which the next listing reports.
+        except OSError:  # The folder is missing; the next listing reports this.
             return False
         if (changes := watched.watch.take()) is None:
             self._watched = None
@@ -135,12 +134,12 @@ class LocalFiles(FileSystem):
         return not watched.unsettled
 
     def _state(self) -> tuple[int, int, bytes]:
-        """State on which a list of changes depends: the folder itself, and the mounts above and below it."""
+        """Identify the folder, and the mounts above and below it. If this value differs, reported changes are incomplete."""
         status = os.stat(self.base)
         return status.st_dev, status.st_ino, mounts_about(self.base, Path("/proc/self/mountinfo").read_bytes())
 
     def _changes(self, names: NameEndings, known: FileTable, watch: _core.FolderWatch, unsettled: set[str]) -> Listing | None:
-        """Return a listing of the changes; None if the changes are not known."""
+        """Return a listing of the changed files; None if the changes are not completely known."""
         if (changes := watch.take()) is None:
             return None
         scan = _core.FolderScan(self.base, names.samples, names.companions, _SCAN_THREADS, known.known, watch, names.packed)
@@ -152,8 +151,8 @@ class LocalFiles(FileSystem):
     def _list_all(
         self, endings: NameEndings, names: Names, roots: Roots, known: FileTable, watch: _core.FolderWatch | None = None
     ) -> tuple[SeenFiles, dict[str, str], Int64Array]:
-        """Return the fields of a listing of the whole folder. `names`: says which linked files hold samples. The watch ends at the first link,
-        because its target may be anywhere."""
+        """Return the fields of a listing of the whole folder. `names` selects the linked files with samples. The first link ends the watch, because
+        the target of a link may be outside the folder."""
         scan = _core.FolderScan(self.base, endings.samples, endings.companions, _SCAN_THREADS, known.known, watch, endings.packed)
         refused: dict[str, str] = {}
         linked: list[SeenFile] = []
@@ -172,13 +171,13 @@ class LocalFiles(FileSystem):
                     elif stat.S_ISREG(status.st_mode) and names(full_path):
                         linked.append(SeenFile(link, status.st_size, mtime_ns(status)))
                 except FileNotFoundError:
-                    pass  # The link leads to nothing.
+                    pass  # The target of the link does not exist.
                 except OSError as error:
                     refused[link] = f"the link cannot be followed: {error.strerror}"
                 except SecurityError as error:
                     refused[link] = error.message
             for same in folders.values():
-                # A file keeps its path when another link to its folder is added.
+                # Files keep their paths when another link to their folder is added.
                 in_use = (link for link in same if known.known.any_below(link)) if len(same) > 1 else ()
                 scan.enter(next(iter(in_use), same[0]))
         refused |= _refused_by(scan)
@@ -192,14 +191,14 @@ class LocalFiles(FileSystem):
         return files, refused, absent
 
     def status(self, path: str) -> FileStatus | None:
-        """Return size and time by `stat`; None also for an inaccessible file."""
+        """Return size and modification time by `stat`; None if the file is missing or inaccessible."""
         with suppress(OSError):
             status = os.stat(path)
             return FileStatus(status.st_size, mtime_ns(status))
         return None
 
     def version(self, seen: SeenFile) -> FileStatus | None:
-        """Return the version with device and inode as its tag: a replacement of the file has another inode, even with equal size and time."""
+        """Return the version with device and inode as tag. A file that replaces another file has another inode, even with equal size and time."""
         path = self.full_path(seen.path)
         with self.reading(path), suppress(FileNotFoundError):
             status = os.stat(path)
@@ -207,7 +206,7 @@ class LocalFiles(FileSystem):
         return None
 
     def read_error(self, path: str, error: OSError) -> DataError:
-        """Return an UnusableNowError, so that ingestion tries the file again later, even if its size and time stay the same."""
+        """Return an UnusableNowError, so that ingestion tries the file again even if its size and time stay the same."""
         reason = os.strerror(error.errno) if error.errno else error
         return UnusableNowError(f"cannot read {path} at byte 0: {reason}; make the file readable for the storage service")
 
@@ -216,7 +215,7 @@ class LocalFiles(FileSystem):
         return open_native(path, self._roots.folders)
 
     def stamp(self, path: str) -> FileStatus | None:
-        """Return the present status, which needs no request for a local file."""
+        """Return the current status, which needs no request for a local file."""
         return self.status(path)
 
 
@@ -233,7 +232,7 @@ def mounts_about(base: str, mountinfo: bytes) -> bytes:
 
 
 def _files_of(scan: _core.FolderScan) -> SeenFiles:
-    """Return the files that the scan found. The files are taken from the scan in parts, so that other threads can run between the parts."""
+    """Return the files that the scan found. The files are copied from the scan in chunks, so that other threads can run between the chunks."""
     parts = [scan.take_files(_FILES_AT_ONCE)]
     while len(parts[-1][0]) == _FILES_AT_ONCE:
         parts.append(scan.take_files(_FILES_AT_ONCE))
@@ -253,12 +252,12 @@ def _unsettled(listing: Listing, known: FileTable) -> set[str]:
 
 
 def open_native(path: str, roots: Sequence[str]) -> pa.NativeFile:
-    """Open a file that is below one of the folders `roots` (none: anywhere) for Arrow.
+    """Open a file for Arrow. The file must be in one of the folders `roots`; if `roots` is empty, in any folder.
 
     Args: path: full path.
-    Raises: OSError. DataError: the file is in no such folder.
+    Raises: OSError. DataError: the file is outside `roots`.
     """
-    import pyarrow as pa  # A heavy import that only row groups and indexing need; many training workers never use it.
+    import pyarrow as pa  # Imported here, because the import is slow, and only row groups and indexing need pyarrow.
 
     if not roots:
         return pa.OSFile(os.fsencode(path))
@@ -274,11 +273,11 @@ def open_filesystem(base_path: str, roots: Roots = Roots()) -> FileSystem:  # no
     used.
     """
     if is_bucket(base_path):
-        from modyn.storage.files.bucket import BucketFiles  # Most processes do not need it.
+        from modyn.storage.files.bucket import BucketFiles  # Imported here, because most processes do not need buckets.
 
         return BucketFiles(base_path)
     return LocalFiles(base_path, roots)
 
 
 reading = LocalFiles("").reading
-"""A context, `with reading(path)`, in which an OSError is raised as a DataError that names the file."""
+"""A context manager, `with reading(path)`, that converts an OSError to a DataError with the name of the file."""

@@ -23,16 +23,16 @@ from modyn.storage.files.file_system import IndexedVersion, UnusableNowError
 
 PREFIX = "modyn-bucket-"
 _LOCK = "in-use"
-"""Name of a file that is locked while the folder is in use. A process id does not identify the owner of the folder, because a process in another
+"""Name of a file that is locked while the folder is in use. A process id would not identify the owner of the folder, because a process in another
 container that shares `TMPDIR` may have the same id."""
 _YOUNG_S = 60.0
-"""Age in seconds below which a folder without a lock may still be in creation."""
+"""Age in seconds below which a folder without a lock may still be incomplete."""
 
 
 class LocalCopies:
     """A folder in `TMPDIR` with copies of objects under their own names. The folder is removed on exit.
 
-    Args of its methods: path, paths: full paths of objects, `s3://BUCKET/PREFIX/NAME`.
+    Args of all methods: path, paths: full paths of objects, `s3://BUCKET/PREFIX/NAME`.
     """
 
     def __init__(self, files: BucketFiles) -> None:
@@ -42,11 +42,11 @@ class LocalCopies:
             _sweep_once(Path(tempfile.gettempdir()), int(time.monotonic() // _YOUNG_S))
             folder = opened.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX))
             lock = opened.enter_context(open(os.path.join(folder, _LOCK), "wb"))
-            fcntl.flock(lock, fcntl.LOCK_EX)  # Keeps other processes from sweeping the folder away.
+            fcntl.flock(lock, fcntl.LOCK_EX)  # The lock prevents other processes from removing the folder.
             self._opened = opened.pop_all()
         self._copies = os.path.join(folder, "copies")
         self.errors: dict[str, DataError] = {}
-        """Reasons by path, for objects without a copy."""
+        """Errors of the objects that could not be copied, by path."""
 
     def __enter__(self) -> Self:
         return self
@@ -62,14 +62,14 @@ class LocalCopies:
         return os.path.join(self._copies, name)
 
     def add(self, path: str, indexed: IndexedVersion | None = None) -> None:
-        """Copy one object, of the version `indexed` if one is given. Raises: DataError, UnavailableError."""
+        """Copy one object, in the version `indexed` if this is not None. Raises: DataError, UnavailableError."""
         with self._files.reading(path), self._new_file(path) as file:
             self._files.copy(path, file, indexed)
         self._set_time(path)
 
     def add_small(self, paths: Sequence[str]) -> None:
-        """Copy many objects at once, each in the listed version. An unreadable object gets no copy and an entry in `errors`: a FileChangedError if
-        the version has changed."""
+        """Copy many objects at once, each in the listed version. If an object cannot be copied, its error is stored in `errors`: FileChangedError if
+        the object has another version."""
         versions = [None if (status := self._files.status(path)) is None else version_of(status) for path in paths]
         reads = [
             (version.size if version else 0, partial(self._read, path, version))
@@ -80,12 +80,12 @@ class LocalCopies:
                 self._write(path, content, len(content))
 
     def add_empty(self, path: str) -> None:
-        """Make a file of the object's size and time, without its content."""
+        """Make a file with the size and time of the object, but without the content."""
         if (status := self._files.status(path)) is not None:
             self._write(path, b"", status.size)
 
     def with_objects(self, error: DataError) -> DataError:
-        """Return the error with the names of objects instead of the names of copies."""
+        """Return the error with the paths of objects instead of the paths of copies."""
         kind = type(error) if isinstance(error, UnusableNowError) else DataError
         return kind(error.message.replace(self._copies, self._files.base))
 
@@ -106,7 +106,7 @@ class LocalCopies:
         try:
             with self._files.reading(path), self._new_file(path) as file:
                 file.write(content)
-                # Formats look at the size. A file that is only extended takes no room on the disk.
+                # Formats read the size of the file. An extended file without content takes no disk space.
                 file.truncate(size)
             self._set_time(path)
         except DataError as error:
@@ -127,15 +127,15 @@ class LocalCopies:
 
 @lru_cache(maxsize=1)
 def _sweep_once(place: Path, minute: int) -> None:
-    """Sweep at most once a minute, not for every object, because there may be many objects, and `TMPDIR` may hold many other files. No folder counts
-    as left over in its first minute."""
+    """Call `sweep` at most once a minute, and not for every object, because there may be many objects, and many other files in `TMPDIR`. A folder is
+    not removed in its first minute."""
     sweep(place)
 
 
 def sweep(place: Path) -> None:
     """Remove the folders of processes that have ended.
 
-    Args: place: the folder that holds these folders; files of other programs in it stay.
+    Args: place: the parent of these folders. Files of other programs in `place` stay.
     """
     for folder in place.glob(f"{PREFIX}*"):
         with suppress(OSError):
@@ -144,9 +144,7 @@ def sweep(place: Path) -> None:
 
 
 def _is_left_over(folder: Path) -> bool:
-    """Return whether the process that made the folder has ended. Raises OSError if this cannot be found out, for example for folders of other
-    users.
-    """
+    """Return whether the process that made the folder has ended. Raises OSError if the folder cannot be read, such as a folder of another user."""
     # A young folder may not have its lock yet.
     if time.time() - folder.stat().st_mtime < _YOUNG_S:
         return False

@@ -10,31 +10,31 @@ from collections.abc import Callable, Iterable, Sequence
 PART_BYTES = 8 << 20
 """Largest number of bytes in one request. Requests have a time limit, and a slow link could not transfer more bytes within this limit."""
 _GAP_BYTES = 64 << 10
-"""Largest gap between two ranges that are read together. To read the gap is faster than another request."""
+"""Largest gap between two ranges that one request reads. Reading the gap is faster than another request."""
 
 
 class ObjectFile(io.RawIOBase):
-    """A file for Arrow and `io.BufferedReader` with the `size` bytes of an object. Each read is a request, unless its bytes were fetched before."""
+    """The `size` bytes of an object as a file for Arrow and `io.BufferedReader`. Each read sends a request, unless its bytes were fetched before."""
 
     def __init__(
         self, read: Callable[[int, int], bytes | memoryview], size: int, fetched: Sequence[tuple[int, bytes]] = ()
     ) -> None:
-        """Args: read: returns bytes [start, stop). fetched: first byte and content of each fetched range, ascending."""
+        """Args: read: returns bytes [start, stop). fetched: offset and content of each fetched range, ascending."""
         super().__init__()
         self._read_range, self._size, self._at = read, size, 0
         self._starts = [start for start, _ in fetched]
         self._contents = [content for _, content in fetched]
 
     def size(self) -> int:
-        """Bytes of the object."""
+        """Number of bytes of the object."""
         return self._size
 
     def read_at(self, num_bytes: int, offset: int) -> bytes:
-        """Return `num_bytes` bytes from `offset` on; fewer at the end."""
+        """Return `num_bytes` bytes from `offset` on; fewer at the end of the object."""
         stop = min(offset + num_bytes, self._size)
         if stop <= offset:
             return b""
-        # The last fetched range that begins at or before `offset`. Only a range that has all bytes can answer.
+        # `place`: position of the last fetched range that begins at or before `offset`. The range is used only if it contains all bytes.
         place = bisect_right(self._starts, offset) - 1
         if place >= 0 and stop <= self._starts[place] + len(self._contents[place]):
             first = self._starts[place]
@@ -42,13 +42,13 @@ class ObjectFile(io.RawIOBase):
         return bytes(self._read_range(offset, stop))
 
     def read(self, num_bytes: int = -1) -> bytes:
-        """Read `num_bytes` bytes from the end of the last read on; -1: read to the end of the object."""
+        """Read `num_bytes` bytes from the current position on; -1: read to the end of the object."""
         content = self.read_at(self._size if num_bytes is None or num_bytes < 0 else num_bytes, self._at)
         self._at += len(content)
         return content
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        """Fill `buffer`, at most to the end of the object."""
+        """Read bytes into `buffer`, at most to the end of the object. Returns their number."""
         view = memoryview(buffer).cast("B")
         content = self.read(len(view))
         view[: len(content)] = content
@@ -73,7 +73,7 @@ class ObjectFile(io.RawIOBase):
 
 
 def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join ranges [start, stop) with small gaps between them. Returns ascending ranges, none of them empty.
+    """Join ranges [start, stop) with small gaps between them. Returns non-empty ranges in ascending order.
 
     >>> joined([(100, 200), (0, 10), (1 << 20, 2 << 20), (5, 5)])
     [(0, 200), (1048576, 2097152)]

@@ -13,17 +13,17 @@ COMPANION_WAIT_S = 5.0
 
 
 class StabilityTracker:
-    """Remembers files that looked unfinished. Times: `now` is in seconds since 1970, `tick` is in seconds of a monotonic clock."""
+    """Stores the files that seemed unfinished. Times: `now` is in seconds since 1970, `tick` is in seconds of a monotonic clock."""
 
     def __init__(self, settle_s: float) -> None:
         self.settle_s = settle_s
         self.num_unstable = 0
-        """Number of files that the last `stable` left for later although no companion is missing: these files only need time."""
+        """Number of files that the last call of `stable` postponed only because they are not stable yet, not because a companion is missing."""
         self._observed: dict[str, tuple[tuple[int, int], float]] = {}
-        """Size and last change of each file, and the tick at which these were first observed."""
+        """For each file: size and last change, and the tick at which both were first observed."""
         self._unended: dict[str, tuple[tuple[int, int], float, float]] = {}
-        """For each file whose last row has no end: its size and time, the tick at which these were first observed, and the seconds for which they
-        must stay the same."""
+        """For each file whose last row has no end: size and modification time, the tick at which both were first observed, and the seconds for which
+        both must stay the same."""
 
     def await_end(self, file: SeenFile, wait_s: float, tick: float) -> None:
         """Postpone the last row of a file until the file changes, or stays unchanged for `wait_s`."""
@@ -36,7 +36,7 @@ class StabilityTracker:
         return file.path in self._unended and self._unended[file.path][0][0] < file.size
 
     def is_at_rest(self, file: SeenFile, wait_s: float, now: float, tick: float) -> bool:
-        """Whether a file has not changed for `wait_s`, as its modification time or the observations since `await_end` show."""
+        """Whether a file has not changed for `wait_s` seconds, according to its modification time or to the observations since `await_end`."""
         state = (file.size, file.mtime_ns)
         known, since, _ = self._unended.get(file.path, (state, tick, 0.0))
         return max(tick - since if known == state else 0.0, now - file.mtime_ns / 1e9) >= wait_s
@@ -50,8 +50,8 @@ class StabilityTracker:
     ) -> tuple[SeenFiles, dict[str, str]]:
         """Select the files that may be indexed now.
 
-        A file is stable if its last change is older than the settle time, or if it was observed without change for that long. The observation is
-        needed because clocks of other machines and restored archives can set a file's time into the future.
+        A file is stable if its last change is older than the settle time, or if no change was observed for the settle time. The observation is needed
+        because clocks of other machines and restored archives can set a file's time into the future.
         Args: companions: full path of a file → full paths of the files that must exist next to it.
         Returns: the stable files in their order, and path → reason for the files that have waited too long for a companion.
         """
@@ -66,8 +66,7 @@ class StabilityTracker:
             state = (file.size, max(file.mtime_ns, *(status.mtime_ns for status in statuses.values() if status), 0))
             known, since = self._observed.get(file.path, (state, tick))
             since = since if known == state else tick
-            # A file that has not changed for long is stable at the first look. Clocks of other machines may differ, so observed time
-            # counts too.
+            # An old file is stable when it is first observed. Clocks of other machines may differ, so the observed time counts too.
             age_s = max(tick - since, now - state[1] / 1e9)
             if missing is None and age_s >= self.settle_s:
                 ready[position] = True

@@ -1,8 +1,8 @@
 """Unpacked copies of compressed files, which storage keeps next to a dataset's index.
 
 Samples are read at any position of a file, but a compressed file can only be read from its beginning. A copy is made before a file is indexed and
-never changes. The path of a copy is computed from the path, size and tail with which the file was indexed (`_core.unpacked_copy`), so that every
-reader of the index finds the copy, and another content has another copy.
+never changes. The path of a copy is computed from the path, size and tail with which the file was indexed (`_core.unpacked_copy`). So every reader of
+the index finds the copy, and a file with another content gets another copy.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 _KINDS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 _CHECKSUM = ".checksum"
-"""Name of the file next to a copy that holds the checksum of the copy."""
+"""Name of the file with a copy's checksum, next to the copy."""
 _PART_BYTES = 1 << 20
 """Number of bytes that are unpacked at once."""
 _FREE_BYTES = 1 << 30
-"""Bytes that stay free on the disk of storage's state."""
+"""Number of bytes that must stay free on the disk of the copies."""
 _KEPT_S = 60.0
-"""Seconds for which a copy of an older state of a file is kept, because a reader may be about to open the copy."""
+"""Seconds for which an outdated copy of a file is kept, because a reader may be about to open the copy."""
 
 
 class NotUnpackedError(DataError):
-    """The present content of a compressed file cannot be unpacked. The indexed samples of the file are not affected."""
+    """The current content of a compressed file cannot be unpacked. The indexed samples of the file are not affected."""
 
 
 def packed_kind(path: str) -> str | None:
@@ -45,7 +45,7 @@ def packed_kind(path: str) -> str | None:
 
 
 def same_unpacked(path: str) -> set[str]:
-    """Return the names that other files with the same rows could have: the name of the unpacked file, and the names with another compression.
+    """Return the names of other files that may contain the same rows: the unpacked file, and files with another compression.
 
     >>> sorted(same_unpacked("a.csv.gz"))
     ['a.csv', 'a.csv.bz2', 'a.csv.zst']
@@ -58,16 +58,16 @@ class UnpackedCopies:
     """The copies of one dataset. Several threads of one process may make copies at once."""
 
     def __init__(self, folder: Path) -> None:
-        """Args: folder: UNPACKED inside the folder of the dataset's index; made with the first copy."""
+        """Args: folder: the folder UNPACKED in the folder of the dataset's index; created with the first copy."""
         self._folder = folder.absolute()
         self._lock = threading.Lock()
-        """Protects `_num_bytes` and `_unfinished`; held also while an unfinished copy becomes a finished one."""
+        """Protects `_num_bytes` and `_unfinished`. The lock is also held while an unfinished copy becomes a finished copy."""
         self._num_bytes: int | None = None
         """Size of all finished copies in bytes; None: the copies were not counted yet."""
         self._unfinished: dict[Path, int] = {}
-        """Folders of unfinished copies, oldest first, and their bytes so far."""
+        """Folders of unfinished copies, oldest first, and the number of bytes written so far."""
         self._outdated: dict[str, float] = {}
-        """Folders of copies that no file needs, and the time from which on no file has needed them, on the monotonic clock."""
+        """Folders of copies that no file needs any more, and the time on the monotonic clock since which the copy is not needed."""
 
     def place(self, path: str, size: int, tail: int) -> str:
         """Return the path of a file's copy, which may not exist. Args: see `_core.unpacked_copy`."""
@@ -76,17 +76,17 @@ class UnpackedCopies:
     def make(self, folder: FileSystem, path: str, version: IndexedVersion, place: str, most_bytes: int) -> None:
         """Unpack a file to `place`, unless the copy exists.
 
-        Args: path: full path. version: version of the file, whose time the copy gets. most_bytes: largest size of all copies of the dataset.
-        Raises: NotUnpackedError: the file is damaged, truncated or too large. UnusableNowError: there is no room, possibly because of copies in
+        Args: path: full path. version: version of the file; the copy gets its modification time. most_bytes: largest size of all copies together.
+        Raises: NotUnpackedError: the file is damaged, truncated or too large. UnusableNowError: there is no space now, possibly because of copies in
         progress. Other errors: the file cannot be read.
         """
         if os.path.exists(place):
             return
-        import pyarrow as pa  # Heavy, and most datasets do not need it.
+        import pyarrow as pa  # Imported here, because the import is slow, and most datasets do not need pyarrow.
 
         kind = packed_kind(path)
         assert kind is not None, "only compressed files are unpacked"
-        # A folder whose name begins with a dot is an unfinished copy. The rename below makes it a finished one.
+        # A folder whose name begins with a dot is an unfinished copy. The rename below makes it a finished copy.
         part = self._folder / f".{uuid.uuid4().hex}"
         target = part / os.path.basename(place)
         with self._lock:
@@ -106,7 +106,7 @@ class UnpackedCopies:
                         os.fsync(file.fileno())
             with self._writing(path):
                 _finish(target, version.mtime_ns)
-                shutil.rmtree(os.path.dirname(place), ignore_errors=True)  # A folder may remain without its copy.
+                shutil.rmtree(os.path.dirname(place), ignore_errors=True)  # The folder of a removed copy may still exist.
                 with self._lock:
                     part.rename(os.path.dirname(place))
                     # The bytes move from the unfinished to the finished copies.
@@ -129,7 +129,7 @@ class UnpackedCopies:
     def keep_only(self, places: Set[str], tick: float) -> bool:
         """Remove copies that no file needs. Unfinished copies are removed at once, outdated copies later. No copy may be in progress.
 
-        Args: places: places of the needed copies. tick: seconds of a monotonic clock. Returns: whether there are copies to remove later.
+        Args: places: paths of the needed copies. tick: seconds of a monotonic clock. Returns: whether there are copies to remove later.
         """
         folders = {os.path.dirname(place) for place in places}
         found = [entry.path for entry in os.scandir(self._folder)] if self._folder.exists() else []
@@ -144,7 +144,7 @@ class UnpackedCopies:
 
     def _add(self, path: str, part: Path, num_bytes: int, most_bytes: int) -> None:
         with self._lock:
-            # Unknown at first, and after copies were removed.
+            # The size is unknown at first, and after copies were removed.
             if self._num_bytes is None:
                 self._num_bytes = self._count_bytes()
             self._unfinished[part] += num_bytes
@@ -155,7 +155,7 @@ class UnpackedCopies:
                 f"{path} is not unpacked: the unpacked copies of the dataset would have more than {most_bytes:,} bytes; unpack it yourself, or raise "
                 "storage.unpacked_bytes in the system file"
             )
-        # The oldest copy continues, so that this attempt shows whether it fits. The others try again.
+        # The oldest unfinished copy continues, so that this attempt shows whether the copy fits. The other copies are tried again later.
         if together > most_bytes and not is_oldest:
             raise UnusableNowError(
                 f"{path} is not unpacked now: with the files that are unpacked at the same time, the copies of the dataset would have more than "
@@ -168,7 +168,7 @@ class UnpackedCopies:
 
     def _count_bytes(self) -> int:
         found = 0
-        for file in self._folder.glob("[!.]*/*"):  # Only finished copies: the names of the others begin with a dot.
+        for file in self._folder.glob("[!.]*/*"):  # Only finished copies: names of unfinished copies begin with a dot.
             with suppress(FileNotFoundError):
                 found += file.stat().st_size
         return found
@@ -178,7 +178,7 @@ class UnpackedCopies:
 
 
 class _Writing:
-    """Convert an OSError in the block to the error that the copy cannot be written."""
+    """Convert an OSError in the block to an UnusableNowError: the copy cannot be written."""
 
     def __init__(self, path: str, folder: Path) -> None:
         self._path, self._folder = path, folder
@@ -225,7 +225,7 @@ def _read(path: str, kind: str, stream: pa.CompressedInputStream) -> bytes:
 
 
 def _finish(copy: Path, mtime_ns: int) -> None:
-    """Write the checksum of a copy next to the copy, and give the copy the time of its file."""
+    """Write the checksum of a copy next to the copy, and set the modification time of the copy to `mtime_ns`."""
     with open(copy.parent / _CHECKSUM, "x", opener=_private) as file:
         file.write(str(_core.checksum(_core.map_file(copy))))
         file.flush()

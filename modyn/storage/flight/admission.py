@@ -19,7 +19,7 @@ SHARE: Final = 0.75
 
 @dataclass(slots=True, eq=False)
 class _Permit:
-    """The permit of one request. idle_since: time from which on a message has waited for the client to read it; None: the server is working."""
+    """The permit of one request. idle_since: time since which a message waits until the client reads it; None: no message waits."""
 
     dataset: str
     client: str
@@ -27,11 +27,11 @@ class _Permit:
 
 
 class AdmissionControl:
-    """Gives permits to at most `number` requests. If a client has read nothing for `idle_s` seconds, its request loses the permit to a request that
-    has none. While a client waits for a permit that it may have, clients with more permits get no further permit. A client counts as waiting for
-    `idle_s` after its last request.
+    """Gives permits to at most `number` requests. Thread-safe. If the client of a request reads nothing for `idle_s` seconds, another request may get
+    the permit of this request. While a refused client waits, and the limit of its dataset allows a permit, clients with more permits get no further
+    permit. A refused client counts as waiting for `idle_s` seconds.
 
-    Args: busy: first words of the message to a refused request. clock: seconds, monotonic. Thread-safe.
+    Args: busy: message to a refused request. clock: returns seconds, monotonic.
     """
 
     def __init__(self, number: int, idle_s: float, busy: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -39,14 +39,14 @@ class AdmissionControl:
         self._of_one_dataset = ceil(number * SHARE)
         self._lock = threading.Lock()  # Protects the fields below, and the times of the permits.
         self._held: set[_Permit] = set()
-        # Requests without a permit still take a thread and two chunks each, so their number is bounded as well.
+        # Requests that lost their permits still use a thread and two chunks each, so the number of such requests is bounded too.
         self._lost: set[_Permit] = set()
         # For each client that was refused and has had no permit since: time of the refusal, and dataset.
         self._waiting: dict[str, tuple[float, str]] = {}
 
     @property
     def num_held(self) -> int:
-        """Requests that hold a permit now."""
+        """Number of requests that have a permit now."""
         with self._lock:
             return len(self._held)
 
@@ -64,7 +64,7 @@ class AdmissionControl:
 
     @contextmanager
     def awaiting_client(self, permit: _Permit) -> Iterator[None]:
-        """Mark the request as idle during the block, in which its message waits for the client. Raises UnavailableError: the request lost its permit,
+        """Mark the request as idle during the block, while its message waits for the client. Raises UnavailableError: the request lost its permit,
         and no other permit is free.
         """
         with self._lock:
@@ -81,7 +81,7 @@ class AdmissionControl:
             try:
                 self._take_locked(permit)
             except UnavailableError:
-                # Bounded, because clients choose their names.
+                # The number of names is bounded, because clients choose their names.
                 if len(self._waiting) < self._number:
                     self._waiting[permit.client] = self._clock(), permit.dataset
                 raise
@@ -99,7 +99,7 @@ class AdmissionControl:
         self._held.add(permit)
 
     def _is_for_another(self, permit: _Permit) -> bool:
-        """Whether a client that holds fewer permits waits for this one."""
+        """Whether a client with fewer permits than the client of `permit` waits for a permit."""
         since = self._clock() - self._idle_s
         self._waiting = {client: asked for client, asked in self._waiting.items() if asked[0] > since}
         clients, datasets = Counter(other.client for other in self._held), Counter(other.dataset for other in self._held)
@@ -109,7 +109,7 @@ class AdmissionControl:
         )
 
     def _free(self, permits: set[_Permit] | list[_Permit]) -> None:
-        """Take the permit of the request in `permits` that is idle longest. Raises UnavailableError: no request is idle long enough."""
+        """Withdraw the permit of the request in `permits` that has been idle longest. Raises UnavailableError: no request was idle long enough."""
         idle = [(permit.idle_since, id(permit), permit) for permit in permits if permit.idle_since is not None]
         since, _, longest = min(idle, default=(float("inf"), 0, None))
         if longest is None or self._clock() - since < self._idle_s or len(self._lost) >= self._number:

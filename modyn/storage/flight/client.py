@@ -68,16 +68,16 @@ class PayloadClient:
         with self._lock:
             self._closed = True
             fetches = list(self._fetches)
-        # The fetches end before the pool closes: their threads use its connections. The threads are not waited for: a call that the server
-        # has not opened cannot be cancelled, and a connection that comes back to a closed pool is closed.
+        # The fetches end before the pool closes, because their threads use its connections. There is no wait for the threads, because a call that
+        # the server has not opened cannot be cancelled. If a thread returns a connection to the closed pool, the pool closes the connection.
         for fetch in fetches:
             fetch.end(CancelledError(_CLOSED))
             fetch.abandon_threads()
         self._pool.close()
 
     def schema(self, dataset: str) -> DatasetSchema | None:
-        """Return the schema of a dataset; None: the dataset has no schema, or its schema is not known yet. Raises: NotFoundError. UnavailableError:
-        storage does not answer.
+        """Return the schema of a dataset; None: there is no schema, or it is not known yet. Raises: NotFoundError. UnavailableError: storage does not
+        respond.
         """
         return self._ask_schema(dataset)
 
@@ -117,9 +117,9 @@ class PayloadClient:
 
 
 class PayloadStream(Iterator[Payloads]):
-    """The samples of a fetch. For one consumer; `cancel` may be called by any thread.
+    """The samples of a fetch, for one consumer. Any thread may call `cancel`.
 
-    The fetch begins with the first `next`. If the stream is closed or dropped, the fetch ends, also at the servers at once.
+    The first `next` begins the fetch. If the stream is closed or dropped, the fetch ends immediately, also at the servers.
     """
 
     def __init__(self, fetch: Fetch) -> None:
@@ -138,7 +138,7 @@ class PayloadStream(Iterator[Payloads]):
     def close(self) -> None:
         """End the fetch and wait for its threads."""
         self._fetch.end(None)
-        # The ends of the threads, which `end` requested, wake this wait; the limit is for all threads together.
+        # The wait ends when all threads have ended, which `end` has requested, or after `_JOIN_S` seconds in total.
         self._fetch.join(_JOIN_S)
 
     def __del__(self) -> None:

@@ -18,21 +18,19 @@ from modyn.rpc.status import TOKEN_KEY
 from modyn.storage.flight.protocol import location
 
 WINDOW_BYTES = 2 * 2**20
-"""Largest number of bytes that gRPC receives before the reader takes them. This number is fixed, because it is part of the bound on a client's
-memory.
-"""
+"""Largest number of bytes that gRPC receives before they are read. This number is fixed, so that the memory of a client is bounded."""
 
 REQUEST_DEADLINE_S = 600.0
-"""Deadline in seconds of one request of some megabytes. After the deadline the server drops the unread answer. A consumer that reads more slowly
-repeats the request.
+"""Deadline in seconds of one request of some megabytes. After the deadline the server drops the unread answer. If the consumer reads more slowly, the
+fetch repeats the request.
 """
 
-# The first pause hardly delays a fetch when one connection breaks; the last one bounds the wait after an endpoint is back, while
-# thousands of workers do not overrun a server that starts. Both are far below `retry_s`, so every endpoint is tried many times.
+# The first pause hardly delays a fetch after one connection breaks. The last pause bounds the wait after an endpoint has recovered, and prevents
+# thousands of workers from overloading a starting server. Both pauses are far below `retry_s`, so every endpoint is tried many times.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0
 
 _CHANNEL = [
-    # One channel for each client: a client made after a restart must not inherit the back-off of an older one.
+    # Each client has its own channel, so that a new client does not inherit the backoff of an older client.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
@@ -58,7 +56,7 @@ class EndpointPool:
 
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
         self.sample_bytes: dict[tuple[str, bool], float] = {}
-        """Mean size of a dataset's samples in its latest answer, with and without payload bytes."""
+        """Mean size of samples in the latest answer, by (dataset, whether payloads have bytes)."""
         self._lock = Lock()  # Protects the idle connections and the times of all peers.
         self._closed = False
         self._peers = list(map(_Peer, endpoints))
@@ -81,8 +79,8 @@ class EndpointPool:
         return next(self._turns) % len(self._peers)
 
     def choose(self, preferred: int) -> int:
-        """Return the endpoint to try now: the first endpoint from `preferred` on that is not avoided. If all are avoided, return the endpoint whose
-        pause ends first.
+        """Return the endpoint to try now: the first endpoint from `preferred` on that is not avoided. If all endpoints are avoided, return the
+        endpoint whose pause ends first.
         """
         now = time.monotonic()
         order = [(preferred + i) % len(self._peers) for i in range(len(self._peers))]
@@ -96,8 +94,8 @@ class EndpointPool:
             return max(0.0, min(peer.retry_at for peer in self._peers) - time.monotonic())
 
     def mark_failed(self, index: int, avoid_s: float) -> None:
-        """Avoid the endpoint for `avoid_s` while another one answers. Idle connections to the endpoint are closed, because they are probably broken
-        too.
+        """Avoid the endpoint for `avoid_s` seconds while another endpoint is available. Idle connections to the endpoint are closed, because they are
+        probably broken too.
         """
         now = time.monotonic()
         with self._lock:

@@ -1,7 +1,7 @@
 """One fetch of payloads: its requests, the threads that send them, and the order of the answers for the consumer.
 
-A fetch is cut into requests of about 8 MiB, each of which is one `DoGet`. The threads take requests in order, and each thread keeps its request until
-it is answered. A request that breaks off is repeated at the next endpoint, from the first key without an answer.
+A fetch is divided into requests of about 8 MiB. Each request is one `DoGet`. The threads take requests in order, and a thread keeps a request until
+the request is answered. An interrupted request is continued at the next endpoint, from the first key without an answer.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class FetchLimits:
     retry_s: float = 30.0
     """Seconds without any answer after which the error of the endpoints is raised. Until then the endpoints are tried again."""
     stall_s: float = 30.0
-    """Seconds without a message after which an endpoint with an open request is given up. A slow endpoint reports every few seconds that it is
+    """Seconds without a message after which an endpoint with an open request counts as failed. A slow endpoint reports every few seconds that it is
     alive."""
     avoid_s: float = 5.0
-    """Seconds for which a failed endpoint is not tried while another one answers."""
+    """Seconds for which a failed endpoint is not tried while another endpoint is available."""
     buffer_bytes: int = 32 * 2**20
-    """Largest number of bytes that a fetch holds for a slow consumer, besides one record batch for each thread."""
+    """Largest number of bytes that a fetch buffers for a slow consumer, plus one record batch for each thread."""
     request_bytes: int = 8 * 2**20
     """Approximate size in bytes of the answer to one request."""
     first_keys: int = 1024
@@ -51,9 +51,9 @@ class FetchLimits:
 
 
 _OPEN_PER_STREAM = 4
-"""Largest number of requests of a fetch, for each stream, that were taken by a thread and are not consumed yet."""
+"""Largest number of open requests for each stream of a fetch. An open request was taken by a thread and is not consumed yet."""
 _ROW_BYTES = 24
-"""Key, label and offset of a sample on the wire."""
+"""Number of bytes of key, label and offset of a sample in a message."""
 _SAME_VERSION = "run the same version of Modyn on both sides"
 
 
@@ -85,19 +85,19 @@ class Fetch:
         self._streams = streams
         self._keys = asked.keys
         self._deadline_s = deadline_s
-        # Protects the fields below and those of all requests, and is notified at each change of them. Each of the four waits gives it up, so
-        # the other side always proceeds. Network calls are made outside of it: an endpoint that stalls blocks its own thread only.
+        # Protects the fields below and the fields of all requests. Each change of a field notifies the condition. Each of the four waits releases
+        # the lock, so that other threads proceed. Network calls are made without the lock, so a stalled endpoint blocks only its own thread.
         self._changed = threading.Condition()
         turn = pool.next_turn()
         self._threads = [RequestThread(self, (turn + number) % len(pool)) for number in range(streams * REQUESTS_PER_STREAM)]
         self._started = self._ended = False
         self._end_error: ModynError | None = None
         self._open: deque[_Request] = deque()
-        """Requests in order, from the present request of the consumer to the last request that a thread has taken."""
+        """Requests in order, from the current request of the consumer to the last request that a thread has taken."""
         self._cut_to = 0
-        """Number of keys that have been cut into requests."""
+        """Number of keys that have been divided into requests."""
         self._buffered = 0
-        """Bytes of samples that wait for the consumer."""
+        """Number of bytes of samples that wait for the consumer."""
         self._failing_since: float | None = None
         self._failing: set[int] = set()
         """Endpoints that have failed since the last answer of any endpoint."""
@@ -121,16 +121,16 @@ class Fetch:
                     self._end(head.error)
                 elif head is not None and head.is_settled:
                     self._open.popleft()
-                    self._changed.notify_all()  # Threads may now take another request, or deliver samples of the next one.
+                    self._changed.notify_all()  # Threads may now take another request, or deliver samples of the next request.
                 elif head is None and self._cut_to == len(self._keys):
-                    self._ended = True  # No thread has a request: their calls end regularly, so the connections can be reused.
+                    self._ended = True  # All requests are answered, so no call is cancelled, and the connections can be reused.
                     self._changed.notify_all()
                 elif give_up is not None and time.monotonic() >= give_up:
                     self._end(self._deadline_error(head))
                 else:
                     self._start()
                     wait_s = self._replace_stalled()
-                    # 1. The consumer: until samples or an error of the first request, the deadline, or the time at which a thread stalls.
+                    # Wait 1: the consumer waits for samples or an error of the first request, for the deadline, or for the next stalled thread.
                     self._changed.wait(wait_s if give_up is None else min(wait_s, max(0.0, give_up - time.monotonic())))
             if self._end_error is not None:
                 raise self._end_error
@@ -166,7 +166,7 @@ class Fetch:
 
     def abandon_threads(self) -> None:
         """End the calls of all threads, also after the regular end of a fetch."""
-        with self._changed:  # Reentrant: `_end` holds it already.
+        with self._changed:  # The lock is reentrant, because `_end` holds it already.
             for thread in self._threads:
                 thread.abandon()
 
@@ -180,7 +180,7 @@ class Fetch:
     def _replace_stalled(self) -> float:
         """Replace threads whose endpoint has stalled. Returns the seconds until the next thread could stall.
 
-        A new thread continues with the request, and the old one is abandoned: a `DoGet` that the server has not opened cannot be cancelled.
+        A new thread continues with the request, and the old thread is abandoned, because a `DoGet` cannot be cancelled before the server opens it.
         """
         stall_s, now = self.limits.stall_s, time.monotonic()
         wait_s = stall_s
@@ -198,16 +198,16 @@ class Fetch:
     # The threads' side
 
     def assign(self, thread: RequestThread) -> bool:
-        """Give `thread` the next request when there is room for its samples, unless the present request of the thread is unanswered. Returns False if
-        the thread must end. A thread keeps its single request until the answer is complete, and `deliver` never waits with samples of the consumer's
-        present request. Therefore this request always makes progress, and no fetch hangs on a full buffer.
+        """Assign the next request to `thread`, unless its current request is unanswered. Waits while there are too many open requests. Returns False
+        if the thread must end. A thread keeps its single request until the answer is complete, and samples of the consumer's current request never
+        wait in `deliver` while the consumer waits. Therefore this request always makes progress, and no fetch hangs because of a full buffer.
         """
         with self._changed:
             if thread.request is not None and thread.request.is_settled:
                 thread.request = None
             if thread.request is None:
                 max_open = _OPEN_PER_STREAM * self._streams
-                # 2. A thread without a request: until the consumer has taken one, so that the open requests stay bounded.
+                # Wait 2: a thread without a request waits until the consumer has consumed a request, which bounds the number of open requests.
                 self._changed.wait_for(
                     lambda: self._ended or thread.is_abandoned or self._cut_to == len(self._keys) or len(self._open) < max_open
                 )
@@ -218,7 +218,7 @@ class Fetch:
     def _cut(self) -> _Request:
         limits, mean = self.limits, self.pool.sample_bytes.get((self.asked.dataset, self.asked.with_bytes))
         size = limits.first_keys if mean is None else int(limits.request_bytes / (mean + _ROW_BYTES))
-        # 8 bytes a key and some kilobytes around them: storage takes no larger request.
+        # A request has 8 bytes per key and some further kilobytes. The request must not exceed the largest message that the endpoints accept.
         size = max(1, min(size, limits.max_keys, (self.pool.max_message_bytes - 4096) // 8))
         request = _Request(self._keys[self._cut_to : self._cut_to + size])
         self._cut_to += len(request.keys)
@@ -226,11 +226,10 @@ class Fetch:
         return request
 
     def deliver(self, thread: RequestThread, identity: bytes, done: int, payloads: Payloads) -> bool:
-        """Take samples. After these samples, `done` keys of the thread's request are answered. Returns False if the samples are no longer wanted.
+        """Deliver samples to the consumer. After these samples, `done` keys of the thread's request are answered. Returns False if the samples are no
+        longer needed. Waits while the buffer is full, unless the consumer needs these samples next.
 
-        Waits while the buffer is full, unless the consumer needs these samples next.
-
-        Raises: ModynError: the samples do not answer the request. NotFoundError: earlier samples belonged to another registration of the dataset.
+        Raises: ModynError: the samples do not match the request. NotFoundError: earlier samples belonged to another registration of the dataset.
         """
         request = thread.request
         assert request is not None
@@ -245,7 +244,7 @@ class Fetch:
                 f"{_SAME_VERSION}"
             )
         if done == request.done:
-            return True  # The message only says that the server is alive.
+            return True  # The message reports only that the server is alive.
         self.pool.mark_answered(thread.endpoint)
         with self._changed:
             self._identity = self._identity or identity
@@ -253,7 +252,7 @@ class Fetch:
                 raise NotFoundError(f"dataset '{self.asked.dataset}' was deleted, and another was registered under its name")
             self._failing_since = None
             self._failing.clear()
-            # 3. A thread with samples: until the buffer has room, or at once for the first request, which the consumer waits for.
+            # Wait 3: a thread with samples waits until the buffer has room. There is no wait if the consumer waits for samples of this request.
             self._changed.wait_for(
                 lambda: (
                     self._ended
@@ -283,28 +282,28 @@ class Fetch:
             all_failed = len(self._failing) == len(self.pool)
             if all_failed and now + pause_s > self._failing_since + self.limits.retry_s:
                 self._fail(thread, error)
-            else:  # 4. A thread whose endpoint failed: the back-off, which the end of the fetch cuts short.
+            else:  # Wait 4: a thread whose endpoint has failed waits for the end of the backoff, or of the fetch.
                 self._changed.wait_for(lambda: self._ended, pause_s)
 
     def fail(self, thread: RequestThread, error: ModynError) -> None:
-        """Give up the thread's request, which no endpoint can answer. The consumer gets the samples before this request, and then `error`."""
+        """Record that no endpoint can answer the thread's request. The consumer gets the samples before the error, and then `error`."""
         with self._changed:
             self._fail(thread, error)
 
     def _fail(self, thread: RequestThread, error: ModynError) -> None:
         if thread.request is not None and not thread.request.is_settled and not thread.is_abandoned:
             thread.request.error = error
-            self._cut_to = len(self._keys)  # Nothing after the error is asked for.
+            self._cut_to = len(self._keys)  # No key after the error is requested.
             self._changed.notify_all()
 
 
 class RequestThread(threading.Thread):
-    """A thread of a fetch, which sends one request after the other, each to an endpoint that answers. request, is_abandoned: changed under the lock
-    of the fetch. silent_since: time from which on the thread waits for its endpoint.
+    """A thread of a fetch. It sends one request after the other, each to an available endpoint. request, is_abandoned: changed only with the lock of
+    the fetch held. silent_since: time since which the thread waits for its endpoint; None: it does not wait.
     """
 
     def __init__(self, fetch: Fetch, preferred: int, stalled: RequestThread | None = None) -> None:
-        """Args: preferred: index in the pool of the endpoint to begin with. stalled: the thread that this one replaces."""
+        """Args: preferred: index in the pool of the first endpoint to try. stalled: the thread that this thread replaces."""
         super().__init__(name="payloads", daemon=True)
         self._fetch = fetch
         self._pool = fetch.pool
@@ -318,18 +317,18 @@ class RequestThread(threading.Thread):
 
     @property
     def address(self) -> str:
-        """Address of the present endpoint."""
+        """Address of the current endpoint."""
         return self._pool.address(self.endpoint)
 
     def abandon(self) -> None:
-        """End the call, under the lock of the fetch. Later samples of the call are dropped."""
+        """End the call. The caller holds the lock of the fetch. Later samples of the call are dropped."""
         self.is_abandoned = True
         self.silent_since = None
         if (reader := self._reader) is not None:
             reader.cancel()
 
     def run(self) -> None:
-        """Answer requests of the fetch until none are left or the thread is abandoned. Errors go to the fetch."""
+        """Send requests of the fetch until there are no more requests or the thread is abandoned. Errors are passed to the fetch."""
         limits = self._fetch.limits
         if self._is_replacement:
             self._pool.mark_failed(self.endpoint, max(limits.avoid_s, limits.stall_s))
@@ -383,7 +382,7 @@ class RequestThread(threading.Thread):
                 message = self._reader.read_chunk()
             except StopIteration:
                 return True
-            self.silent_since = None  # The time of waiting for the consumer does not count as silence.
+            self.silent_since = None  # Time in which the thread waits for the consumer does not count as silence.
             head = AnswerHead.from_bytes(b"" if message.app_metadata is None else message.app_metadata.to_pybytes())
             if head.error:
                 raise error_from_text(head.error) or ModynError(
@@ -397,10 +396,10 @@ class RequestThread(threading.Thread):
 
 
 def _are_answers(asked: Int64Array, arrived: Int64Array, on_missing: OnMissing) -> bool:
-    """Whether `arrived` equals `asked`. With "skip", missing keys may be left out; a key that occurs several times must then be left out
-    everywhere.
+    """Whether `arrived` equals `asked`. With "skip", deleted keys may be left out. A key that occurs several times is left out everywhere or not at
+    all.
     """
     if len(asked) != len(arrived) and on_missing == "skip":
-        # A key is missing at all of its places in this batch, or at none.
+        # Only keys that did not arrive at all are left out of the comparison.
         asked = asked[np.isin(asked, arrived)]
     return np.array_equal(asked, arrived)

@@ -2,7 +2,7 @@
 
 A request is one `DoGet`. The ticket of the request is a line of JSON (version, dataset, identity, on_missing, client, with_bytes), followed by the
 keys, int64, little-endian. The answer is a stream of record batches `key, label, payload` in the requested order. Each batch has an `AnswerHead` with
-the number of keys answered so far, from which another endpoint continues an interrupted request. A batch without new keys reports that the server is
+the number of keys answered so far, so that another endpoint can continue an interrupted request. A batch without new keys reports that the server is
 alive.
 
 An error is the last message of its answer. If the error were the status of the call, it could arrive before unread batches, which gRPC would then
@@ -29,7 +29,7 @@ from modyn.storage.model.samples import OnMissing, Payloads
 VERSION = 5
 """Version of the protocol. Client and server must have the same version."""
 REQUESTS_PER_STREAM = 2
-"""Number of concurrent requests for each stream of a client: while one answer is sent, the server reads the next one."""
+"""Number of concurrent requests for each stream of a client: while the server sends one answer, it reads the payloads of the next answer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +77,8 @@ _HEAD = struct.Struct("<qq")
 class AnswerHead:
     """The head of a record batch of an answer.
 
-    done: keys of the request that are answered after this batch. record_size: bytes of each sample, if all have the same. error: `reason|message`.
+    done: number of keys of the request that are answered, including this batch. record_size: bytes of each sample if all samples have the same size;
+    else None. error: `reason|message`; empty: no error.
     """
 
     done: int
@@ -109,7 +110,7 @@ def answer_schema(float_labels: bool, identity: str) -> pa.Schema:
 
 def to_record_batch(payloads: Payloads, schema: pa.Schema) -> pa.RecordBatch:
     """Return the samples as one record batch of `answer_schema`, over the memory of `payloads`."""
-    # The first buffer would mark missing values. There are none.
+    # The first buffer would mark missing values, but no value is missing.
     buffers = [None, pa.py_buffer(payloads.offsets), pa.py_buffer(payloads.data)]
     column = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(payloads), buffers)
     return pa.record_batch([_column(payloads.keys), _column(payloads.labels), column], schema=schema)
@@ -173,7 +174,7 @@ summary twice, for other clients.
 
 
 def error_to_flight(error: ModynError) -> flight.FlightServerError:
-    """Build the Flight error that carries `error` whole to the client."""
+    """Build the Flight error that transfers `error` to the client."""
     text = error_to_text(error)
     return flight.FlightServerError(bounded(text, _MAX_SUMMARY), text.encode())
 

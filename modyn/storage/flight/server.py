@@ -45,7 +45,7 @@ PAYLOAD_SECONDS = Histogram(
     "modyn_storage_payload_seconds", "Seconds from a payload request to its last chunk, read and ready to be sent"
 )
 _GRACE_S = 1.0
-"""Seconds that running answers get when the server stops."""
+"""Longest time in seconds that `stop` waits for running answers."""
 _STOPPING = "storage is stopping; ask again when it is back"
 
 
@@ -54,7 +54,7 @@ class ServerLimits:
     """Limits of a payload server."""
 
     max_streams: int = 64
-    """Largest number of client streams that are served at once. Each stream takes `REQUESTS_PER_STREAM` threads, and at most two chunks for each
+    """Largest number of client streams that are served at once. Each stream uses `REQUESTS_PER_STREAM` threads, and at most two chunks for each
     thread.
     """
     idle_s: float = 5.0
@@ -62,15 +62,15 @@ class ServerLimits:
     alive_s: float = 5.0
     """Seconds without a chunk after which the server reports to the client that it is alive."""
     hang_s: float = 120.0
-    """Seconds without a chunk after which the server no longer reports to the client that it is alive: such a long read hangs, and the client must
+    """Seconds without a chunk after which the server no longer reports to the client that it is alive. The read probably hangs, so the client must
     ask another server, or report the problem.
     """
     max_chunk_bytes: int = 2**31 - 2**20
-    """Largest chunk in bytes. Arrow Flight sends no record batch of 2 GiB or more. The difference leaves room for data besides the payload."""
+    """Largest chunk in bytes. Arrow Flight sends no record batch of 2 GiB or more, and a batch contains other data in addition to the payloads."""
     chunk_rows: int = 65_536
     """Largest number of samples that are read and sent at once."""
     chunk_bytes: int = 8 * 2**20
-    """Largest sum in bytes of the payloads of these samples, unless a single sample is larger."""
+    """Largest number of payload bytes that are read and sent at once, unless a single sample is larger."""
     chunks_at_once: int = 8
     """Largest number of chunks of one dataset that are read at once, for all requests together."""
     poll_s: float = 1.0
@@ -78,7 +78,7 @@ class ServerLimits:
 
 
 class Snapshots(Protocol):
-    """The present snapshots of datasets by name, from a store or from publications."""
+    """Interface that returns the snapshots of datasets, by name. `DatasetStore` and `PublishedDatasets` implement it."""
 
     def snapshot(self, name: str) -> DatasetSnapshot:
         """Return the newest snapshot of the dataset `name`. Raises NotFoundError if there is no dataset of this name."""
@@ -101,7 +101,7 @@ class PayloadServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
         """Args: name: name of the process, for errors. setting: setting that contains `endpoint`, for errors."""
         check_exposure(f"{name}'s payload server", endpoint)
         self._endpoint, self._snapshots, self._limits = endpoint, snapshots, limits or ServerLimits()
-        number = self._limits.max_streams * REQUESTS_PER_STREAM  # One permit for each request at once.
+        number = self._limits.max_streams * REQUESTS_PER_STREAM  # There is one permit for each concurrent request.
         self._admission = AdmissionControl(
             number,
             self._limits.idle_s,
@@ -129,13 +129,13 @@ class PayloadServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
 
     def stop(self) -> None:
         """Stop the server. Running answers end with their next chunk, and the clients request the rest from other servers. `shutdown` waits for all
-        calls, so it runs in a thread for a limited time: a client that does not read cannot delay the end. The reader is closed last, because calls
-        still use it.
+        calls, even if a client does not read. So `shutdown` runs in a thread, and this method waits only a limited time. The reader is closed last,
+        because calls still use it.
         """
         self._is_stopping = True
         ending = threading.Thread(target=self.shutdown, daemon=True)
         ending.start()
-        ending.join(_GRACE_S)  # The end of all calls wakes this wait, or its time limit.
+        ending.join(_GRACE_S)  # The wait ends when all calls have ended, or after the time limit.
         self._reader.close()
 
     def __exit__(self, *_: object) -> None:
@@ -203,7 +203,7 @@ class PayloadServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
                 last_message = now
 
     def _check_size(self, num_bytes: int) -> None:
-        # Flight accepts messages of any size, so a refused one was already in memory once.
+        # Flight accepts messages of any size, so a message that is refused here was already in memory.
         if num_bytes > self._endpoint.max_message_bytes:
             raise InvalidArgumentError(
                 f"a payload request of {num_bytes} bytes is too large for storage, which takes {self._endpoint.max_message_bytes}: ask for "
@@ -243,11 +243,11 @@ class ChunkReader:
 
     def __init__(self, limits: ServerLimits) -> None:
         self._limits = limits
-        self._lock = threading.Lock()  # Protects the pools: none is dropped while a chunk is submitted to it.
+        self._lock = threading.Lock()  # Protects the pools, so that no pool is dropped while a chunk is submitted to it.
         self._pools: dict[str, _Pool] = {}
 
     def close(self) -> None:
-        """Drop the chunks that have not begun, without waiting for running reads."""
+        """Cancel all reads that have not begun. The method does not wait for running reads."""
         with self._lock:
             for pool in self._pools.values():
                 pool.threads.shutdown(wait=False, cancel_futures=True)
@@ -255,13 +255,13 @@ class ChunkReader:
     def read(
         self, snapshot: Callable[[], DatasetSnapshot], keys: Int64Array, on_missing: OnMissing, *, with_bytes: bool = True
     ) -> Iterator[tuple[Payloads, int] | None]:
-        """Yield chunks, at least one, in the order of `keys`. Each comes with the number of keys that are answered after it.
+        """Yield chunks, at least one, in the order of `keys`. Each chunk comes with the number of keys that are answered, including this chunk.
 
-        All of `keys`, int64 (n,), are looked up first. While a chunk takes longer than `ServerLimits.poll_s`, None is yielded.
+        All of `keys`, int64 (n,), are looked up first. While a chunk is being read, None is yielded every `ServerLimits.poll_s` seconds.
 
-        Args: snapshot: returns the newest state of the dataset; called again for each chunk, from a thread of the dataset. with_bytes: False:
+        Args: snapshot: returns the newest snapshot of the dataset; called again for each chunk, from a thread of the dataset. with_bytes: False:
         no file is read, and payloads have no bytes.
-        Raises: as `locate` and `LocatedSamples.take`.
+        Raises: the errors of `locate` and of `LocatedSamples.take`.
         """
         located = locate(snapshot, keys, on_missing)
         lengths = located.entries.lengths if with_bytes else 0
@@ -271,7 +271,7 @@ class ChunkReader:
         chunk = self._start(located.identity, read, ranges[0])
         try:
             for number, done in enumerate(upto, start=1):
-                # The thread that reads the chunk wakes this wait. Every `poll_s` the caller checks its client.
+                # The end of the read ends this wait. Every `poll_s` seconds, the caller checks its client.
                 while not wait([chunk], self._limits.poll_s).done:
                     yield None
                 payloads = chunk.result()
@@ -282,12 +282,12 @@ class ChunkReader:
             chunk.cancel()
 
     def _start(self, dataset: str, read: Callable[[slice], Payloads], rows: tuple[int, int]) -> Future[Payloads]:
-        """Submit the read of a chunk. Args: dataset: identity of its registration."""
+        """Submit the read of a chunk. Args: dataset: identity of the dataset's registration."""
         with self._lock:
             pool = self._pools.get(dataset)
             if pool is None:
                 self._drop_idle()
-                # Threads of its own for each dataset: reads on a dead mount hang and must block no other dataset.
+                # Each dataset has its own threads, because reads on a dead mount hang and must not block other datasets.
                 pool = _Pool(ThreadPoolExecutor(self._limits.chunks_at_once, thread_name_prefix="gather"))
                 self._pools[dataset] = pool
             started = pool.threads.submit(read, slice(*rows))

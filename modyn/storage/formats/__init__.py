@@ -33,5 +33,5 @@ def build_format(id_: str, config: Mapping[str, object], timestamp_source: str =
         return RecordLogFormat(load_section(RecordLogFormat.Config, config, "file_wrapper_config"), timestamp_source)
     found = REGISTRY.get(id_)
     built = found(load_section(found.Config, config, "file_wrapper_config"), timestamp_source)
-    built.names()  # Raises the error of an invalid ending, also of a plug-in's.
+    built.names()  # Raises an error if an ending is invalid, also for formats of plug-ins.
     return built

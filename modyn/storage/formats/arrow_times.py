@@ -1,4 +1,4 @@
-"""Times in Arrow columns, of any type that holds times, as seconds since 1970."""
+"""Converts times in Arrow columns to seconds since 1970."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNITS = {unit: TimeFormat(unit) for unit in ("s", "ms", "us", "ns")}
 
 class ReadTimes(NamedTuple):
     """Times of n values: int64 (n,), seconds since 1970. first_bad: position of the first value that is not a time; values from this position on have
-    no meaning. -1: all are times. reason: the problem of this value and its remedy, as the predicate of a sentence.
+    no meaning. -1: all values are times. reason: the problem of the bad value and its remedy, as the predicate of a sentence.
     """
 
     seconds: Int64Array
@@ -27,7 +27,7 @@ class ReadTimes(NamedTuple):
 
 
 def holds_times(kind: pa.DataType) -> bool:
-    """Whether values of a column can be times. float32 cannot: around 2024 its resolution is two minutes."""
+    """Whether values of a column can be times. Values of float32 cannot, because around 2024 their resolution is two minutes."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     is_number = pa.types.is_integer(kind) or pa.types.is_float64(kind)
@@ -47,7 +47,7 @@ def times_of(column: pa.Array, times: TimeFormat) -> ReadTimes:
     """
     if not pa.types.is_dictionary(column.type):
         return ReadTimes(*_read(column, times))
-    # Each distinct value is converted once; unused values may be invalid.
+    # Each distinct value is converted once. Unused values are not converted, because they may be invalid.
     used, places = np.unique(column.indices.to_numpy(), return_inverse=True)
     values = column.dictionary.take(pa.array(used))
     seconds, reasons = np.zeros(len(values), np.int64), dict[int, str]()

@@ -1,4 +1,4 @@
-"""Unusable rows of a file. All of them are listed at once, and up to a bound they are skipped."""
+"""Unusable rows of a file. Up to a bound, unusable rows are skipped. Beyond the bound, one error lists them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from modyn.storage.formats.base import GrowingConfig
 from modyn.storage.model.samples import BadRow, IndexedSamples
 
 _NAMED = 20
-"""Largest number of bad rows that the message about a file names. The message counts all of them."""
+"""Largest number of bad rows that the message about a file describes. The message contains the number of all bad rows."""
 _SEARCHED = 1000
-"""If a file has this number of bad rows more than the bound allows, the search for further ones ends."""
+"""If the number of bad rows exceeds the bound by this number, the search for bad rows ends."""
 
 _READ_BYTES = 1 << 20
-"""Bytes that are read at once to count lines."""
+"""Number of bytes that are read at once to count lines."""
 
 
 class RowsConfig(GrowingConfig):
@@ -45,9 +45,9 @@ class BadRows:
         self._num_taken = 0
 
     def add(self, row: BadRow) -> None:
-        """Add a bad row. Raises: as `check`, if the number of bad rows ends the search in the file."""
+        """Add a bad row. Raises the error of `check` if there are enough bad rows to end the search."""
         self._found.append(row)
-        # A file of another kind may have millions of bad rows. A part of them is enough for the message.
+        # A file of another format may have millions of bad rows. The first bad rows are enough for the message.
         if len(self._found) >= (self._most or 0) + _SEARCHED:
             self.check("at least ")
 
@@ -69,10 +69,10 @@ def too_many(path: str, rows: Sequence[BadRow], most: int | None, least: str = "
     """Return the error for a file with more bad rows than may be skipped. If the file could be used without the rows whose times are in the future,
     the error is an UnusableNowError.
 
-    Args: rows: at least one. The reason of a single row becomes the message. most, least: as for `BadRows`.
+    Args: rows: at least one. The reason of a single row becomes the message. most: see `BadRows`. least: see `BadRows.check`.
     """
     num_early = sum(row.is_early for row in rows)
-    # Rows in the future become usable by time alone, so the file is tried again if the others would be allowed.
+    # Rows with future times become usable later, so the file is tried again if the number of other bad rows is within the bound.
     kind = UnusableNowError if num_early and len(rows) - num_early <= (most or 0) else DataError
     first, *others = rows
     if not others:
@@ -84,8 +84,8 @@ def too_many(path: str, rows: Sequence[BadRow], most: int | None, least: str = "
 
 
 class LineCounter:
-    """Counts the lines of a text file, which end with \\n, \\r\\n or \\r. The file is read once, as far as numbers are asked for. Its
-    position stays.
+    """Counts the lines of a text file, which end with \\n, \\r\\n or \\r. The file is read once, up to the last requested line. The position of the
+    file does not change.
 
     >>> import io
     >>> counter, file = LineCounter(), io.BytesIO(b"a\\nb\\r\\nc\\rd")
@@ -97,7 +97,7 @@ class LineCounter:
         self._number, self._end, self._ends_with_cr = 1, 0, False
 
     def number(self, file: BinaryIO, offset: int) -> int:
-        """Return the number, from 1, of the line that begins at byte `offset`, not less than at the last call. Raises: OSError."""
+        """Return the number, from 1, of the line that begins at byte `offset`. Offsets must not decrease from call to call. Raises: OSError."""
         before = file.tell()
         file.seek(self._end)
         while self._end < offset and (part := file.read(min(offset - self._end, _READ_BYTES))):
@@ -109,7 +109,7 @@ class LineCounter:
 
 
 def with_path(found: Iterator[IndexedSamples], place: str, path: str) -> Iterator[IndexedSamples]:
-    """Yield `samples`, which were found in the copy at `place`, and name the original file in reasons and errors."""
+    """Yield the chunks `found` in the copy at `place`. In reasons and errors, `place` is replaced by `path`, the original file."""
     try:
         for chunk in found:
             rows = [row._replace(reason=row.reason.replace(place, path)) for row in chunk.skipped]

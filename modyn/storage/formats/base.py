@@ -21,13 +21,13 @@ from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 from modyn.storage.model.schema import DatasetSchema
 
 CHUNK_ROWS = 1 << 18
-"""A format yields at most this many samples at once."""
+"""Largest number of samples that a format yields at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class FormatResume:
-    """The indexed part of a file: indexing continues at byte `end`, after `num_samples` samples and `num_skipped` unusable rows. `fingerprint` covers
-    the bytes before `end`.
+    """The indexed bytes of a file. Indexing continues at byte `end`, after `num_samples` samples and `num_skipped` unusable rows. `fingerprint`:
+    checksum of the bytes before `end`.
     """
 
     end: int
@@ -40,7 +40,7 @@ class FormatResume:
 class RowGroups:
     """Declares that payloads are the `columns` of rows in the row groups of Parquet files, and that offsets of samples are numbers of rows.
 
-    types: Arrow's names of the columns' types in all files; empty: each file has its own types.
+    types: names of the columns' Arrow types; empty: each file has its own types.
     """
 
     columns: tuple[str, ...]
@@ -60,8 +60,8 @@ class OwnReader:
 
 @dataclass(frozen=True, slots=True)
 class RowOrder:
-    """The mapping of the fields of a CSV row to the columns of the schema: `fields[i]` is the position in the row of the schema's column i.
-    separator, quote: ASCII; None: no quotes."""
+    """The order of the fields in a CSV row: `fields[i]` is the position in the row of column i of the schema. separator, quote: ASCII characters;
+    None: no quotes."""
 
     fields: tuple[int, ...]
     separator: str
@@ -72,17 +72,17 @@ class RowColumn(ABC):
     """The reader of a column of samples whose payloads are whole rows."""
 
     has_header: bool = False
-    """Whether the beginning of each file names its columns. If true, rows are given file by file, with these names."""
+    """Whether each file begins with the names of its columns. If true, `values` gets rows of one file only, with these names."""
 
     def header(self, path: str, file: BinaryIO) -> Sequence[str]:
-        """Return the names of the columns that the beginning of a file gives; called only if `has_header` is true. Raises: DataError, OSError.
+        """Return the names of the columns at the beginning of a file. Called only if `has_header` is true. Raises: DataError, OSError.
 
         Args: path: full path, for errors. file: open at its beginning.
         """
         return ()
 
     def names(self, row: bytes) -> Iterable[str]:
-        """Return the names of all columns of a row; called only if `has_header` is false. Raises: ValueError: the row cannot be read; the message has
+        """Return the names of all columns of a row. Called only if `has_header` is false. Raises: ValueError: the row cannot be read; the message is
         the reason."""
         return ()
 
@@ -91,7 +91,7 @@ class RowColumn(ABC):
         """Yield the value of each row. A value is a text, a number, true or false, a date or a time; None: the row has no value. Values of other
         types are refused.
 
-        Raises: ValueError: the next row cannot be read; the message has the reason.
+        Raises: ValueError: the next row cannot be read; the message is the reason.
         """
 
 
@@ -117,7 +117,7 @@ class GrowingConfig(FormatConfig):
 
 
 class FileFormat(ABC):
-    """A kind of data file. A format is built from its own configuration. `timestamp_source` is the place of a sample's time (see `timestamps`).
+    """A format of data files, built from its own configuration. `timestamp_source` tells where the time of a sample is (see `timestamps`).
 
     An error in a file is a DataError that names the file, the byte offset and what to do. A format never raises an OSError.
     """
@@ -125,31 +125,32 @@ class FileFormat(ABC):
     Config: ClassVar[type[FormatConfig]]
     """The format's own section."""
     label_options: ClassVar[tuple[str, ...]] = ()
-    """Options, besides those named label_…, that decide which part of a sample is its label. With indexed samples, they do not change."""
+    """Options, besides those named label_…, that decide where the label of a sample is. After samples are indexed, these options cannot change."""
     can_grow: ClassVar[bool] = False
     """Whether samples that are appended to an indexed file can be indexed separately, from a FormatResume."""
     packed: ClassVar[bool] = False
-    """Whether files may be compressed; storage unpacks them before they are indexed. Only a format without companions and without a reader of its own
-    may set this."""
+    """Whether files may be compressed. Storage unpacks compressed files before they are indexed. A format with companions or with its own reader of
+    payloads must not set this."""
     row_times: ClassVar[tuple[str, str]] = ("(?:column|field):(.+)", "")
-    """Regular expression of a timestamp_source that names a place in a row, and the list of all allowed sources for the error message."""
+    """Regular expression for a timestamp_source that names a field or column of a row, and the list of all allowed sources for the error message."""
     brings_times: ClassVar[bool] = False
     """Whether samples contain their times without a timestamp_source, as appended records do."""
     isolated: ClassVar[bool] = True
-    """Whether files are indexed in a process of bounded memory and time, because third-party code reads them. A crash then affects only one file.
-    False: only code of this package reads them. The value is not inherited: each class sets its own."""
+    """Whether files are indexed in a process with limited memory and time, because third-party code reads the files. A crash then affects only one
+    file. False: only code of this package reads the files. Subclasses do not inherit the value."""
     offsets_name: ClassVar[Literal["line", "byte", "row"]] = "byte"
-    """What messages name to find a sample by its offset: its byte, also the line that begins there, or a row number."""
+    """How messages describe the offset of a sample. byte: by the byte. line: by the byte and the number of the line that begins there. row: by the
+    number of the row."""
     chunk_rows = CHUNK_ROWS
     """Largest number of samples of one chunk."""
     roots: Sequence[str] = ()
-    """Folders in which files may be opened, as paths without symbolic links; none: anywhere. Set by storage (storage.dataset_roots)."""
+    """Folders in which files may be opened, as paths without symbolic links; empty: all folders. Storage sets the value (storage.dataset_roots)."""
     schema: DatasetSchema | None = None
-    """The columns of all files, given by options, or set by storage after the first file. None: the columns are not known yet, or the format has
-    none. `index` refuses a file with other columns. The first chunk of each file contains the schema, updated by this file."""
+    """The columns of all files. Options define the schema, or storage sets it after the first file. None: the columns are not known yet, or the
+    format has no columns. `index` refuses a file with other columns. The first chunk of each file contains the schema, updated by this file."""
 
     def __init_subclass__(cls) -> None:
-        # A subclass of a built-in format may run any code. So `isolated = False` is not inherited.
+        # A subclass of a built-in format may run third-party code. So `isolated = False` is not inherited.
         if "isolated" not in cls.__dict__:
             cls.isolated = True
 
@@ -157,7 +158,7 @@ class FileFormat(ABC):
         """Parse the timestamp_source. Raises ConfigError if the source is not known or belongs to other formats."""
         self.config, self.timestamp_source = config, timestamp_source
         self.times = time_format(config.timestamp_format)
-        """The reader of times, also of those in rows."""
+        """The reader of times in names and rows."""
         if config.timestamp_format and not timestamp_source and not self.brings_times:
             raise ConfigError(
                 "timestamp_format is for times in rows and in names of files, and samples have the modification time of their file; set "
@@ -167,13 +168,13 @@ class FileFormat(ABC):
         """The pattern of the time in a file's name; None: names contain no times."""
         place, allowed = self.row_times
         self.time_place = re.fullmatch(place, timestamp_source)
-        """The match of `row_times`, if each row has a time of its own."""
+        """The match of `row_times`, if each row has its own time; otherwise None."""
         # Every format supports one time for all samples of a file.
         if timestamp_source and self.name_pattern is None and self.time_place is None:
             raise ConfigError(f"timestamp_source '{timestamp_source}' is for other formats; {allowed}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle what the format was built from."""
+        """Pickle only the arguments with which the format was built, `roots` and `schema`."""
         return type(self), (self.config, self.timestamp_source), {"roots": self.roots, "schema": self.schema}
 
     @property
@@ -183,26 +184,26 @@ class FileFormat(ABC):
 
     @property
     def labels_by(self) -> dict[str, Any]:
-        """The options that decide which part of a sample is its label, by name."""
+        """The options that decide where the label of a sample is, by name."""
         names = [name for name in type(self.config).model_fields if name.startswith("label_") or name in self.label_options]
         return {name: getattr(self.config, name) for name in names}
 
     @property
     def times_are_digits(self) -> bool:
-        """Whether numbers count as seconds because no `timestamp_format` is given, and may therefore be ambiguous digits."""
+        """Whether times may be ambiguous digits: numbers are read as seconds, because no `timestamp_format` is given."""
         has_place = self.brings_times or self.time_place is not None or self.name_pattern is not None
         return has_place and not self.config.timestamp_format
 
     def file_time(self, path: str, mtime_ns: int) -> int | None:
-        """Return the common time of all samples of a file, in seconds since 1970: from its name, else `mtime_ns`; None if each row has its own time.
+        """Return the time of all samples of a file, in seconds since 1970, from its name or else from `mtime_ns`; None if each row has its own time.
 
-        Args: path: only the name is used; nothing is read. mtime_ns: modification time of the file, nanoseconds since 1970.
-        Raises: DataError: the name holds no time, or the modification time is beyond the years 1677 to 2262.
+        Args: path: only the name is used; the file is not read. mtime_ns: modification time of the file, nanoseconds since 1970.
+        Raises: DataError: the name contains no time, or the modification time is beyond the years 1677 to 2262.
         """
         if self.time_place is not None:
             return None
         if self.name_pattern is None:
-            # These two values stand for all times beyond the range, see `mtime_ns`.
+            # The smallest and the largest int64 represent all times beyond the range, see `mtime_ns` in files/file_system.py.
             if not -(2**63) < mtime_ns < 2**63 - 1:
                 raise out_of_range(path)
             return mtime_ns // 10**9
@@ -212,9 +213,9 @@ class FileFormat(ABC):
         return found
 
     def open(self, path: str, buffering: int = -1) -> BinaryIO:
-        """Open a data file for reading, only if it is in `roots` after links are resolved.
+        """Open a data file for reading. After links are resolved, the file must be in `roots`.
 
-        Args: buffering: as for the built-in `open`: bytes of the buffer, 0 for none, -1 for the default.
+        Args: buffering: bytes of the buffer; 0: no buffer; -1: the default of the built-in `open`.
         Raises: DataError, OSError.
         """
         return open(_core.open_file(path, self.roots), "rb", buffering=buffering)
@@ -223,8 +224,8 @@ class FileFormat(ABC):
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
         """Yield the samples of `path` in file order, at most `chunk_rows` at once. An empty file yields nothing.
 
-        With `resume`, yield only the samples after the indexed part; the bytes of this part are unchanged. Only a format that `can_grow` gets
-        `resume`. Raises: DataError; the caller discards the chunks yielded before.
+        With `resume`, yield only the samples after the indexed bytes, which are unchanged. `resume` is given only to formats with `can_grow`. Raises:
+        DataError; the caller then discards the chunks that were yielded before.
         """
 
     def endings(self) -> NameEndings | None:
@@ -237,7 +238,7 @@ class FileFormat(ABC):
         return None if ending is None else NameEndings(ending, packed=self.packed)
 
     def holds_samples(self, path: str) -> bool:
-        """Whether a file of this name holds samples (and is not, for example, a label file). The method looks at the name only."""
+        """Whether a file of this name contains samples (and is not, for example, a label file). The file is not read."""
         if (endings := self.endings()) is None:
             raise NotImplementedError(f"{type(self).__name__} has neither endings() nor holds_samples()")
         return endings(path)
@@ -248,11 +249,9 @@ class FileFormat(ABC):
         return endings.companions_of(path) if endings else ()
 
     def names(self) -> Names:
-        """Return the rule for names of files with samples, in the form that a listing takes. The rule is the endings, unless the format has a rule of
-        its own.
-        """
+        """Return the rule for names of files with samples, for `FileSystem.list_files`: the endings, unless the format overrides the methods."""
         kind = type(self)
-        # A format that overrides a method has its own rule. Its endings alone would not follow it.
+        # A format that overrides a method has its own rule, which its endings do not express.
         has_own_rule = kind.holds_samples is not FileFormat.holds_samples or kind.companions is not FileFormat.companions
         return self.holds_samples if has_own_rule else self.endings() or self.holds_samples
 
@@ -261,16 +260,16 @@ class FileFormat(ABC):
         return self.packed and without_packed_ending(path) != path
 
     def row_begin(self, offset: int) -> int | None:
-        """Return the first byte of the row whose payload is at `offset`. A file that grows while it is indexed is read up to such a byte. None: the
-        byte is not known; then a file that grew meanwhile is indexed at the next scan.
+        """Return the first byte of the row with the payload at `offset`. If a file grows while it is indexed, the file is read up to such a byte.
+        None: the byte is not known, so a file that grows while it is indexed is indexed at the next scan.
         """
         return None
 
     def column(self, name: str) -> RowColumn | RowGroups | None:
-        """Return the reader of the column `name`, for policies that balance it; None: samples of this format have no columns.
+        """Return the reader of the column `name`, for policies that balance the values of a column; None: samples of this format have no columns.
 
-        Returns: a reader of payloads if these are whole rows, or `RowGroups((name,))`. Only reads of the files show whether the files have the
-        column. Raises: ConfigError: no column can have this name.
+        Returns: a `RowColumn` if payloads are whole rows, else `RowGroups((name,))`. The method does not check whether files have the column. Raises:
+        ConfigError: no column can have this name.
         """
         return None
 
@@ -280,11 +279,11 @@ class FileFormat(ABC):
         return False
 
     def declared(self, schema: DatasetSchema) -> DatasetSchema:
-        """Return `schema`, the schema of a file, with what options declare in place of the columns of the file."""
+        """Return `schema`, the schema of a file, with the columns and types that options declare instead of those in the file."""
         return schema
 
     def schema_in(self, path: str, file: BinaryIO) -> DatasetSchema | None:
-        """Return the schema that a file would decide; None: the format has none.
+        """Return the schema that a file would decide; None: the format has no schema, or the file does not decide it.
 
         Raises: DataError, OSError.
         Args: path: full path, for errors. file: open at its beginning; may be closed.
@@ -292,42 +291,40 @@ class FileFormat(ABC):
         return None
 
     def row_order(self, path: str, file: BinaryIO) -> RowOrder | None:
-        """Return the order of a file's fields in relation to `schema`, which has a `mixed_order`; None: the file has the order of the schema.
-        Args and errors: see `schema_in`."""
+        """Return the order of a file's fields if it differs from the order of `schema`; None: both orders are equal. Called only if `schema` has
+        `mixed_order`. Args and errors: see `schema_in`."""
         return None
 
     def payload_reader(self) -> RowGroups | OwnReader | None:
-        """Return the declaration of the reader that the payloads need; `RecordReaders` opens this reader. None: payloads are ranges of the files'
-        bytes.
-        """
+        """Declare the reader of payloads, which `RecordReaders` opens. None: payloads are byte ranges of the files and need no special reader."""
         return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenedFile:
-    """A file that is open for reads at any position, and its state when it was listed: full path, bytes, and ns since 1970."""
+    """A file that is open for reads at any position. path: full path. size, mtime_ns: bytes, and ns since 1970, when the file was listed."""
 
     path: str
     size: int
     mtime_ns: int
     source: Any
-    """A local file, opened as in the format's own `index`, or an `io.RawIOBase` of an object, in which each read is a request."""
+    """A local file, opened as in the format's own `index`; or an object of a bucket, as an `io.RawIOBase` in which each read is a request."""
 
 
 class RangedFormat(FileFormat):
-    """A format that reads only parts of a file for indexing. Objects of buckets are read by ranges instead of copied."""
+    """A format that reads only some ranges of a file for indexing. So objects of buckets are not copied for indexing: only these ranges are read."""
 
     @abstractmethod
     def index_opened(self, file: OpenedFile) -> Iterator[IndexedSamples]:
-        """See `index`, from the beginning of a file. Errors of reading pass through."""
+        """See `index`; always from the beginning of the file. Errors of reads are not converted."""
 
 
 class WholeFileFormat(FileFormat):
     """A format with one sample in each file. Many files are indexed with one call."""
 
     reads_payloads: ClassVar[bool] = True
-    """Whether the format reads the files, in addition to names, sizes, times and companions."""
+    """Whether the format reads the files. False: it uses only their names, sizes, times and companions."""
 
     @abstractmethod
     def index_files(self, paths: Sequence[str]) -> IndexedFiles:
-        """Index all `paths`. An unusable file is listed in `problems` and does not affect the others."""
+        """Index all `paths`. An unusable file is listed in `problems` and does not affect other files."""

@@ -1,4 +1,4 @@
-"""Fixed-size binary records. A record has the bytes of the label, then the bytes of the payload. The file has only such records.
+"""Fixed-size binary records. A record contains the label and then the payload. A file contains only records, without a header.
 
 Offsets are computed. Only labels (and times, if they are in the records) are read.
 """
@@ -23,7 +23,7 @@ from modyn.storage.model.samples import IndexedSamples
 _CHUNK_BYTES = 32 << 20
 """Largest number of bytes of the records of one chunk."""
 _SPARSE_RECORD_BYTES = 4096
-"""Record size from which on a read of only the fields is faster than a read of whole records."""
+"""For records of at least this size, reading only the fields is faster than reading whole records."""
 
 Bytes2D = npt.NDArray[np.uint8]
 
@@ -53,7 +53,7 @@ class BinaryConfig(GrowingConfig):
 
 class BinaryFormat(FileFormat):
     """Records of `record_size` bytes. The payload is record[label_size:]. An incomplete record at the end waits until it is complete. A new file that
-    ends within a record waits too."""
+    ends within a record waits as a whole, until the file grows."""
 
     Config: ClassVar[type[BinaryConfig]] = BinaryConfig
     config: BinaryConfig
@@ -63,7 +63,7 @@ class BinaryFormat(FileFormat):
     row_times = (r"field:(\d+)(?::([1-8]))?", "a BinaryFileWrapper allows '', 'name:REGEX', 'field:OFFSET'")
 
     def __init__(self, config: BinaryConfig, timestamp_source: str = "") -> None:
-        """Raises: ConfigError: as `FileFormat`, or the time is not within the record."""
+        """Raises: ConfigError: see `FileFormat`; or the time is not within the record."""
         super().__init__(config, timestamp_source)
         self._fields = [(0, config.label_size)]
         """Offset and size of each field of a record that is read: the label, and the time if the record contains the time."""
@@ -79,8 +79,8 @@ class BinaryFormat(FileFormat):
         return offset - self.config.label_size
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
-        """See `FileFormat.index`. An incomplete record at the end is reported after the whole records. If no part of the file was indexed before, the
-        incomplete record is also reported before the whole records, because a wrong record_size may be the reason."""
+        """See `FileFormat.index`. An incomplete record at the end is reported after the whole records. In a new file, the incomplete record is
+        reported before the whole records too, because a wrong record_size may be the reason."""
         size = self.config.record_size
         with reading(path):
             status = os.stat(path)
@@ -110,7 +110,7 @@ class BinaryFormat(FileFormat):
         # The gatherer opens the file only if it is in one of the roots.
         gatherer, table, first_file = _core.Gatherer(1, 1, self.roots), _core.PathTable(""), np.zeros(len(begins), np.uint32)
         table.append([path])
-        # Small records: read everything with one request, and take the fields from memory.
+        # Small records are read as a whole with one request. The fields are then copied from memory.
         if size < _SPARSE_RECORD_BYTES:
             records = gatherer.gather(table, first_file[:1], begins[:1], len(begins) * size)[0].reshape(-1, size)
             columns = [records[:, offset : offset + num_bytes] for offset, num_bytes in self._fields]
@@ -148,7 +148,7 @@ class BinaryFormat(FileFormat):
 
 
 def _integers(raw: Bytes2D, byteorder: Literal["little", "big"], signed: bool) -> npt.NDArray[np.uint64]:
-    """Return integers of 1 to 8 bytes, uint8 (n, size), as uint64 (n,); signed ones in two's complement of 64 bits."""
+    """Return integers of 1 to 8 bytes, uint8 (n, size), as uint64 (n,). Signed integers are in two's complement of 64 bits."""
     size = raw.shape[1]
     wide = np.zeros((len(raw), 8), np.uint8)
     # In little-endian order a number is widened by zeros at its end.

@@ -45,8 +45,8 @@ class CsvConfig(RowsConfig):
     """The first line names the columns; implied if a column is chosen by its name. If the first line cannot be read, or has another number of columns
     than most rows, it is not skipped as a bad row: the file is set aside."""
     columns: list[str] | None = Field(None, min_length=1)
-    """Names of the columns, in the order in which rows are read. By default, those of the first file. Other files have the same columns in any order.
-    If first lines have no names, the columns get these names."""
+    """Names of the columns, in the order in which rows are read. Default: the names in the first file. Other files have the same columns in any
+    order. If first lines have no names, the columns get these names."""
     encoding: str = "utf-8"
     """Encoding of the file and of the payloads. ASCII characters must be single bytes, which are not part of other characters."""
     max_field_lines: int = Field(1000, ge=1)
@@ -89,8 +89,8 @@ class CsvConfig(RowsConfig):
 
 
 class CsvFormat(FileFormat):
-    """Rows end with \\n, \\r\\n or \\r. The last row may end with the file. Empty lines are not rows. All rows have as many fields as the first line
-    names, or else as most of the first rows; quotes close at the end of their field; there are no NUL bytes; UTF-8 is correct."""
+    """Rows end with \\n, \\r\\n or \\r. The last row may end with the file. Empty lines are not rows. A row is bad if it has another number of fields
+    than the line with names (or else than most of the first rows), an unclosed quote, text after a closing quote, a NUL byte or invalid UTF-8."""
 
     Config: ClassVar[type[CsvConfig]] = CsvConfig
     config: CsvConfig
@@ -120,7 +120,7 @@ class CsvFormat(FileFormat):
         columns: list[str] = []
         if resume is None:
             with reading(path), self.open(path) as file:
-                # Text in another encoding would look like wrong rows, so it is refused here with the real reason.
+                # Text in another encoding would cause misleading errors of rows, so it is refused here with the real reason.
                 refuse_other_text(path, file.read(HEAD_BYTES))
         if self._names_columns():
             with reading(path), self.open(path) as file:
@@ -153,7 +153,7 @@ class CsvFormat(FileFormat):
             skip_first_line=self._names_columns(),
         )
         num_columns = indexer.num_columns
-        if columns and num_columns not in (0, len(columns)):  # Otherwise the label would come from another column.
+        if columns and num_columns not in (0, len(columns)):  # The label would be read from another column.
             raise DataError(
                 f"the first line of {path} names {len(columns)} columns, and has {num_columns} fields as rows are read; correct its "
                 "quotes and separators"
@@ -165,7 +165,7 @@ class CsvFormat(FileFormat):
             offsets, lengths, labels, timestamps, bad, is_unended = rows
             if is_first and self._names_columns():
                 self._check_names(path, columns, lambda: open_rows(start=0, first_row=0, skip_first_line=False).num_columns, bad)
-            # A row has a problem before the first good row, so the first line may be names that no option mentions.
+            # A bad row precedes the first good row, so the first line may contain column names although no option says so.
             elif is_first and bad and (not len(offsets) or bad[0][0] < offsets[0]):
                 self._check_no_names(path, *bad[0])
             is_first = False
@@ -173,7 +173,7 @@ class CsvFormat(FileFormat):
                 bad_rows.add(BadRow(offset, reason))
             times = timestamps if shared_timestamp is None else shared_timestamp
             assert times is not None, "rows have a time each or share one"
-            # The first row that waits for its end; it is the only row of its chunk.
+            # A row that waits for its end is the only row of its chunk. `begins` contains the first byte of this row.
             begins = [*offsets.tolist(), *(offset for offset, _ in bad)] if is_unended else []
             unended = (
                 f"the row that begins at byte {begins[0]} has no line break, or a quote in it is not closed" if begins else ""
@@ -183,10 +183,10 @@ class CsvFormat(FileFormat):
         bad_rows.check()
 
     def _check_names(self, path: str, columns: Sequence[str], usual: Callable[[], int], bad: Sequence[tuple[int, str]]) -> None:
-        """Refuse a file that has rows, and whose first line does not name the columns, because its fields would be read by position.
+        """Refuse a file with rows if its first line does not name the columns, because the fields would be read by position.
 
-        Args: columns: names in the first line. usual: returns the number of fields of most first rows; called only if there are bad rows, because it
-            reads the rows again.
+        Args: columns: names in the first line. usual: returns the number of fields of most first rows; called only if there are bad rows, because the
+        call reads the rows again.
         """
         if not columns and self.schema is not None and self.config.columns is None:
             raise DataError(
@@ -200,9 +200,7 @@ class CsvFormat(FileFormat):
             )
 
     def _check_no_names(self, path: str, offset: int, reason: str) -> None:
-        """Refuse a file whose first row cannot be used for `reason`, and looks like column names, although no option says that the first line names
-        the columns.
-        """
+        """Refuse a file if its first row, which is bad for `reason`, looks like column names, although no option says that files begin with names."""
         with reading(path), self.open(path) as file:
             file.seek(offset)
             line, *_ = file.read(HEADER_CHARACTERS).splitlines(keepends=True)
@@ -245,12 +243,12 @@ class CsvFormat(FileFormat):
         """Return the order of fields that the first line names, see `FileFormat.row_order`."""
         names = self._header(path, file) if self._names_columns() else []
         if self.schema is None or not (self._chooses_by_name() or set(names) == set(self.schema.names)):
-            return None  # The file was indexed before files were compared, and its first line may be a comment.
+            return None  # An older version of Modyn indexed the file without a comparison, so the first line may be a comment.
         order = field_order(path, names, self.schema)
         return None if order is None else RowOrder(tuple(order), self.config.separator, self.config.quote or None)
 
     def _header(self, path: str, file: BinaryIO) -> list[str]:
-        """Return the names in the first line; none if the line is empty and no column is chosen by its name. Raises as `read_header`."""
+        """Return the names in the first line; an empty list if the line is empty and no column is chosen by name. Raises: see `read_header`."""
         return read_header(self.config, path, file, may_be_empty=not self._chooses_by_name())
 
     def _chooses_by_name(self) -> bool:
@@ -262,7 +260,7 @@ class CsvFormat(FileFormat):
 
 
 class CsvColumn(RowColumn):
-    """A column of CSV rows. An empty or missing field has no value. Other fields are text as written."""
+    """A column of CSV rows. An empty or missing field has no value. The value of any other field is its text."""
 
     def __init__(self, config: CsvConfig, name: str) -> None:
         self._config, self._name = config, name
@@ -287,11 +285,11 @@ class CsvColumn(RowColumn):
             yield b"".join(fields).decode(self._config.encoding, "replace") or None
 
     def _fields(self, row: bytes) -> list[bytes]:
-        """Return the fields of a row, without quotes, as `_core.CsvIndexer` finds them."""
+        """Return the fields of a row, without quotes, by the same rules as `_core.CsvIndexer`."""
         quote, separator = self._quote, self._separator
         if not quote or quote not in row:
             return row.split(separator)
-        # Read as bytes: every encoding that is allowed has single bytes for quotes and separators.
+        # The row is split as bytes, because quotes and separators are single bytes in every allowed encoding.
         fields, at = list[bytes](), 0
         while at <= len(row):
             text, end = b"", at
@@ -317,7 +315,7 @@ def read_header(config: CsvConfig, path: str, file: BinaryIO, *, may_be_empty: b
     Args: file: open at its beginning; this function closes the file. may_be_empty: an empty line names no columns.
     """
     quote = config.quote
-    # A byte order mark is skipped: after it, a quote would not be at the beginning of its field.
+    # A byte order mark is skipped, because otherwise a quote after the mark would not be at the beginning of its field.
     if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
         file.seek(0)
     text = io.TextIOWrapper(file, config.encoding, newline="")
@@ -332,7 +330,7 @@ def read_header(config: CsvConfig, path: str, file: BinaryIO, *, may_be_empty: b
         with text:
             found = next(rows, [])
     except (csv.Error, UnicodeError) as error:
-        # An unclosed quote in the first line fails later: at the end of the file, or in the line where the next quote opens a value.
+        # An unclosed quote in the first line causes an error only later: at the end of the file, or in the line with the next quote.
         is_open = isinstance(error, csv.Error) and (rows.line_num > 1 or "end of data" in str(error))
         why = "a quote in it is not closed; close it, or set `quote` to another character" if is_open else f"{error}; correct it"
         raise DataError(f"the first line of {path} does not name its columns: {why}") from error
@@ -347,7 +345,7 @@ def read_header(config: CsvConfig, path: str, file: BinaryIO, *, may_be_empty: b
 def _first_lines(path: str, text: TextIO) -> Iterator[str]:
     """Yield the lines of a file, up to HEADER_CHARACTERS. The first row may have several lines, because names in quotes may contain line breaks."""
     left = HEADER_CHARACTERS
-    while line := text.readline(left + 1):  # One character more than allowed shows that the line did not end within them.
+    while line := text.readline(left + 1):  # One character more than allowed is read, to detect that the line is too long.
         left -= len(line)
         if left < 0:
             raise DataError(
@@ -363,7 +361,7 @@ def _schema_of(names: Sequence[str]) -> DatasetSchema:
 
 def _position(path: str, columns: list[str], name: str | None) -> int:
     if columns.count(name or "") != 1:
-        # The message does not show the existing names, because any text file passes for a CSV file, and its first line may contain a secret.
+        # The message does not show the existing names, because any text file can be read as CSV, and its first line may contain a secret.
         what = "named twice" if name in columns else "not named"
         raise DataError(
             f"the column '{name}' is {what} in the first line of {path}, which names {len(columns)}: compare it with that line, "
@@ -373,7 +371,7 @@ def _position(path: str, columns: list[str], name: str | None) -> int:
 
 
 def _is_ascii_superset(encoding: str) -> bool:
-    """Whether each of the first 128 bytes alone is its ASCII character in `encoding`, and each other byte alone is one character."""
+    """Whether `encoding` decodes each byte below 128 to its ASCII character, and each other byte to one character."""
     ascii_bytes, others = bytes(range(128)), bytes(range(128, 256))
     try:
         alone = all(len(bytes([byte]).decode(encoding, "replace")) == 1 for byte in others)

@@ -1,4 +1,4 @@
-"""Labels and times in one JSON object, with an exact reason if the object differs from its declaration."""
+"""Reads label and time from one JSON object. Errors give the exact reason."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from modyn.json_codec import sanitize
 from modyn.storage.formats.text_start import UTF8_MARK
 
 FieldPath = tuple[str, ...]
-"""Names from the outermost object inwards."""
+"""Names of fields, from the outermost object to the innermost."""
 
 FIELD_TIMES = r"(?s)field:(?!\d+$)([^:.]+(?:\.[^:.]+)*)"
 """Regular expression of a timestamp_source that names a field."""
 ROUNDED = "is a whole number that no float64 is: it would be rounded; set label_type to int"
-"""The problem of a label in a dataset with fractions as labels. The C++ core uses the same text."""
+"""The problem of a whole-number label in a dataset with fractions as labels. The C++ core uses the same text."""
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -35,8 +35,8 @@ def field_path(text: str) -> FieldPath:
 
 
 def parse_object(text: bytes) -> dict[str, object]:
-    """Parse `text` as one JSON object; NaN and Infinity, which Python writes, are numbers. Raises: ValueError: the text is not such an object; the
-    message has the reason."""
+    """Parse `text` as one JSON object; NaN and Infinity, which Python writes, are numbers. Raises: ValueError: the text is not a JSON object; the
+    message is the reason."""
     try:
         found = _DECODER.decode(text.removeprefix(UTF8_MARK).decode())
     except UnicodeDecodeError as error:
@@ -57,11 +57,11 @@ def label_in(found: dict[str, object], path: FieldPath, *, floats: bool) -> int 
     Raises: ValueError: there is no such label; the message names the value that was found.
     """
     value = _at(found, path)
-    # In Python, True and False are integers, but they are no labels.
+    # In Python, True and False are integers, but they are not labels.
     if isinstance(value, bool) or not isinstance(value, int | float if floats else int):
         raise ValueError(f"the label '{'.'.join(path)}' is {_kind(value)}, not {'a number' if floats else 'a whole number'}")
     if floats and isinstance(value, int):
-        # A number that is too large for a float stays whole, and is refused below.
+        # A number that is too large for a float stays an int, and is refused below.
         with suppress(OverflowError):
             if int(float(value)) != value:
                 raise ValueError(f"the label '{'.'.join(path)}' {ROUNDED}")
@@ -91,7 +91,7 @@ def time_of(value: object, times: TimeFormat) -> int:
     match value:
         case str():
             return times.of_text(sanitize(value), typed=True)
-        # Before `int`, of which `bool` is a subclass.
+        # `bool` is matched before `int`, because `bool` is a subclass of `int`.
         case bool():
             pass
         case int() if value in _INT64:
@@ -104,7 +104,7 @@ def time_of(value: object, times: TimeFormat) -> int:
 
 
 def value_in(found: dict[str, object], path: FieldPath) -> object:
-    """Return the value at `path` in a parsed object, of any kind; None: there is none.
+    """Return the value at `path` in a parsed object, of any type; None: there is no value.
 
     >>> value_in({"meta": {"site": "a"}}, ("meta", "site")), value_in({"meta": 1}, ("meta", "site"))
     ('a', None)
@@ -128,7 +128,7 @@ def field_names(found: Mapping[str, object], prefix: str = "") -> Iterator[str]:
 
 
 class _Repeating(dict[str, object]):
-    """An object with a repeated field. `_at` refuses this field; otherwise its last value counts."""
+    """An object with a repeated field. `_at` refuses the repeated field. All other code reads its last value."""
 
     def __init__(self, pairs: list[tuple[str, object]]) -> None:
         super().__init__(pairs)
@@ -167,6 +167,6 @@ _KINDS: dict[type, str] = {
 
 
 def _kind(value: object) -> str:
-    """Describe a value by its kind, and by itself if it may be shown (`quoted`)."""
+    """Describe the type of a value, and show the value if this is allowed (see `quoted`)."""
     shown = quoted(sanitize(str(value))) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
     return f"{_KINDS[type(value)]}, {shown}" if shown else _KINDS[type(value)]

@@ -42,7 +42,7 @@ from modyn.storage.model.samples import BadRow, IndexedSamples
 from modyn.storage.model.schema import DatasetSchema
 
 _LEAST_ROUNDED = 2.0**53
-"""Smallest number from which on a float64 may be a rounded whole number."""
+"""A float64 of at least this number may be a rounded whole number."""
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n"[0], b"\r"[0], b"{"[0], b"}"[0]
 
 
@@ -54,9 +54,9 @@ class JsonLinesConfig(RowsConfig):
     file_extension: str = ".jsonl"
     """Ending of the names of files with samples; for compressed files, .gz, .zst or .bz2 follows."""
     required_fields: list[str] | None = None
-    """Fields, without those of inner objects, that each file must have in some line. By default, the fields that all of the first 1,000 lines of the
-    first file have; null after a list: the first file decides again. With a list, other columns of the section `preprocessing` may be absent from
-    whole files; their values there are missing."""
+    """Fields, without fields of inner objects, that each file must have in some line. Default: the fields that all of the first 1,000 lines of the
+    first file have. If null replaces a list, the first file decides again. With a list, all other columns of the section `preprocessing` may be
+    absent from whole files, and count as missing values there."""
 
     @field_validator("label_field")
     @classmethod
@@ -66,7 +66,7 @@ class JsonLinesConfig(RowsConfig):
 
 
 class JsonLinesFormat(FileFormat):
-    """Lines of one JSON object each, ended by \\n or \\r\\n, the last one also by the end of the file. Blank lines are not samples."""
+    """Each line is one JSON object, and ends with \\n or \\r\\n. The last line may end with the file. Blank lines are not samples."""
 
     Config: ClassVar[type[JsonLinesConfig]] = JsonLinesConfig
     config: JsonLinesConfig
@@ -75,12 +75,12 @@ class JsonLinesFormat(FileFormat):
     packed = True
     row_times = (FIELD_TIMES, "a JsonLinesFileWrapper allows '', 'name:REGEX', 'field:NAME' and 'field:OUTER.INNER'")
     block_bytes = 8 << 20
-    """Bytes that are parsed at once."""
+    """Number of bytes that are parsed at once."""
     max_line_bytes = 1 << 30
     """Largest number of bytes of a line."""
 
     def __init__(self, config: JsonLinesConfig, timestamp_source: str = "") -> None:
-        """Raises: ConfigError: as `FileFormat`, or one of the fields of the label and the time is inside the other field."""
+        """Raises: ConfigError: see `FileFormat`; or the field of the label is inside the field of the time, or contains it."""
         super().__init__(config, timestamp_source)
         self._label = label = field_path(config.label_field)
         self._time = time = field_path(self.time_place[1]) if self.time_place else None
@@ -92,7 +92,7 @@ class JsonLinesFormat(FileFormat):
         label_type = pa.float64() if self.float_labels else pa.int64()
         times = [[]] if time is None else [[(time, pa.int64())], [(time, pa.string())], [(time, pa.float64())]]
         self._schemas = [pa.schema(_struct_fields([(label, label_type), *column])) for column in times]
-        """One parser for each kind of times. The last successful kind comes first."""
+        """One Arrow schema for each type of times. The last schema that could read a block comes first."""
         if config.required_fields is not None:
             self.schema = schema_of(config.required_fields)
 
@@ -125,8 +125,8 @@ class JsonLinesFormat(FileFormat):
         return found and self.declared(found)
 
     def _schema_with(self, path: str, file: BinaryIO, resume: FormatResume | None, begin: bytes) -> DatasetSchema | None:
-        """Return the schema of the dataset, which a file decides or updates; None: the schema does not change. Lines that are appended to a file
-        decide no fields. Appended lines among the first lines of the file may have a field that the file lacked.
+        """Return the schema of the dataset after a file has decided or updated it; None: the schema does not change. Appended lines decide no fields.
+        If appended lines are among the first lines of a file, they may have a field that the file lacked.
 
         Args: begin: the first bytes of a new file. Raises: DataError: a field that all files have is in no line of a new file.
         """
@@ -137,7 +137,7 @@ class JsonLinesFormat(FileFormat):
         if self.schema is None:
             file.seek(0)
             return self.schema_in(path, file)
-        # Most files need only their first line, so another read of each small file would cost a twentieth of its indexing.
+        # For most files, the first line in `begin` is enough. Reading each small file again would take a twentieth of its indexing time.
         objects = chain(objects_in(BytesIO(begin), self.max_line_bytes), self._objects_after(begin, file))
         return compared_schema(path, objects, self.schema, has_grown=num_before > 0)
 
@@ -188,7 +188,7 @@ class JsonLinesFormat(FileFormat):
             offset, rest, new = offset + cut, block[cut:], b""
 
     def _index_block(self, path: str, file: BinaryIO, offset: int, block: bytes, bad_rows: BadRows) -> Iterator[IndexedSamples]:
-        """Yield the samples of a block of whole lines at `offset`. If the lines hold no times, the times of the samples are 0."""
+        """Yield the samples of a block of whole lines at `offset`. If the lines contain no times, the times of the samples are 0."""
         lines = _lines(block)
         columns = self._parse_block(block, lines)
         if columns is None:
@@ -201,7 +201,7 @@ class JsonLinesFormat(FileFormat):
             rows = slice(first, first + self.chunk_rows)
             begins, ends, next_begins = lines[:, rows]
             times = 0 if timestamps is None else timestamps[rows]
-            # Skipped rows go with the last chunk of the block, which then covers the block to its end.
+            # The last chunk of the block reports the skipped rows, and then covers the block to its end.
             skipped = bad_rows.take() if rows.stop >= len(labels) else ()
             end = len(block) if skipped else int(next_begins[-1])
             yield IndexedSamples(begins + offset, ends - begins, labels[rows], times, offset + end, skipped)
@@ -209,7 +209,7 @@ class JsonLinesFormat(FileFormat):
     def _parse_block(self, block: bytes, lines: Int64Array) -> _Columns | None:
         """Parse all `lines` of the block at once. Return None if the lines must be parsed one by one."""
         data, (begins, ends, _) = np.frombuffer(block, np.uint8), lines
-        # A line with these ends contains whole objects: within an object, an opening brace never directly follows a closing one.
+        # If each line begins with { and ends with }, no object extends over several lines, because within an object { never directly follows }.
         if not np.all(data[begins] == _OPEN) or not np.all(data[ends - 1] == _CLOSE) or not len(begins) or not _is_utf8(block):
             return None
         for schema in self._schemas:
@@ -217,11 +217,11 @@ class JsonLinesFormat(FileFormat):
                 table = _read(block, schema)
                 columns = self._columns(table)
             except pa.ArrowInvalid:
-                # The times may be of another kind, which the next parser reads.
+                # The times may have another type, which the next schema reads.
                 continue
             if columns is None or table.num_rows != len(begins):
                 return None
-            # Later blocks most likely have times of the same kind.
+            # Later blocks most likely have times of the same type.
             self._schemas = [schema, *(other for other in self._schemas if other is not schema)]
             return columns
         return None
@@ -235,12 +235,12 @@ class JsonLinesFormat(FileFormat):
         labels: LabelArray = label.to_numpy()
         if (
             self.float_labels and not (np.abs(labels) < _LEAST_ROUNDED).all()
-        ):  # Infinite numbers, and whole numbers that Arrow rounds.
+        ):  # There are infinite numbers, or whole numbers that Arrow may have rounded.
             return None
         if time is None:
             return labels, None
         if pa.types.is_floating(time.type) and not (np.abs(time.to_numpy()) <= MAX_EXACT_INT).all():
-            return None  # Arrow reads whole numbers among fractions as float64.
+            return None  # Among fractions, Arrow reads whole numbers as float64, which may round them.
         times = times_of(time, self.times)
         return None if times.first_bad >= 0 else (labels, times.seconds)
 
@@ -268,12 +268,12 @@ class JsonLinesFormat(FileFormat):
         return lines[:, rows], (label_column, None if self._time is None else np.array(times, np.int64))
 
     def _parse_line(self, line: bytes) -> tuple[int | float, int]:
-        """Return the label and the time of a line. If the line holds no time, the time is 0. Raises: ValueError: the line is wrong; the message has
+        """Return the label and the time of a line. If lines contain no times, the time is 0. Raises: ValueError: the line is wrong; the message gives
         the reason."""
         try:
             found = parse_object(line)
         except ValueError:
-            # Arrow accepts slightly more than Python: deep nesting, and Inf. With this check, a line is read in the same way alone and in a block.
+            # Arrow accepts deep nesting and Inf, but Python does not. So Arrow reads the line here too, as it would read it in a block.
             if (columns := self._parse_block(line, _lines(line))) is None:
                 raise
             labels, times = columns
@@ -295,7 +295,7 @@ class JsonColumn(RowColumn):
         return field_names(parse_object(row))
 
     def values(self, rows: Sequence[bytes], header: Sequence[str]) -> Iterator[object]:
-        """See `RowColumn.values`; Arrow reads blocks of only text and blocks of only whole numbers."""
+        """See `RowColumn.values`. If all values are texts, or all are whole numbers, Arrow parses all rows at once."""
         for schema in self._schemas if rows else ():
             try:
                 found = _column(_read(b"\n".join(rows), schema), self._path)
@@ -307,22 +307,21 @@ class JsonColumn(RowColumn):
 
 
 def _read(block: bytes, schema: pa.Schema) -> pa.Table:
-    """Read the fields of a schema from lines of one object each. Raises: pa.ArrowInvalid: the fields have other types, or the lines are not such
-    objects."""
+    """Read the fields of a schema from lines with one object each. Raises: pa.ArrowInvalid: fields have other types, or a line is not an object."""
     return pyarrow.json.read_json(
         pa.BufferReader(block),
-        # Threads would split the block. It is read as one piece, and files are indexed in parallel already.
+        # The block is parsed in one piece by one thread: threads would split it, and files are indexed in parallel already.
         pyarrow.json.ReadOptions(use_threads=False, block_size=len(block) + 1),
         pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
     )
 
 
 _Columns = tuple[LabelArray, Int64Array | None]
-"""Labels of lines, and their times if the lines hold times."""
+"""Labels of lines, and their times if the lines contain times."""
 
 
 def _struct_fields(columns: list[tuple[FieldPath, pa.DataType]]) -> list[pa.Field]:
-    """Return the fields of a struct with only the columns at these paths, none of which is inside another."""
+    """Return the fields of a struct that has only the columns at these paths. No column may be inside another column."""
     found = []
     for name in dict.fromkeys(path[0] for path, _ in columns):
         inner = [(path[1:], kind) for path, kind in columns if path[0] == name]
@@ -339,8 +338,7 @@ def _column(table: pa.Table, path: FieldPath) -> pa.Array:
 
 
 def _lines(block: bytes) -> Int64Array:
-    """Return the non-empty lines of a block: int64 (3, n), positions in the block. A line's bytes are [first, second); the third is after its line
-    break."""
+    """Return positions of the non-empty lines of a block, int64 (3, n): for each line its first byte, its end, and the byte after its line break."""
     data = np.frombuffer(block, np.uint8)
     (ends,) = (data == _NEWLINE).nonzero()
     if not block.endswith(b"\n"):
@@ -354,7 +352,7 @@ def _lines(block: bytes) -> Int64Array:
 
 
 def _is_utf8(block: bytes) -> bool:
-    if block.isascii():  # many times faster, and most blocks are
+    if block.isascii():  # This check is many times faster, and most blocks are ASCII.
         return True
     # Validating a text column checks the bytes without decoding them.
     bounds = pa.array([0, len(block)], pa.int64()).buffers()[1]
@@ -366,8 +364,8 @@ def _is_utf8(block: bytes) -> bool:
 
 
 def _check_line_ended(path: str, file: BinaryIO, end: int) -> None:
-    """Go to byte `end`. Raises: DataError: the file ended there without a line break, its last line was indexed, and the file was then continued
-    within this line.
+    """Set the file's position to byte `end`. Raises: DataError: the last indexed line ended at `end` without a line break, and the file was then
+    continued within this line.
     """
     file.seek(end - 1)
     # The byte before the end, and at most "\r\n" after it, show whether the indexed line was continued.

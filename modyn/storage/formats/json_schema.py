@@ -13,7 +13,7 @@ from modyn.storage.formats.json_fields import parse_object
 from modyn.storage.model.schema import MOST_LACKING, DatasetSchema, LackingFile, SchemaColumn, other_columns
 
 FIRST_LINES: Final = 1000
-"""Number of compared lines at the beginning of each file. More lines are read only while a field that all files have is in none of them."""
+"""Number of first lines of each file that are compared. Later lines are read only while a field that all files have was in no line of the file."""
 _MOST_FIELDS: Final = 1000
 """Largest number of recorded fields that only some lines have. If a file has more such fields, none is recorded."""
 _NAMED_FIELDS: Final = 50
@@ -21,7 +21,7 @@ _NAMED_FIELDS: Final = 50
 
 
 def schema_of(names: Sequence[str]) -> DatasetSchema:
-    """Return the schema of files that have these fields."""
+    """Return the schema of files with the fields `names`."""
     return DatasetSchema("json", tuple(map(SchemaColumn, names)))
 
 
@@ -51,8 +51,7 @@ def compared_schema(
 ) -> DatasetSchema:
     """Return the schema of a dataset, updated by the missing fields of a file.
 
-    Args: path: path of the file. objects: objects in its lines. has_grown: whether the file was compared before, and has all fields that all files
-    have.
+    Args: path: path of the file. objects: objects in its lines. has_grown: whether the file was compared before, so it has all required fields.
     Raises: DataError: a field that all files have is in no object.
     """
     missing, seen = set(schema.names if not has_grown else ()), dict[str, None]()

@@ -30,17 +30,17 @@ from modyn.storage.model.samples import IndexedSamples, UInt8Array
 from modyn.storage.model.schema import DatasetSchema, SchemaColumn, listed
 
 MAX_GROUP_BYTES = 2**31 - 1
-"""Largest number of bytes of payloads in one row group, which is read in one piece. Arrow holds no more bytes of a column in one piece anyway."""
+"""Largest number of payload bytes in one row group, because a row group is read at once. An Arrow array cannot contain more bytes of a column."""
 _SHORT_BYTES = 64
-"""Mean number of bytes a row below which a column is examined, because its values are short or repeated."""
+"""If a column has at most this mean number of bytes per row, its values are short or repeated, and its dictionary is examined."""
 _ENCODINGS_OF_EACH_VALUE = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY"}
-"""Encodings in which an unpacked page contains the bytes of every value. With other encodings, a value may be stored once and repeated."""
+"""Encodings in which a decompressed page contains the bytes of every value. With other encodings, a value may be stored once and repeated."""
 _ENCODINGS_BY_DICTIONARY = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 READ_AS_DICTIONARIES = _ENCODINGS_OF_EACH_VALUE | _ENCODINGS_BY_DICTIONARY
-"""Encodings that Arrow reads as dictionaries, which keep a repeated value in memory once."""
+"""Encodings that Arrow reads as dictionaries. In a dictionary, a repeated value is in memory once."""
 INT96: Final = {"coerce_int96_timestamp_unit": "s"}
-"""Option of a `ParquetFile`, by which INT96 is read as seconds. Seconds can hold all days of INT96. Nanoseconds would silently wrap around before
-1677 and after 2262."""
+"""Option of a `ParquetFile` to read INT96 as seconds. Seconds in int64 cover all days of INT96. Nanoseconds would silently wrap around before 1677
+and after 2262."""
 _MAX_TIME_BYTES = 100
 """Largest number of bytes of a time that is text."""
 
@@ -51,7 +51,7 @@ class ParquetConfig(FormatConfig):
     payload_columns: list[str] = Field(min_length=1)
     """One column of bytes or text, whose values are the payloads; or columns of numbers, which are packed little-endian in this order."""
     payload_types: dict[str, str] = Field(default_factory=dict)
-    """Arrow types of payload columns by name, e.g. {age: float64}; by default, those of the first file. Files with other types are converted if no
+    """Arrow types of payload columns by name, e.g. {age: float64}; default: the types in the first file. Files with other types are converted if no
     value changes (int32 to int64, int64 to float64), and refused otherwise."""
     label_column: str = Field(min_length=1)
     """Column of the label."""
@@ -75,7 +75,7 @@ class ParquetConfig(FormatConfig):
 
 
 class ParquetFormat(RangedFormat):
-    """Rows of flat columns, without nulls in the columns that are used. Row groups of a few megabytes are read fastest in random order."""
+    """Rows of flat columns, without nulls in the used columns. Reads in random order are fastest with row groups of a few megabytes."""
 
     Config: ClassVar[type[ParquetConfig]] = ParquetConfig
     config: ParquetConfig
@@ -119,10 +119,10 @@ class ParquetFormat(RangedFormat):
         return RowGroups((name,))
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
-        """See `FileFormat.index`, without reading payloads where lengths are fixed and the metadata exclude nulls.
+        """See `FileFormat.index`. Payloads are not read if their length is fixed and the metadata exclude nulls.
 
-        A repeated value may be stored once, so a few bytes can expand to gigabytes. Therefore such bytes and texts are read as dictionaries, or a few
-        rows at a time. A row group whose payloads are too large for a reader is refused.
+        A repeated value may be stored once, so a few bytes can expand to gigabytes. Therefore columns with repeated bytes or texts are read as
+        dictionaries, or a few rows at a time. A row group whose payloads are too large for a reader is refused.
         """
         with readable(path):
             status = os.stat(path)
@@ -141,13 +141,13 @@ class ParquetFormat(RangedFormat):
             typed_times = any(have_unit(schema.field(name).type) for name in self._time_column())
             texts, fixed = typed.texts, typed.num_bytes
 
-            # At most two readers: one reads texts as dictionaries, the other one unpacks them.
+            # There are at most two readers: one reads texts as dictionaries, one reads each text in full.
             @cache
             def reader(*, unpacked: bool) -> pq.ParquetFile:
                 dictionaries = times_of_text if unpacked else [*texts, *times_of_text]
                 return pq.ParquetFile(source, metadata=metadata, read_dictionary=dictionaries, **INT96)
 
-            # Payloads need no reading if lengths are known and no value is null.
+            # Payloads are not read if lengths are known and no value is null.
             unread = fixed is not None and _certainly_without_nulls(metadata, payload)
             read = typed.inexact if unread else payload
             columns = list(dict.fromkeys([self.config.label_column, *read, *self._time_column()]))
@@ -168,7 +168,7 @@ class ParquetFormat(RangedFormat):
                 )
             )
             for batch in batches:
-                # No part of a sample may be missing, so a null is refused with its row.
+                # A null is a missing payload, label or time, so it is refused, and the error names the row.
                 for name in columns:
                     _refuse_null(path, first, name, batch.column(name))
                 typed.refuse_inexact(path, first, batch)
@@ -182,16 +182,16 @@ class ParquetFormat(RangedFormat):
                 first += len(batch)
 
     def _typed(self, path: str, found: pa.Schema) -> TypedColumns:
-        """Return how the payload columns of a file with the columns `found` are read. Raises: DataError: the columns cannot be used, or cannot be
-        read with the types of the dataset."""
+        """Return the conversion of the payload columns of a file with the columns `found`. Raises: DataError: the columns cannot be used, or cannot
+        be read with the types of the dataset."""
         if self._last is None or self._last[0] is not self.schema or not self._last[1].equals(found):
             decided = self._schema_of(path, found)
             self._last = self.schema, found, TypedColumns(path, found, self.schema or decided)
         return self._last[2]
 
     def _unpacked_at_once(self, metadata: pq.FileMetaData, group: int, name: str, reader: Callable[..., pq.ParquetFile]) -> int:
-        """Return the number of rows of a column of bytes or text that can be read without a dictionary, which is several times faster if values are
-        short, or if the file stores each of them in full; 0: read them as a dictionary."""
+        """Return the number of rows of a column of bytes or text that can be read at once without a dictionary; 0: read the column as a dictionary.
+        A read without a dictionary is several times faster if values are short, or if the file stores each value in full."""
         found = metadata.row_group(group)
         columns = (found.column(i) for i in range(found.num_columns))
         column = next(column for column in columns if column.path_in_schema == name)
@@ -209,7 +209,7 @@ class ParquetFormat(RangedFormat):
         return self.chunk_rows if int(found.num_rows) * longest <= self.batch_bytes else 0
 
     def _rows_at_once(self, metadata: pq.FileMetaData, columns: list[str], fixed: int | None) -> int:
-        """Return how many rows of the widest row group take about `batch_bytes` in these columns."""
+        """Return the number of rows that have about `batch_bytes` bytes in `columns`, in the row group with the widest rows."""
         wanted = [i for i in range(len(metadata.schema)) if metadata.schema.column(i).path in columns]
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
         row_bytes = [sum(group.column(i).total_uncompressed_size for i in wanted) / max(1, group.num_rows) for group in groups]
@@ -219,7 +219,7 @@ class ParquetFormat(RangedFormat):
         return [self.time_place[1]] if self.time_place else []
 
     def _check_schema(self, path: str, schema: pa.Schema) -> None:
-        """Check the columns of a file. Raises DataError if one is missing or has a type that cannot be used."""
+        """Check the columns of a file. Raises DataError if a column is missing or has a type that cannot be used."""
         payload = self.config.payload_columns
         for name in [*payload, self.config.label_column, *self._time_column()]:
             found = schema.get_all_field_indices(name)
@@ -247,7 +247,7 @@ class ParquetFormat(RangedFormat):
         kind = pa.float64() if self.float_labels else pa.int64()
         try:
             labels: LabelArray = column.cast(kind, safe=not self.float_labels).to_numpy()
-            # From 2^53 on, float64 does not hold every whole number.
+            # From 2^53 on, float64 does not represent every whole number.
             if self.float_labels and pa.types.is_integer(column.type) and (np.abs(labels) >= 2.0**53).any():
                 self._refuse_rounded(path, first, column, labels)
         except pa.ArrowInvalid as error:
@@ -258,7 +258,7 @@ class ParquetFormat(RangedFormat):
         return labels
 
     def _refuse_rounded(self, path: str, first: int, column: pa.Array, labels: LabelArray) -> None:
-        """Raise DataError if float64 does not hold a whole number exactly."""
+        """Raise DataError if float64 does not represent a whole number exactly."""
         for row, (exact, label) in enumerate(zip(column.to_pylist(), labels.tolist(), strict=True), first):
             if exact != int(label):
                 raise DataError(f"{path}, row {row}: the label in column '{self.config.label_column}' {ROUNDED}")
@@ -275,7 +275,7 @@ class ParquetFormat(RangedFormat):
 
 
 def _refuse_long(path: str, first: int, name: str, texts: pa.Array) -> None:
-    """Raise DataError at a text that is too long to be a time, because it may expand to gigabytes."""
+    """Raise DataError if a text is too long to be a time, because the text may expand to gigabytes."""
     sizes = _lengths_of_bytes(texts)
     if len(long := np.flatnonzero(np.broadcast_to(sizes, len(texts)) > _MAX_TIME_BYTES)):
         raise DataError(
@@ -284,7 +284,7 @@ def _refuse_long(path: str, first: int, name: str, texts: pa.Array) -> None:
 
 
 def _lengths_of_bytes(column: pa.Array) -> Int64Array | int:
-    """Return the bytes of each value of a column of bytes or text without nulls. Each distinct value is in memory once."""
+    """Return the number of bytes of each value of a column of bytes or text without nulls. Dictionaries are not expanded."""
     if not pa.types.is_dictionary(column.type):
         return lengths(column)
     values = column.dictionary
@@ -297,7 +297,7 @@ def _lengths_of_bytes(column: pa.Array) -> Int64Array | int:
 
 
 class _GroupSizes:
-    """Adds up the bytes of the payloads of each row group. Raises DataError for a group of more than `limit`."""
+    """Sums the payload bytes of each row group. Raises DataError if a row group has more than `limit` bytes."""
 
     def __init__(self, path: str, metadata: pq.FileMetaData, payload: Sequence[str], limit: int) -> None:
         self._path, self._limit = path, limit
@@ -305,7 +305,7 @@ class _GroupSizes:
         self._ends = np.cumsum([group.num_rows for group in groups], dtype=np.int64)
         self._bytes = np.zeros(len(groups), np.int64)
         wanted = [i for i in range(len(metadata.schema)) if metadata.schema.column(i).path in payload]
-        # Pages are always unpacked as a whole.
+        # The decompressed size is checked too, because a reader always decompresses whole pages.
         self._check(np.array([sum(group.column(i).total_uncompressed_size for i in wanted) for group in groups], np.int64))
 
     def add(self, first: int, sizes: Int64Array | int | None, num_rows: int) -> None:
@@ -339,7 +339,7 @@ def _certainly_without_nulls(metadata: pq.FileMetaData, columns: list[str]) -> b
     leaves = [(i, metadata.schema.column(i)) for i in range(len(metadata.schema))]
     nullable = [i for i, leaf in leaves if leaf.path in columns and leaf.max_definition_level]
     found = (metadata.row_group(group).column(i).statistics for i in nullable for group in range(metadata.num_row_groups))
-    # A file may lack statistics. Then its values are read and examined.
+    # If a file lacks statistics, its values are read and checked.
     return all(statistics is not None and statistics.has_null_count and not statistics.null_count for statistics in found)
 
 
@@ -356,12 +356,12 @@ def readable(path: str) -> Iterator[None]:
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise LocalFiles("").read_error(path, error) from error
-        # Arrow found the file damaged; it is not an error of the system.
+        # An OSError without a number comes from Arrow, and means that the file is damaged.
         raise DataError(f"{path} cannot be read as Parquet: {error}; write the file again") from error
 
 
 def lengths(values: pa.Array) -> Int64Array | int:
-    """Return the bytes of each value of a column of bytes or text without nulls, int64 (n,); one int if the type fixes the length."""
+    """Return the number of bytes of each value of a column of bytes or text without nulls, int64 (n,); one int if the type fixes the length."""
     if pa.types.is_fixed_size_binary(values.type):
         return int(values.type.byte_width)
     ends = _ends(values)
@@ -388,7 +388,7 @@ def _ends(values: pa.Array) -> Int64Array | npt.NDArray[np.int32]:
 
 
 def payloads_of(rows: pa.Table | pa.RecordBatch, columns: Sequence[str], types: Sequence[str] = ()) -> pa.Array:
-    """Make the payloads of `rows` from `columns`, which the format accepts and which have no nulls.
+    """Make the payloads of `rows` from `columns`. The columns have types that the format accepts, and no nulls.
 
     Args: types: types to which numbers are cast; empty: numbers keep their types.
     Returns: large_binary or fixed_size_binary, without nulls.
@@ -398,7 +398,7 @@ def payloads_of(rows: pa.Table | pa.RecordBatch, columns: Sequence[str], types: 
         array = first.combine_chunks() if isinstance(first, pa.ChunkedArray) else first
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
-        # With offsets of 64 bits, because all payloads together may have more than 2 GiB.
+        # The payloads get offsets of 64 bits, because all payloads together may have more than 2 GiB.
         return array if pa.types.is_fixed_size_binary(array.type) else array.cast(pa.large_binary())
     numbers = [rows.column(name) for name in columns]
     numbers = [column.cast(type_of(kind)) for column, kind in zip(numbers, types, strict=True)] if types else numbers
@@ -411,7 +411,7 @@ def payloads_of(rows: pa.Table | pa.RecordBatch, columns: Sequence[str], types: 
 _READ_AHEAD = 1 << 16
 """Number of bytes at the end of a file that are read first. Arrow reads the same number."""
 _SIGNATURE_BYTES = 28
-"""Size of the signature at the end of a footer that is not encrypted, although columns are."""
+"""Size of the signature at the end of a readable footer in a file with encrypted columns."""
 
 
 def read_footer(file: OpenedFile) -> pq.FileMetaData:
@@ -423,17 +423,17 @@ def read_footer(file: OpenedFile) -> pq.FileMetaData:
     encrypted = DataError(
         f"{file.path} is encrypted Parquet, wholly or in some columns, and Modyn has no keys; write it again without encryption"
     )
-    # An encrypted footer ends in another mark than a readable one.
+    # An encrypted footer ends with another mark than a readable footer.
     if tail.endswith(b"PARE"):
         raise encrypted
     length = int.from_bytes(tail[-8:-4], "little")
     if not tail.endswith(b"PAR1") or not 0 < length <= file.size - 12:
-        return pq.read_metadata(file.source)  # Arrow says what is wrong.
+        return pq.read_metadata(file.source)  # Arrow raises an error with the reason.
     # The footer is longer than the bytes that were read at first.
     if len(tail) < length + 8:
         tail = _last_bytes(file, length + 8)
     metadata = pq.ParquetFile(pa.BufferReader(tail[-length - 8 :])).metadata
-    # A readable footer is larger than its metadata by a signature if columns are encrypted.
+    # If columns are encrypted, a readable footer has a signature after its metadata.
     if length == metadata.serialized_size + _SIGNATURE_BYTES:
         raise encrypted
     return metadata

@@ -16,7 +16,7 @@ from modyn.storage.model.schema import DatasetSchema, SchemaColumn
 
 _NAMES: Final = {pa.float16(): "float16", pa.float32(): "float32", pa.float64(): "float64"}
 _MANTISSA_BITS: Final = {16: 11, 32: 24, 64: 53}
-"""Width of a float type in bits → number of bits of the whole numbers that the type holds exactly."""
+"""Width of a float type in bits → largest n such that the type represents all whole numbers of n bits exactly."""
 
 
 def is_bytes(kind: pa.DataType) -> bool:
@@ -47,7 +47,7 @@ def type_name(kind: pa.DataType) -> str:
 
 @cache
 def type_of(name: str) -> pa.DataType:
-    """Return the type of a name. Raises: ValueError: no type has this name, or payloads cannot be made of this type."""
+    """Return the Arrow type with this name. Raises: ValueError: no type has this name, or payloads cannot have this type."""
     sized = re.fullmatch(r"fixed_size_binary\[(\d+)\]", name)
     kind = pa.binary(int(sized[1])) if sized else pa.type_for_alias(name)
     if not is_number(kind) and not is_bytes(kind):
@@ -56,15 +56,15 @@ def type_of(name: str) -> pa.DataType:
 
 
 def is_widening(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of a type may be read as another type without a change. Whole numbers that are read as fractions are checked later, see
-    `TypedColumns`."""
+    """Whether values of the type `found` may be read as the type `wanted` without a change of values. Whole numbers that are read as fractions are
+    checked later, see `TypedColumns`."""
     if is_bytes(found) and is_bytes(wanted):
-        # A payload has the same bytes under any type of bytes or text; only the common length of a fixed-size type must be kept.
+        # A payload has the same bytes under any type of bytes or text. If `wanted` has a fixed size, both types must have the same size.
         return not pa.types.is_fixed_size_binary(wanted) or type_name(found) == type_name(wanted)
     if pa.types.is_floating(found) and pa.types.is_floating(wanted):
         return bool(found.bit_width <= wanted.bit_width)
     if pa.types.is_integer(found) and pa.types.is_floating(wanted):
-        # A float of 16 bits holds whole numbers exactly up to 2^11, so only those of 8 bits are always safe.
+        # A 16-bit float represents whole numbers exactly only up to 2^11, so only 8-bit integers may be read as 16-bit floats.
         return bool(wanted.bit_width > 16 or found.bit_width == 8)
     if pa.types.is_integer(found) and pa.types.is_integer(wanted):
         return _value_bits(found) <= _value_bits(wanted) and (
@@ -77,7 +77,7 @@ def check_types(path: str, schema: pa.Schema, columns: Sequence[str], types: Seq
     """Check that columns of a file can be read as `types`. Raises: DataError: a column cannot be read as its type; the message names the file, the
     column and both types.
 
-    Args: decider: what decided the types, for the message.
+    Args: decider: `DatasetSchema.decider`, for the message.
     """
     for name, wanted in zip(columns, types, strict=False):  # There are no types if no schema is known.
         kind = schema.field(name).type
@@ -105,7 +105,7 @@ class TypedColumns:
         """Columns that may be read as dictionaries."""
         self._fractions = {name: wanted for name, (kind, wanted) in numbers.items() if _may_be_inexact(kind, wanted)}
         self.inexact = list(self._fractions)
-        """Columns of whole numbers in which each value is checked, because a fraction may not hold it exactly."""
+        """Columns of whole numbers in which each value is checked, because the wanted fraction type may not represent a value exactly."""
         first = next(iter(pairs.values()))[0]
         self.num_bytes: int | None = None
         """Size of every payload in bytes; None if the types of the columns do not fix the size."""
@@ -115,10 +115,10 @@ class TypedColumns:
             self.num_bytes = sum(int(wanted.bit_width) // 8 for _, wanted in numbers.values())
 
     def refuse_inexact(self, path: str, first: int, rows: pa.RecordBatch) -> None:
-        """Check that whole numbers are exact as fractions.
+        """Check that the wanted fraction types represent all whole numbers of `rows` exactly.
 
         Args: path: path of the file, for errors. first: number of the first row.
-        Raises: DataError: a number is not exact; the message names the first one.
+        Raises: DataError: a number has no exact value; the message names the first such number.
         """
         for name, wanted in self._fractions.items():
             most, numbers = 1 << _MANTISSA_BITS[wanted.bit_width], rows.column(name).to_numpy()
@@ -132,7 +132,7 @@ class TypedColumns:
 
 
 def _may_be_inexact(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a fraction type cannot hold every whole number of a type."""
+    """Whether `found` is an integer type and `wanted` a fraction type that does not represent all its values exactly."""
     fractions = pa.types.is_integer(found) and pa.types.is_floating(wanted)
     return bool(fractions and _value_bits(found) > _MANTISSA_BITS[wanted.bit_width])
 

@@ -1,9 +1,9 @@
-"""Files of a record log, which storage itself writes: records in batches, each with a checksum. A whole batch becomes durable at once.
+"""Files of a record log, which storage itself writes. A file contains batches of records. Each batch has checksums, and becomes durable as a whole.
 
-A file begins with a head of 64 bytes: magic, version, CRC-32 of what follows, number of the file, key of its first record. A batch is a head of 32
-bytes (magic, number of records, bytes of its body, key of its first record, CRC-32 of the body, CRC-32 of the head), the entries of its records
-(`ENTRY`), and their payloads one after the other. All numbers are little-endian. A truncated or unacknowledged batch may be at the end of a file. The
-valid part of a file ends at the first key of the next file. In the last file, the valid part ends after the last whole batch.
+A file begins with a head of 64 bytes: magic, version, CRC-32 of the next fields, number of the file, key of its first record. A batch consists of a
+head of 32 bytes (magic, number of records, bytes of the body, key of the first record, CRC-32 of the body, CRC-32 of the head), the entries of the
+records (`ENTRY`), and the payloads in the same order. All numbers are little-endian. A file may end with a truncated or unacknowledged batch. The
+valid content of a file ends before the first key of the next file; in the last file, it ends after the last whole batch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
 from modyn.storage.model.samples import IndexedSamples
 
 RECORD_FILE: Final = ".records"
-"""Ending of the names of these files."""
+"""Ending of the names of record files."""
 KIND: Final = FileKind(
     b"MODYNREC", 1, "file of records", "restore it from a backup and restart storage; its samples can still be read"
 )
@@ -42,7 +42,7 @@ _HEAD: Final = struct.Struct("<8sIIQQ")
 BATCH_HEAD: Final = struct.Struct("<4sIQQII")
 """Mark, number of records, size of the body, key of the first record, CRC-32 of the body, CRC-32 of the preceding fields of the head."""
 BATCH_MARK: Final = b"RECS"
-"""First bytes of each batch. A search for these bytes finds a batch after a damaged one."""
+"""First bytes of each batch. A search for these bytes finds batches after a damaged batch."""
 _SEARCHED_BYTES: Final = 1 << 20
 """Number of bytes that are searched at once for a later batch."""
 
@@ -52,7 +52,7 @@ Entries = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordBatch:
-    """A whole batch of a file. entries: (n,). start, end: first byte of the batch, and the byte after it. first_key: key of its first record."""
+    """A whole batch of a file. entries: (n,). start, end: the bytes [start, end) of the file. first_key: key of the first record."""
 
     entries: Entries
     start: int
@@ -65,7 +65,7 @@ class RecordBatch:
         return self.first_key + len(self.entries)
 
     def samples(self, *, float_labels: bool) -> IndexedSamples:
-        """Return the places of the payloads of the batch, with labels and times."""
+        """Return the positions of the batch's payloads, with labels and times."""
         lengths = self.entries["length"].astype(np.int64)
         first = self.start + BATCH_HEAD.size + self.entries.nbytes
         labels = np.ascontiguousarray(self.entries["label"])
@@ -79,14 +79,14 @@ class RecordBatch:
 
 
 def encode_label(label: float | None, *, float_labels: bool) -> bytes:
-    """Encode a label for an entry. Args: label: None: there is none yet."""
+    """Encode a label for an entry. Args: label: None: the record has no label yet."""
     if float_labels:
         return struct.pack("<d", math.nan if label is None else label)
     return struct.pack("<q", NO_LABEL if label is None else int(label))
 
 
 def encode_head(number: int, first_key: int) -> bytes:
-    """Return the head of file `number` of a log, whose first record is the sample `first_key`."""
+    """Return the head of file `number` of a log. Args: first_key: key of the first record of the file."""
     rest = struct.pack("<QQ", number, first_key)
     return _HEAD.pack(KIND.magic, KIND.version, zlib.crc32(rest), number, first_key).ljust(HEAD_BYTES, b"\0")
 
@@ -113,7 +113,7 @@ def read_batches(file: BinaryIO, start: int, stop: int) -> Iterator[RecordBatch]
     """Yield the whole batches of a file from byte `start`, where a batch begins, up to byte `stop`. The first batch that is not whole ends the
     iteration.
 
-    Args: file: open at any place. Raises: OSError.
+    Args: file: open at any position. Raises: OSError.
     """
     while start < stop:
         file.seek(start)
@@ -141,7 +141,7 @@ def _read_batch(file: BinaryIO, start: int, stop: int) -> RecordBatch | None:
     body = file.read(num_bytes)
     if len(body) < num_bytes or zlib.crc32(body) != checksum:
         return None
-    # A copy, so that the entries do not keep the payloads in memory.
+    # The entries are copied, so that they do not keep the payloads in memory.
     entries = np.frombuffer(body, ENTRY, count).copy()
     if count * ENTRY.itemsize + int(entries["length"].sum(dtype=np.int64)) != num_bytes:
         return None
@@ -149,7 +149,7 @@ def _read_batch(file: BinaryIO, start: int, stop: int) -> RecordBatch | None:
 
 
 def check_records(path: str, num_bytes: int) -> None:
-    """Read the first `num_bytes` bytes of a file, which are whole batches, and compare them with their checksums.
+    """Read the first `num_bytes` bytes of a file, which must be whole batches, and compare the batches with their checksums.
 
     Raises: CorruptStateError: the bytes are damaged or missing. DataError: the bytes cannot be read.
     """
@@ -169,12 +169,12 @@ def check_records(path: str, num_bytes: int) -> None:
 
 
 def refuse_later_batch(path: Path, file: BinaryIO, end: int, next_key: int) -> None:
-    """Raise CorruptStateError if a batch follows the end that was found. Such a batch was written after all earlier ones were durable, so an earlier
-    batch is damaged.
+    """Raise CorruptStateError if a batch follows after byte `end`. A batch is written only after all earlier batches are durable, so the batch at
+    `end` must be damaged.
 
-    Args: end: number of bytes of the file up to the end that was found. next_key: key of the record that would follow there.
+    Args: end: number of valid bytes of the file. next_key: key of the record after the valid bytes.
     """
-    # The batch at `end` itself is damaged or unfinished. A later batch may begin at any byte after it.
+    # The batch at `end` is damaged or unfinished. A later batch may begin at any later byte.
     position, rest = end + 1, b""
     file.seek(position)
     while chunk := file.read(_SEARCHED_BYTES):
@@ -187,7 +187,7 @@ def refuse_later_batch(path: Path, file: BinaryIO, end: int, next_key: int) -> N
             if zlib.crc32(head[:-4]) == checksum and first_key > next_key:
                 raise KIND.corrupt(path, f"the batch at byte {end} is not what was written, and others follow it")
             at = found.find(BATCH_MARK, at + 1)
-        # The next part begins with the last bytes of this one, because a head may cross the border.
+        # The last bytes are searched again with the next chunk, because the boundary of the chunks may divide a head.
         rest = found[-BATCH_HEAD.size + 1 :]
 
 
@@ -208,13 +208,13 @@ class RecordLogFormat(FileFormat):
     isolated = False
 
     def __init__(self, config: RecordLogConfig, timestamp_source: str = "") -> None:
-        """Raises: ConfigError: a place of the time is given, although each record brings its time with it."""
+        """Raises: ConfigError: `timestamp_source` is given, although each record contains its time."""
         if timestamp_source:
             raise ConfigError("a record brings its time with it: leave timestamp_source out of a dataset of records")
         super().__init__(config, timestamp_source)
 
     def holds_samples(self, path: str) -> bool:
-        """Whether a file of this name holds records."""
+        """Whether a file of this name contains records."""
         return path.endswith(RECORD_FILE)
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:

@@ -1,4 +1,4 @@
-"""One sample for each file: the whole file is the payload, and a file next to it holds the label as one number."""
+"""One sample per file: the whole file is the payload, and a label file next to it contains the label as one number."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 _THREADS = 4
 """Number of threads that read small files. The threads wait for the disk, so a few threads help on any number of cores."""
 _FROM_THE_SYSTEM = frozenset(os.strerror(number) for number in errno.errorcode)
-"""Reasons that concern the access to a file and not its content."""
+"""Texts of the operating system's errors, which concern the access to a file and not its content."""
 
 
 class SingleSampleConfig(FormatConfig):
@@ -42,7 +42,7 @@ class SingleSampleConfig(FormatConfig):
 
 
 class SingleSampleFormat(WholeFileFormat):
-    """A file is one sample. An empty file, or one without a label file, is an error. Usually such files are still being written."""
+    """A file is one sample. A file that is empty or has no label file is an error; usually it is still being written."""
 
     Config: ClassVar[type[SingleSampleConfig]] = SingleSampleConfig
     config: SingleSampleConfig
@@ -51,11 +51,11 @@ class SingleSampleFormat(WholeFileFormat):
     row_times = (r"(?!)", "a file of one sample has no rows: a SingleSampleFileWrapper allows '' and 'name:REGEX'")
 
     def endings(self) -> NameEndings:
-        """Return the endings: names of samples end in `file_extension`, and each sample needs a label file next to it."""
+        """Return the endings of sample files and of label files. Each sample file needs a label file."""
         return NameEndings(self.config.file_extension, self.config.label_file_extension)
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
-        """Yield the file as its one sample. Raises DataError if the file or its label file is empty, missing or not readable."""
+        """Yield the sample of the file. Raises DataError if the file or its label file is empty, missing or not readable."""
         found = self.index_files([path])
         if found.problems:
             raise found.problems[0]
@@ -70,7 +70,7 @@ class SingleSampleFormat(WholeFileFormat):
         )
         problems = {i: _problem(paths[i], at_fault, reason) for i, (at_fault, reason) in failed.items()}
         timestamps = mtimes_ns // 1_000_000_000
-        # The core marks a time that int64 cannot hold by its largest or smallest number.
+        # If a time is out of the range of int64, the core returns the largest or smallest int64.
         unreal = np.flatnonzero((mtimes_ns == 2**63 - 1) | (mtimes_ns == -(2**63)))
         for i in unreal.tolist() if not self.name_pattern else ():
             problems.setdefault(i, out_of_range(paths[i]))

@@ -1,7 +1,7 @@
 """Tar shards in the form of WebDataset: neighbouring members that have the same name up to the first dot are one sample.
 
-One member of a sample is the payload, a range of the archive's bytes. Another holds the label. Headers are parsed here, because `tarfile` treats a
-damaged header as the end of the archive and ignores damaged pax records, so samples would be missing without an error.
+One member of a sample is the payload, a range of the archive's bytes. Another member contains the label. Headers are parsed here, because `tarfile`
+treats a damaged header as the end of the archive and ignores damaged pax records, so samples would be missing without an error.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from modyn.storage.formats.text_start import UTF8_MARK
 from modyn.storage.model.samples import IndexedSamples
 
 _BLOCK = 512
-"""Size of a header in bytes. A member takes whole blocks of this size."""
+"""Size of a header in bytes. The content of a member is padded to a multiple of this size."""
 _READ_AHEAD = 1 << 14
-"""Size in bytes of the buffer for a file of this machine."""
+"""Size in bytes of the buffer for reads of a local file."""
 _OBJECT_READ_AHEAD = 1 << 21
-"""Number of bytes whose transfer from a bucket takes about the time of one request."""
+"""Size in bytes of the buffer for reads of an object in a bucket. The transfer of one buffer takes about as long as the latency of a request."""
 _MAX_LABEL_BYTES = 1 << 20
 """A longer label counts as damage."""
 _MAX_EXTENSION_BYTES = 1 << 20
-"""A longer header (a name of a mebibyte) counts as damage."""
+"""A longer extended header, such as a name of more than a mebibyte, counts as damage."""
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _REGULAR = frozenset(b"\x000" + b"7")
-"""Kinds of members that are regular files."""
+"""Type flags of members that are regular files."""
 _WHOLE = re.compile(rb"[+-]?[0-9]{1,4000}")
 _DECIMAL = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _SAMPLE_NAME = re.compile(rb"((?:.*/|)[^./]+)\.([^/]*)", re.DOTALL)
@@ -71,7 +71,7 @@ class TarConfig(FormatConfig):
 
 
 class TarFormat(RangedFormat):
-    """Archives that are not compressed (ustar, pax and GNU). A sample without payload or label, and a cut archive, are errors."""
+    """Uncompressed archives (ustar, pax and GNU). A sample without payload or label is an error, and so is a truncated archive."""
 
     Config: ClassVar[type[TarConfig]] = TarConfig
     config: TarConfig
@@ -79,7 +79,7 @@ class TarFormat(RangedFormat):
     row_times = (FIELD_TIMES, "a TarFileWrapper allows '', 'name:REGEX' and, with label_field, 'field:NAME'")
 
     def __init__(self, config: TarConfig, timestamp_source: str = "") -> None:
-        """Raises: ConfigError: as `FileFormat`, or a time is taken from JSON objects and the label is not."""
+        """Raises: ConfigError: see `FileFormat`; or the time is read from JSON objects, but the label is not."""
         super().__init__(config, timestamp_source)
         if self.time_place and not config.label_field:
             raise ConfigError(f"timestamp_source '{timestamp_source}' needs labels in JSON objects: give label_field too")
@@ -103,11 +103,11 @@ class TarFormat(RangedFormat):
                 np.array(lengths, np.int64),
                 np.array(labels, np.float64) if self.float_labels else np.array(labels, np.int64),
                 np.array(times, np.int64) if shared is None else shared,
-                file.size,  # An archive is indexed as a whole, so every chunk ends where it does.
+                file.size,  # An archive is indexed as a whole, so every chunk has the end of the archive.
             )
 
     def _read(self, archive: _Archive, sample: _Sample) -> tuple[int, int, int | float, int]:
-        """Return offset and length of the payload, the label, and the time (0 if the label's member does not hold the time)."""
+        """Return offset and length of the payload, the label, and the time (0 if the label's member does not contain the time)."""
         config, shown = self.config, sample.name.decode(errors="backslashreplace")
         for extension in (config.payload_extension, config.label_extension):
             if extension not in sample.members:
@@ -132,7 +132,7 @@ class TarFormat(RangedFormat):
 
 
 class _Member(NamedTuple):
-    """A regular file in an archive. offset: offset of its first byte."""
+    """A regular file in an archive. offset: offset of its first byte. header: offset of its header."""
 
     name: bytes
     offset: int
@@ -141,7 +141,7 @@ class _Member(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """Members of one sample, by their extension. offset: offset of the first header."""
+    """One sample. members: the members by extension. offset: offset of the first member's header."""
 
     name: bytes
     offset: int
@@ -173,7 +173,7 @@ class _Archive:
         return found
 
     def members(self) -> Iterator[_Member]:
-        """Yield the regular files in order, with their long names. Raises: DataError: the archive is cut or damaged."""
+        """Yield the regular files in order, with their long names. Raises: DataError: the archive is truncated or damaged."""
         offset = 0
         # Records of pax headers: a global header is for all later members, any other header for the next member.
         for_all: dict[bytes, bytes] = {}
@@ -196,7 +196,7 @@ class _Archive:
                     size = int(text)
                 name = records.get(b"path") or _short_name(header)
                 self._refuse_kind(offset, kind, name, records)
-                # Only a regular file has bytes. Other headers may contain a size that means something else.
+                # Only a regular file has content. In other headers, the size may have another meaning.
                 if kind not in _REGULAR:
                     size = 0
                 elif data + size > self._size:
@@ -221,7 +221,7 @@ class _Archive:
         raise self.error(offset, f"'{name.decode(errors='backslashreplace')}' is stored as {how}")
 
     def _refuse_more(self, offset: int) -> None:
-        """Check that only zeros follow the end. Raises DataError otherwise, as for two archives that were written one after the other."""
+        """Raise DataError unless only zeros follow the end mark. Other data follows, for example, if two archives were written into one file."""
         self._file.seek(offset)
         while part := self._file.read(_MAX_EXTENSION_BYTES):
             if rest := part.lstrip(b"\0"):
@@ -244,7 +244,7 @@ class _Archive:
             raise self._cut(offset, _BLOCK)
         if not header.strip(b"\0"):
             return None
-        # The low half of Adler-32 is one more than the sum of the bytes, modulo 65521: the fastest way to that sum.
+        # The checksum is the sum of the bytes. The low half of Adler-32 is this sum plus 1, modulo 65521, and is the fastest way to compute it.
         blank = header[:148] + b" " * 8 + header[156:]
         if zlib.adler32(blank) & 0xFFFF != (1 + self._number(offset, header[148:156])) % 65521:
             raise self.error(
@@ -253,7 +253,7 @@ class _Archive:
         return header
 
     def _number(self, offset: int, text: bytes) -> int:
-        if text[0] & 0x80:  # GNU writes a number of more than 8 GiB in base 256.
+        if text[0] & 0x80:  # GNU tar writes a number of 8 GiB or more in base 256.
             return int.from_bytes(bytes([text[0] & 0x7F]) + text[1:], "big")
         digits = text.split(b"\0")[0].strip() or b"0"
         if not re.fullmatch(rb"[0-7]+", digits):
@@ -279,14 +279,14 @@ class _Archive:
 
 
 def _samples(members: Iterator[_Member]) -> Iterator[_Sample]:
-    """Group neighbours that have the same name up to the first dot. Members whose names have no dot, or begin with a dot, belong to no sample."""
+    """Group neighbours with the same name up to the first dot. A member whose name has no dot, or begins with a dot, belongs to no sample."""
     current: _Sample | None = None
     for member in members:
         match = _SAMPLE_NAME.fullmatch(member.name)
         if match is None:
             continue
         name, extension = match[1], match[2].decode(errors="backslashreplace").lower()
-        # Two members of one name and extension are two samples.
+        # A second member with the same name and extension begins another sample.
         if current is None or current.name != name or extension in current.members:
             if current is not None:
                 yield current
@@ -298,7 +298,7 @@ def _samples(members: Iterator[_Member]) -> Iterator[_Sample]:
 
 def _short_name(header: bytes) -> bytes:
     name, prefix = header[:100].split(b"\0")[0], header[345:500].split(b"\0")[0]
-    # GNU archives, marked by spaces after `ustar`, have other fields in place of the POSIX prefix.
+    # GNU archives have spaces after `ustar`, and other fields at the position of the POSIX prefix.
     return prefix + b"/" + name if prefix and header[257:263] == b"ustar\0" else name
 
 

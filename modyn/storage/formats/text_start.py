@@ -1,13 +1,13 @@
-"""Checks of the first bytes of a text file: the byte order mark, and bytes that are not ASCII-compatible text."""
+"""Checks of the first bytes of a text file: byte order mark, encoding and compression."""
 
 from __future__ import annotations
 
 from modyn.errors import DataError
 
 HEAD_BYTES = 1 << 12
-"""Number of examined first bytes."""
+"""Number of bytes that are checked."""
 UTF8_MARK = b"\xef\xbb\xbf"
-"""The byte order mark of UTF-8: not a part of the text."""
+"""The byte order mark of UTF-8, which does not belong to the text."""
 
 _MARKS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _PACKED = {
@@ -20,8 +20,8 @@ _PACKED = {
 
 
 def refuse_other_text(path: str, head: bytes) -> None:
-    """Refuse a text file in an encoding whose line breaks and separators are not single bytes, and a compressed file. The error names the kind of the
-    file.
+    """Refuse a compressed file, and a text file in an encoding in which line breaks and separators are not single bytes. The error names encoding or
+    compression.
 
     Args: path: path of the file, for the error. head: the first HEAD_BYTES of the file, or all of it.
     Raises: DataError.
@@ -33,7 +33,7 @@ def refuse_other_text(path: str, head: bytes) -> None:
         if head.startswith(magic):
             how = f"rename it, so that its name ends in '{ending}', or unpack it" if ending else "unpack it"
             raise DataError(f"{path} is compressed with {kind}, and its name does not say so; {how}")
-    # Text without a mark: if it is ASCII, every other byte of UTF-16 and three of four bytes of UTF-32 are NUL. Zeros at an end may be damage.
+    # Text without a mark: an ASCII character has one NUL byte of two in UTF-16, and three NUL bytes of four in UTF-32. NULs at the end may be damage.
     text = head.strip(b"\0")
     if text.count(0) > len(text) * 3 // 5:
         raise _encoded(path, "UTF-32")

@@ -1,16 +1,16 @@
-"""The place of a sample's time: `timestamp_source` of a dataset.
+"""Where the time of a sample is: the `timestamp_source` of a dataset.
 
 | source | meaning |
 |---|---|
 | `` | modification time of the file, whole seconds |
 | `name:REGEX` | group 1 of REGEX, found (RE2) in the file's name, or the group `(?P<date>...)` |
-| `column:N`, `column:NAME` | column N (from 0) of a CSV row, or the one that the first line names so |
+| `column:N`, `column:NAME` | column N (from 0) of a CSV row, or the column with this name in the first line |
 | `column:NAME` | column NAME of a Parquet row: number, text, date or timestamp |
 | `field:OFFSET` or `field:OFFSET:SIZE` | signed integer of SIZE (default 8) bytes at byte OFFSET of a binary record |
 | `field:NAME` or `field:OUTER.INNER` | field of a JSON object: number or text |
 
-`timestamp_format` says how times are written. `_core.TimeFormat` reads times for all formats, and alone defines spellings, units, bounds and advice.
-All times are seconds since 1970, of the years 1 to 9999. A time without a zone is UTC.
+`timestamp_format` says how times are written. `_core.TimeFormat` reads times for all formats. Only this class defines spellings, units, bounds and
+advice. All times are seconds since 1970, of the years 1 to 9999. A time without a zone is UTC.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from modyn.records import Int64Array
 _YEARS = 1900, 2100
 _MONTHS = 1900_01, 2100_12
 _DAYS = 10_01_01, 99_12_31
-"""Numbers YYMMDD with YY from 10 to 99; with a smaller YY, a number has fewer than six digits."""
+"""Numbers YYMMDD with YY from 10 to 99. With a smaller YY, the number has fewer than six digits."""
 _NOT_FROM_0 = 10**9
-"""A second of the year 2001. Times that count from 0 stay below it."""
+"""A second of the year 2001. In a dataset that counts seconds from 0, all times are below this number."""
 _SET_FORMAT = "set the option timestamp_format='{spelling}', or timestamp_format='s' if they are seconds of January 1970"
 _MAX_REGEX = 1000
 """Largest number of characters of a regular expression."""
@@ -45,7 +45,7 @@ _SOURCES = (
 class NamePattern:
     """A regular expression that finds the time in names of files. RE2 takes time linear in the name's length and does not block other threads.
 
-    time_group: number of the group with the time. date_group: number of a group whose eight digits are a date; 0: none.
+    time_group: number of the group with the time. date_group: number of the group with a date of eight digits; 0: there is no such group.
     time_format: `timestamp_format`.
     """
 
@@ -84,7 +84,7 @@ class NamePattern:
 
 
 def name_pattern(source: str, spelling: str = "") -> NamePattern | None:
-    """Return the REGEX of a `timestamp_source`; None if the time is not in the file's name.
+    """Return the pattern in a `timestamp_source`; None if the time is not in the file's name.
 
     Args: spelling: `timestamp_format`.
     Raises: ConfigError: the source is not known, or its regular expression cannot be used.
@@ -118,7 +118,7 @@ def name_pattern(source: str, spelling: str = "") -> NamePattern | None:
 
 
 def time_format(text: str) -> TimeFormat:
-    """Build the reader of times that are written as a `timestamp_format`. Raises: ConfigError: the text is not a `timestamp_format`."""
+    """Build the reader of times for a `timestamp_format`. Raises: ConfigError: the text is not a `timestamp_format`."""
     try:
         return TimeFormat(text)
     except InvalidArgumentError as error:
@@ -126,7 +126,7 @@ def time_format(text: str) -> TimeFormat:
 
 
 def out_of_range(path: str) -> DataError:
-    """Return the error for a file whose modification time is out of range, because listings change such a time to the nearest valid one."""
+    """Return the error for a file with a modification time out of range. Listings change such a time to the nearest valid time."""
     return DataError(
         f"the modification time of {path} is beyond the years 1677 to 2262; correct it with `touch`, or take the time from another "
         "place with timestamp_source"
@@ -157,7 +157,7 @@ class TimeRange:
         earliest, latest = int(times.min()), int(times.max())
 
         def have_digits(bounds: tuple[int, int], **parts: tuple[int, int]) -> bool:
-            """Args: parts: for each part, the factor of its two digits in a time, and their largest value."""
+            """Whether all times are numbers within `bounds` with valid digits. Args: parts: factor of the two digits of a part, and largest value."""
             if earliest < bounds[0] or latest > bounds[1]:
                 return False
             digits = ((times // factor % 100, most) for factor, most in parts.values())
@@ -168,7 +168,7 @@ class TimeRange:
         )
 
     def joined(self, other: TimeRange | None) -> TimeRange:
-        """Return the range of these times and of `others`; None: there are no others."""
+        """Return the range of both sets of times. Args: other: None: the second set is empty."""
         if other is None:
             return self
         return TimeRange(
@@ -182,9 +182,9 @@ class TimeRange:
     def why_no_seconds(self, others: tuple[int, int] | None, advice: str = _SET_FORMAT) -> str:
         """Return what the times most likely mean instead of seconds, and what to do; empty: the times are plausible seconds.
 
-        Args: others: earliest and latest other time of the dataset, if there are any. The dataset counts seconds from 0 if the earliest time is at
-        least 0 and below all numbers that look like years (or months, or days), and the latest time is below 10^9, a second of 2001. advice: what to
-        do, with `{spelling}` for the format that would read the digits.
+        Args: others: earliest and latest of the dataset's other times; None: there are no other times. If the earliest is at least 0 and below all
+        numbers that look like years (or months, or days), and the latest is below 10^9 (a second of 2001), the dataset counts seconds from 0, and all
+        times are plausible. advice: what to do; `{spelling}` is replaced by the `timestamp_format` that would read the digits.
         """
         if not self.are_digits:
             return ""

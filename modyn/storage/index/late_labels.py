@@ -1,9 +1,8 @@
-"""Labels that came after their samples, in memory and in a log on disk, in the order of their arrival.
+"""Late labels, which arrived after their samples: in memory and in a log on disk, in the order of arrival.
 
-Layout: a `LogHead` (number of rows, CRC-32 of all of them), then rows of 24 bytes: key of the sample, label (int64, or the bits of a float64), and
-its time of arrival in seconds since 1970. A row is valid when the head counts it, and the head changes after the row is on the disk. Later bytes were
-never acknowledged, and are overwritten. Segments never change. A sample without a label in its segment gets its label from this log, if the log has
-one.
+Layout: a `LogHead` (number of rows, CRC-32 of all rows), then rows of 24 bytes: key of the sample, label (int64, or the bits of a float64), and time
+of arrival in seconds since 1970. A row is valid if the head counts it. The head changes only after the row is on the disk. Bytes after the valid rows
+were never acknowledged, and are overwritten. Segments never change: a sample without a label in its segment gets its label from this log.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _NONE: Final = np.zeros(0, _ROW)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Run:
-    """Neighbouring rows. first: number of the first row among all. rows: (n,), in the order of arrival. keys: int64 (n,), the keys of the rows,
+    """Neighbouring rows. first: number of the first row among all rows. rows: (n,), in the order of arrival. keys: int64 (n,), the keys of the rows,
     ascending. places: int64 (n,), the position in `rows` of each key; ascending for equal keys."""
 
     first: int
@@ -47,12 +46,12 @@ class _Run:
 
     @staticmethod
     def of(first: int, rows: npt.NDArray[Any]) -> _Run:
-        """Sort rows."""
+        """Make a run of `rows`."""
         order = np.argsort(rows["key"], kind="stable")
         return _Run(first, rows, rows["key"][order], order)
 
     def with_next(self, other: _Run) -> _Run:
-        """Join these rows with those of the next run."""
+        """Join the rows of this run and of the next run, `other`."""
         keys = np.concatenate([self.keys, other.keys])
         order = np.argsort(keys, kind="stable")  # A stable sort merges sorted runs.
         places = np.concatenate([self.places, other.places + len(self.rows)])
@@ -61,7 +60,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LateLabels:
-    """The labels of one dataset at one moment; immutable, so that readers need no lock.
+    """The late labels of one dataset at one moment; immutable, so that readers need no lock.
 
     runs: all rows, in the order of arrival. Each run is more than twice as long as the next one, so there are few runs, and each row is merged
     only a few times.
@@ -83,7 +82,7 @@ class LateLabels:
             return labels
         end = len(self) if end is None else end
         filled = labels.copy()
-        for run in self.runs:  # The first label of a sample counts.
+        for run in self.runs:  # The oldest run is searched first, because the first label of a sample counts.
             wanted = keys[missing]
             at = np.searchsorted(run.keys, wanted).clip(max=len(run.keys) - 1)
             known = (run.keys[at] == wanted) & (run.places[at] < end - run.first)
@@ -98,7 +97,7 @@ class LateLabels:
         return (SampleBatch(batch.keys, batch.timestamps, self.filled(batch.keys, batch.labels, end)) for batch in batches)
 
     def with_rows(self, rows: npt.NDArray[Any], log: LogState) -> LateLabels:
-        """Return these labels and further ones. On average, a row is copied once for each doubling of the number of rows."""
+        """Return these labels plus the labels in `rows`. On average, a row is copied once for each doubling of the number of rows."""
         runs = [*self.runs]
         if len(rows):
             runs.append(_Run.of(len(self), rows))
@@ -109,10 +108,10 @@ class LateLabels:
 
 
 def read_late_labels(path: Path, before: LateLabels | None = None, num_published: int = 0, may_lag: bool = False) -> LateLabels:
-    """Read the valid labels. A missing file means that there are none.
+    """Read the valid labels. A missing file means that there are no late labels.
 
-    Args: before: labels that were read earlier; reading continues after them. num_published, may_lag: see `Tombstones.open`.
-    Raises: CorruptStateError: the file is damaged or was cut, or has fewer labels than were published, because it is missing or older.
+    Args: before: labels that were read earlier; only later labels are read. num_published, may_lag: see `Tombstones.open`.
+    Raises: CorruptStateError: the file is damaged or truncated, or has fewer labels than were published, because it is missing or older.
     UnavailableError: the file cannot be read, or has fewer labels and `may_lag` is set.
     """
     before = before or LateLabels()
@@ -120,7 +119,7 @@ def read_late_labels(path: Path, before: LateLabels | None = None, num_published
         try:
             found = _read(path, before)
         except CorruptStateError:
-            # The head may have been written during the read; this does not happen twice in a row.
+            # The head may have been written during the first read. This does not happen twice in succession.
             found = _read(path, before)
     except FileNotFoundError:
         found = LateLabels()
@@ -138,9 +137,9 @@ def read_late_labels(path: Path, before: LateLabels | None = None, num_published
 
 
 def answers_to_labels(keys: Int64Array, labels: LabelArray, known: LabelArray) -> tuple[list[AppendedRecord], Int64Array]:
-    """Compare arriving labels with the known labels of their samples. Returns the answer to each arriving label, and the positions of the labels that
-    are the first of their sample; only the first label of a sample counts. Args: keys, labels, known: (n,); `known` has a mark for samples without a
-    label.
+    """Compare new labels with the known labels of their samples, because only the first label of a sample counts. Returns the answer to each new
+    label, and the positions of the labels that are the first label of their sample. Args: keys, labels, known: (n,). known: known labels, with a mark
+    for samples without a label.
     """
     answers, new = list[AppendedRecord](), dict[int, int]()
     for i, (key, is_known) in enumerate(zip(keys.tolist(), has_label(known).tolist(), strict=True)):
@@ -155,7 +154,7 @@ def check_late_labels(dataset: str, first: int, number: int) -> None:
     """Check the number of the first requested label.
 
     Args: number: number of existing labels.
-    Raises: InvalidArgumentError: the number is negative. CorruptStateError: the caller has received more labels than there are.
+    Raises: InvalidArgumentError: the number is negative. CorruptStateError: the caller has received more labels than exist.
     """
     if first < 0:
         raise InvalidArgumentError(f"the first label is {first}; they are numbered from 0 on")
@@ -178,11 +177,11 @@ def _read(path: Path, before: LateLabels) -> LateLabels:
 
 
 def append_late_labels(path: Path, before: LateLabels, keys: Int64Array, labels: LabelArray, at: int) -> LateLabels:
-    """Append labels of samples that have none, durably. Returns all labels of the file. Only one thread of one process may call this function at a
+    """Durably append labels of samples without a label. Returns all labels of the file. Only one thread of one process may call this function at a
     time.
 
     Args: before: all labels in the file. at: time of arrival, in seconds since 1970.
-    Raises: UnavailableError: the disk cannot be written to; then none of the new labels counts.
+    Raises: UnavailableError: the disk cannot be written to; then none of the new labels is valid.
     """
     rows = np.zeros(len(keys), _ROW)
     rows["key"], rows["label"], rows["at"] = keys, np.ascontiguousarray(labels).view(np.int64), at
@@ -201,10 +200,10 @@ def append_late_labels(path: Path, before: LateLabels, keys: Int64Array, labels:
                 os.fdatasync(file.fileno())
                 log = _HEAD.commit(file.fileno(), before.log, *fields)
             except OSError:
-                with suppress(OSError):  # The data is not valid, but it may fill the disk.
+                with suppress(OSError):  # The written data is not valid, but would take disk space.
                     file.truncate(size)
                 raise
-            # The new size makes a reader read again that saw the size before the commit. Times are too coarse to show a change.
+            # The new size makes readers that saw the size before the commit read the file again. Times are too coarse to show a change.
             file.truncate(max(size, start + len(content)) + 1)
             return before.with_rows(rows, log)
     except CorruptStateError:

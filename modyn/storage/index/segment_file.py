@@ -36,9 +36,9 @@ _KIND = FileKind(
 )
 _NARROW = tuple(np.dtype(name) for name in ("i1", "i2", "i4", "i8"))
 _ROWS_A_RUN = 128
-"""Smallest mean number of rows of a run. With such runs, to find the run of a row costs less than to read a column from memory."""
+"""Smallest mean number of rows of a run. With longer runs, finding the run of a row is faster than reading a plain column from memory."""
 _RUN_BYTES = 24
-"""Bytes of a stored run."""
+"""Number of bytes of a stored run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +84,7 @@ class SegmentBuilder:
         self._count = 0
 
     def add(self, file_id: int, samples: IndexedSamples) -> None:
-        """Append the samples of one file, whose labels `SegmentWriter` has checked.
+        """Append samples of one file. `SegmentWriter` has checked the labels.
 
         Args: samples: lengths and timestamps (n,), or one int for all.
         """
@@ -100,9 +100,9 @@ class SegmentBuilder:
         )
 
     def add_files(self, file_ids: UInt32Array, files: IndexedFiles) -> None:
-        """Append files of one sample each, those with problems left out.
+        """Append files of one sample each, without the files that have problems.
 
-        Args: file_ids: uint32, one for each of `files.good()`.
+        Args: file_ids: uint32, one id for each of `files.good()`.
         """
         good = files.good()
         self._append(
@@ -124,7 +124,7 @@ class SegmentBuilder:
         return self._count >= self._rows
 
     def take(self) -> SegmentColumns:
-        """Remove and return the first entries, enough for a whole segment, or all entries if there are fewer. At least one entry must exist."""
+        """Remove and return the entries of a whole segment, or all entries if there are fewer. At least one entry must exist."""
         columns = SegmentColumns.concatenate(self._parts)
         rows = min(self._rows, self._count)
         self._count -= rows
@@ -142,7 +142,7 @@ class SegmentInfo:
     max_timestamp: int
     num_bytes: int
     checksum: str
-    """SHA-256 of the header, which holds the checksums of the columns."""
+    """SHA-256 of the header, which contains the checksums of the columns."""
 
     @property
     def end_key(self) -> int:
@@ -151,7 +151,7 @@ class SegmentInfo:
 
 
 def write_segment(path: Path, first_key: int, columns: SegmentColumns) -> SegmentInfo:
-    """Write a segment of at least one entry. `path` is complete and durable when this returns.
+    """Write a segment of at least one entry. When the function returns, `path` is complete and durable.
 
     Args: first_key: key of the first entry. The next entries have the next keys.
     Raises: UnavailableError: the disk cannot be written to.
@@ -244,11 +244,11 @@ class Segment:
         try:
             return cls(ColumnFile.open(path, _KIND))
         except NotFoundError as error:
-            # Something refers to this segment, so its absence is damage.
+            # The index refers to this segment, so a missing file is damage.
             raise CorruptStateError(error.message) from error
 
     def verify(self) -> None:
-        """Read everything and compare with the checksums. Raises CorruptStateError, UnavailableError."""
+        """Read the whole file and compare it with its checksums. Raises CorruptStateError, UnavailableError."""
         try:
             self._file.verify()
         except NotFoundError as error:
@@ -280,7 +280,7 @@ class Segment:
     def rank_after(self, timestamp: int, key: int, first: int = 0, end: int | None = None) -> int:
         """Return the number of samples before or at (timestamp, key) in the order (timestamp, key).
 
-        Args: first, end: smallest and largest possible answer, if the caller knows them. end: None: the number of samples.
+        Args: first, end: smallest and largest possible result, if the caller knows them; None: the number of samples.
         """
         # Keys are whole numbers, so the samples before (timestamp, key + 1) are those up to and including (timestamp, key).
         return bisect_left(range(self.info.num_samples), (timestamp, key + 1), first, end, key=self.order_at)
@@ -302,7 +302,7 @@ def merge_segments(path: Path, segments: Sequence[Segment]) -> SegmentInfo:
             raise ValueError(
                 f"{after.path} begins at key {after.info.first_key}, but {before.path} ends at {before.info.end_key}"
             )
-    # A merge computes new checksums, so damage that it copied would never be found again.
+    # A merge computes new checksums, so copied damage could never be detected again.
     for segment in segments:
         segment.verify()
     return write_segment(

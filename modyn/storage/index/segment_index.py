@@ -1,6 +1,6 @@
-"""The sample index of a dataset over all of its segments, which finds samples by keys and by intervals of time.
+"""The sample index of a dataset, made of all its segments. The index finds samples by key and by interval of time.
 
-Immutable, so that readers need no lock: a new segment makes a new index over the same open files.
+An index is immutable, so readers need no lock. When a segment is added, a new index is made over the same open files.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from modyn.storage.index.tombstones import Tombstones
 from modyn.storage.model.samples import UInt32Array
 
 MERGED_ROWS = 1 << 18
-"""Number of samples that a query over overlapping segments holds in memory. The query holds at least one sample of each segment."""
+"""Number of samples that a query over overlapping segments keeps in memory. The query keeps at least one sample of each segment."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entries:
-    """The places and labels of samples, in the requested order. Arrays have shape (n,).
+    """The positions and labels of samples, in the requested order. Arrays have shape (n,).
 
     file_ids: uint32. offsets: int64 bytes. lengths: int64 bytes, or one int for all. labels: int64 or float64.
     """
@@ -45,7 +45,7 @@ class SegmentIndex:
     ) -> None:
         """Args: segments: in any order. float_labels: whether the dataset's labels are float64; otherwise int64. damaged: file name of each damaged
         segment → reason; every read of its samples raises CorruptStateError with this reason.
-        Raises: CorruptStateError: two segments hold the same key, or the labels of a segment do not have the dataset's type.
+        Raises: CorruptStateError: two segments contain the same key, or the labels of a segment do not have the dataset's type.
         """
         self.segments = tuple(sorted(segments, key=lambda segment: segment.info.first_key))
         self._float_labels = float_labels
@@ -70,12 +70,12 @@ class SegmentIndex:
 
     @property
     def num_samples(self) -> int:
-        """Number of samples, deleted ones included."""
+        """Number of samples, including deleted samples."""
         return int((self._end_keys - self._first_keys).sum())
 
     @cached_property
     def num_unlabelled(self) -> int:
-        """Number of samples that came without a label, deleted ones included. The first use reads this number from the segments."""
+        """Number of samples that arrived without a label, including deleted samples. The number is computed at the first use."""
         return sum(segment.num_unlabelled for segment in self.segments)
 
     @property
@@ -100,17 +100,17 @@ class SegmentIndex:
         return None if earliest is None or latest is None else (earliest, latest)
 
     def contains(self, keys: Int64Array) -> npt.NDArray[np.bool_]:
-        """Return for each key whether there is or was a sample with it: bool (n,). Args: keys: int64 (n,)."""
+        """Return for each key whether a sample with this key exists or was deleted: bool (n,). Args: keys: int64 (n,)."""
         return self._columns.contains(keys)
 
     def entries(self, keys: Int64Array) -> Entries | None:
-        """Return the entries of `keys`, int64 (n,), any order, duplicates allowed, deleted ones included; None if a key is unknown."""
+        """Return the entries of `keys`, int64 (n,), in the given order, including duplicates and deleted samples; None if a key is unknown."""
         self._refuse_damaged_keys(keys)
         found = self._columns.entries(keys)
         return None if found is None else Entries(*found[:3], self._typed(found[3]))
 
     def samples_by_key(self, keys: Int64Array) -> SampleBatch | None:
-        """Return labels and timestamps of `keys`, int64 (n,), in the given order; otherwise as `entries`."""
+        """Return labels and timestamps of `keys`, like `entries`."""
         self._refuse_damaged_keys(keys)
         found = self._columns.labels_and_timestamps(keys)
         return None if found is None else SampleBatch(keys, found[1], self._typed(found[0]))
@@ -126,7 +126,7 @@ class SegmentIndex:
         return _rebatched(_without_deleted(self._in_key_order(first_key, batch_size), tombstones), batch_size)
 
     def _in_key_order(self, first_key: int, batch_size: int) -> Iterator[SampleBatch]:
-        # Begins with the first segment that ends after `first_key`.
+        # Iteration begins with the first segment that ends after `first_key`.
         for segment in self.segments[int(np.searchsorted(self._end_keys, first_key, "right")) :]:
             self._refuse_damaged(segment)
             begin = max(0, first_key - segment.info.first_key)
@@ -142,9 +142,8 @@ class SegmentIndex:
         end_key: int | None = None,
         merged_rows: int = MERGED_ROWS,
     ) -> Iterator[SampleBatch]:
-        """Yield the samples of the interval in the order (timestamp, key), deleted ones left out, at most batch_size at once.
-
-        Memory is bounded by batch_size and merged_rows, not by the dataset.
+        """Yield the samples of the interval in the order (timestamp, key), at most batch_size at once. The memory depends on batch_size and
+        merged_rows, not on the size of the dataset.
 
         Args: after: only samples after this (timestamp, key). tombstones: keys of deleted samples, which are left out; None: no sample is left out.
             end_key: only samples with smaller keys. merged_rows: see `MERGED_ROWS`.
@@ -155,10 +154,10 @@ class SegmentIndex:
         return _rebatched(_without_deleted(_before(merged, end_key), tombstones), batch_size)
 
     def count_in_interval(self, interval: Interval, tombstones: Tombstones | None = None, end_key: int | None = None) -> int:
-        """Return the number of samples of the interval that are not deleted; with `end_key` only of those with smaller keys."""
+        """Return the number of samples of the interval that are not deleted. With `end_key`, count only samples with smaller keys."""
         count = 0
         for segment in self._touched(interval, end_key):
-            # All samples of the interval are counted by their ranks. Then deleted samples, and those from `end_key` on, are subtracted.
+            # All samples of the interval are counted by their ranks. Then deleted samples, and samples with keys from `end_key` on, are subtracted.
             first, end = _ranks(segment, interval, None)
             count += end - first
             info = segment.info
@@ -170,7 +169,7 @@ class SegmentIndex:
         return count
 
     def _touched(self, interval: Interval, end_key: int | None) -> list[Segment]:
-        """Return the segments that may hold samples of the interval with keys below `end_key`."""
+        """Return the segments that may contain samples of the interval with keys below `end_key`."""
         before = self.segments if end_key is None else self.segments[: int(np.searchsorted(self._first_keys, end_key))]
         touched = [segment for segment in before if _touches(segment, interval)]
         for segment in touched:
@@ -197,7 +196,7 @@ def _ranks(segment: Segment, interval: Interval, after: tuple[int, int] | None) 
     info = segment.info
     first = segment.rank_after(interval.start, -1) if info.min_timestamp < interval.start else 0
     end = segment.rank_after(interval.end, -1) if info.max_timestamp >= interval.end else info.num_samples
-    # Otherwise the whole segment comes after `after`.
+    # If the condition is false, all samples of the segment come after `after`.
     if after is not None and (info.min_timestamp, info.first_key) <= after:
         first = max(first, segment.rank_after(*after))
     return first, max(first, end)
@@ -205,7 +204,7 @@ def _ranks(segment: Segment, interval: Interval, after: tuple[int, int] | None) 
 
 @dataclass(slots=True)
 class _Ranks:
-    """The ranks [next, end) of a segment's samples that must still be merged. There is at least one."""
+    """The ranks [next, end) of a segment's samples that must still be merged: at least one rank."""
 
     segment: Segment
     next: int
@@ -224,10 +223,10 @@ class _Ranks:
 def _merged(parts: Sequence[_Ranks], max_rows: int) -> Iterator[SampleBatch]:
     """Yield the samples of all parts in the order (timestamp, key), in batches of any size.
 
-    The next rows of each segment whose turn has come form a block. Each block has a last sample. All samples up to the smallest of these last samples
-    are yielded, because no sample outside the blocks can precede it. Each step uses up at least one block.
+    A block contains the next rows of one segment. Each step yields all samples up to `bound`, the smallest last sample of all blocks. Segments whose
+    first sample may precede `bound` get a block first, so no sample outside the blocks precedes `bound`. Each step uses up at least one block.
     """
-    # The segment that begins first is last in the list, where `pop` takes it.
+    # The segment with the earliest sample is last in the list, because `pop` removes the last element.
     waiting = sorted(parts, key=lambda part: part.last(1), reverse=True)
     active: list[_Ranks] = []
     while active or waiting:
@@ -235,7 +234,7 @@ def _merged(parts: Sequence[_Ranks], max_rows: int) -> Iterator[SampleBatch]:
         while True:
             rows = max(1, max_rows // len(active))
             bound = min(part.last(rows) for part in active)
-            # Each round at most doubles the number of blocks, because a round examines all blocks, and unnecessary blocks make each block smaller.
+            # Each round at most doubles the number of blocks: fewer new blocks would cause more rounds, more new blocks would make blocks smaller.
             count = len(active)
             while waiting and len(active) < 2 * count and waiting[-1].last(1) <= bound:
                 active.append(waiting.pop())
@@ -247,7 +246,7 @@ def _merged(parts: Sequence[_Ranks], max_rows: int) -> Iterator[SampleBatch]:
 
 def _in_time_order(parts: list[SampleBatch]) -> SampleBatch:
     parts = [part for part in parts if len(part)]
-    # One segment is in order already. A sort is only needed where several overlap.
+    # Samples of one segment are already in order. Samples of several segments must be sorted.
     if len(parts) == 1:
         return parts[0]
     together = SampleBatch.concatenate(parts)
@@ -273,7 +272,7 @@ def _before(batches: Iterable[SampleBatch], end_key: int | None) -> Iterator[Sam
 
 
 def _rebatched(batches: Iterable[SampleBatch], batch_size: int) -> Iterator[SampleBatch]:
-    """Yield the same samples in batches of exactly batch_size, except for the last batch."""
+    """Yield the same samples in batches of exactly `batch_size` samples, except for the last batch."""
     held: list[SampleBatch] = []
     count = 0
     for batch in batches:

@@ -1,8 +1,8 @@
 """The deleted keys of a dataset: a set in memory, and a log on disk to which each deletion appends its new keys.
 
-Layout: a `LogHead` (bytes that count, number of deleted keys), then blocks (size, CRC-32, decompressed size, keys in the form of
-`_core.KeySet`, compressed). A block is valid when the head counts it, and the head changes after the block is on the disk. Later bytes were never
-acknowledged, and are overwritten. After the log has doubled, a new file contains all keys in one block.
+Layout: a `LogHead` (number of valid bytes, number of deleted keys), then blocks (size, CRC-32, decompressed size, keys in the form of `_core.KeySet`,
+compressed). A block is valid if the head counts it. The head changes only after the block is on the disk. Bytes after the valid blocks were never
+acknowledged, and are overwritten. When the log has doubled, a new file with all keys in one block replaces it.
 
 The file is a log of `modyn.columnar`, not a file of columns. A file of columns is written once, so a deletion of ten keys would write all keys again.
 A block contains its size and checksum, because compressed sets of keys differ in length.
@@ -47,7 +47,7 @@ class Tombstones:
         """
         self._path = path
         self.keys = keys
-        """All deleted keys. An addition assigns a new set and never changes the old one, so that readers need no lock."""
+        """All deleted keys. An addition assigns a new set and never changes the old set, so that readers need no lock."""
         self._log, self._compact_bytes = log, compact_bytes
         self._writing = threading.Lock()
         """Lets one addition run at a time, because the file, `keys` and the known head must change together."""
@@ -56,8 +56,8 @@ class Tombstones:
     def open(cls, path: Path, num_published: int = 0, may_lag: bool = False) -> Tombstones:
         """Read `path`. A missing file means that nothing is deleted.
 
-        Args: num_published: keys that were deleted according to the newest publication, which is written after the file. may_lag: whether this
-        process may see an older state of the file, because another machine writes the file.
+        Args: num_published: number of deleted keys in the newest publication, which is written after the file. may_lag: whether this process may
+        read an older state of the file, because another machine writes the file.
         Raises: CorruptStateError: the file is damaged, or has fewer keys than `num_published`, because it is missing or older. UnavailableError: the
         file cannot be read, or has fewer keys and `may_lag` is set.
         """
@@ -80,7 +80,7 @@ class Tombstones:
             try:
                 log = _HEAD.parse(path, content)
             except CorruptStateError:
-                # The head may have been written during the read; this does not happen twice in a row.
+                # The head may have been written during the first read. This does not happen twice in succession.
                 content = path.read_bytes()
                 log = _HEAD.parse(path, content)
         except FileNotFoundError:
@@ -145,14 +145,14 @@ class Tombstones:
                 try:
                     write_at(file.fileno(), block, start)
                 except OSError:
-                    # The written bytes are not valid, but may fill the disk.
+                    # The written bytes are not valid, but would take disk space.
                     with suppress(OSError):
                         file.truncate(size)
                     raise
                 # The block must be on the disk before the head counts it.
                 os.fsync(file.fileno())
                 after = _HEAD.commit(file.fileno(), self._log, end, count)
-                # A reader that saw the size before the commit reads again. The size only grows: times are too coarse to show a change.
+                # The new size makes readers that saw the size before the commit read the file again. Times are too coarse to show a change.
                 file.truncate(max(size, end) + 1)
                 return after
         except OSError as error:
@@ -177,7 +177,7 @@ def _decode(path: Path, content: bytes, log: LogState) -> tuple[KeySet, LogState
         if position + _BLOCK.size + size > num_bytes or zlib.crc32(body) != checksum:
             raise _KIND.corrupt(path, f"the block at byte {position} does not match its checksum")
         try:
-            # With a limit, so that a damaged frame cannot ask for more memory than its header promises.
+            # The size is limited, so that a damaged frame cannot allocate more memory than its header states.
             raw = zstd.ZstdDecompressor().decompress(body, raw_size + 1)
             if len(raw) != raw_size:
                 raise InvalidArgumentError("it has another size than promised")

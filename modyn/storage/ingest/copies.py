@@ -1,4 +1,4 @@
-"""Finds which unpacked copies of compressed files are needed or missing, and which files may have the same rows, for ingestion."""
+"""Makes missing unpacked copies of compressed files, removes unneeded copies, and refuses files that may repeat the rows of other files."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ class CopyKeeper:
         self._new: set[str] = set()
 
     def refuse_repeated(self, seen: SeenFile) -> bool:
-        """Set a new file aside if another indexed or new file may contain the same rows in another compression. Returns whether the file was set
-        aside.
-        """
+        """Set a new file aside if another file may contain the same rows in another compression. Returns whether the file was set aside."""
         table, full = self._dataset.files, self._dataset.filesystem.full_path
         others = sorted(same_unpacked(seen.path)) if self._dataset.format.packed else []
         other = next((other for other in others if other in self._new or table.id_of(other) is not None), None)
@@ -56,7 +54,7 @@ class CopyKeeper:
         dataset.has_outdated_copies = dataset.unpacked.keep_only(needed, time.monotonic())
 
     def _packed_files(self) -> Iterator[SeenFile]:
-        """Yield the compressed files as they were indexed."""
+        """Yield the compressed files in their indexed state."""
         dataset = self._dataset
         ids = [i for i in range(len(dataset.files)) if dataset.format.is_packed(dataset.files.path(i))]
         columns = (column.tolist() for column in dataset.files.known.stamps(np.array(ids, np.int64)))
@@ -64,12 +62,13 @@ class CopyKeeper:
             yield SeenFile(dataset.files.path(file_id), size, mtime_ns, tail)
 
     def _make(self, seen: SeenFile, place: str) -> str | None:
-        """Make a copy again, unless its file has changed. Returns the reason if it cannot be made."""
+        """Make a copy again, unless its file has changed. Returns the reason if the copy cannot be made, else None."""
         dataset, path = self._dataset, self._dataset.filesystem.full_path(seen.path)
         try:
             if tail_of(dataset.filesystem, dataset.format, seen) == seen.tag:
                 version = IndexedVersion(seen.size, seen.mtime_ns, seen.tag)
-                dataset.unpacked.drop(place)  # Readers get no samples of a damaged copy until the new copy exists.
+                # The damaged copy is removed first, so that its samples cannot be read until the new copy exists.
+                dataset.unpacked.drop(place)
                 dataset.unpacked.make(dataset.filesystem, path, version, place, dataset.limits.unpacked_bytes)
                 dataset.report_damage(os.path.dirname(place), None)
         except DataError as error:

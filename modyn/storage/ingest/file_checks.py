@@ -1,4 +1,4 @@
-"""Checks that data files still contain the indexed bytes: a scan checks one file that it found changed, a scrub checks all files."""
+"""Checks that data files still contain the indexed bytes. A scan checks the files that seem changed, a scrub checks all files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from modyn.storage.model.file_table import UNKNOWN_TAG, CheckedFile, Checksum
 from modyn.storage.model.records import FileProblem
 
 _FILES_AT_ONCE: Final = 1024
-"""Number of rows in memory while their files are read, and largest number of checksums that wait to be written."""
+"""Number of files whose rows are read at once from the catalogue, and largest number of checksums that wait to be written."""
 _WRITE_EVERY_S: Final = 5.0
 """Seconds between two writes of checksums."""
 
@@ -37,14 +37,14 @@ class ScrubbedFile:
 
 
 def check_known_file(dataset: OpenDataset, known: CheckedFile, seen: SeenFile) -> None:
-    """Compare an uncompressed indexed file in its `seen` state with its known size, and with its fingerprint or time. A file marked as altered is
-    also compared with its checksum, if it has one.
+    """Compare an uncompressed file in the state `seen` with its indexed size, and with its fingerprint or time. If the file is marked as altered and
+    has a checksum, it is compared with the checksum too.
 
     Raises: DataError: the file was rewritten, or cannot be read.
     """
     row, folder, path = known.row, dataset.filesystem, dataset.filesystem.full_path(seen.path)
     if seen.tag != UNKNOWN_TAG and (seen.tag, seen.size) == (row.tail, row.size):
-        return  # An object that was written again with the same content.
+        return  # The object was written again with the same content.
     if not dataset.format.can_grow and seen.size != row.size:
         raise DataError(
             f"{path} was rewritten: it had {row.size} bytes when it was indexed and has {seen.size} now. "
@@ -52,7 +52,7 @@ def check_known_file(dataset: OpenDataset, known: CheckedFile, seen: SeenFile) -
         )
     if not isinstance(dataset.format, WholeFileFormat):
         check_unchanged(folder, path, FormatResume(row.indexed_end, row.num_samples, row.fingerprint), listed(folder, seen))
-    elif seen.mtime_ns != row.mtime_ns:  # No fingerprint is kept of files of one sample: there may be millions.
+    elif seen.mtime_ns != row.mtime_ns:  # Files of one sample have no fingerprint, because there may be millions of files.
         raise DataError(
             f"{path} was written again after it was indexed, maybe with something else. Restore the file with the time that it "
             f"had, or index what it contains now with `modyn data reindex`"
@@ -64,11 +64,11 @@ def check_known_file(dataset: OpenDataset, known: CheckedFile, seen: SeenFile) -
 def scrub_files(dataset: OpenDataset) -> Iterator[ScrubbedFile]:
     """Compare all indexed bytes of the data files of a dataset with their checksums, one file after the other.
 
-    The first scrub of a file compares it with its fingerprint, if it has one, and computes its checksum. A file that grew is compared up to the end
-    that the last scrub read, and its checksum is extended to the new end. A rewrite that keeps size and time is therefore found from the second scrub
-    on. The file's samples are then refused. If the size or time of a file changed, only its fingerprint is compared, and the next scan decides about
-    the file. A scrub compares a refused file again: the file stays a problem, or its samples are served again if its indexed bytes are restored.
-    Objects in buckets are identified by their ETags, compressed files are read from copies, and record logs have their own checksums.
+    The first scrub of a file compares the fingerprint, if the file has one, and computes the checksum. If a file has grown, the bytes that the last
+    scrub read are compared, and the checksum is extended to the new end. So from the second scrub on, a rewrite that keeps size and time is detected,
+    and the samples of the file are refused. If size or time of a file changed, only the fingerprint is compared, and the next scan decides about the
+    file. A refused file is compared again by each scrub: when its indexed bytes are restored, its samples are served again. Objects in buckets,
+    compressed files and record logs are not compared: objects have ETags, compressed files are read from copies, and logs contain checksums.
 
     Raises: UnavailableError: the database or the disk cannot be used.
     """
@@ -97,7 +97,7 @@ def _scrub_some(dataset: OpenDataset, files: Sequence[CheckedFile]) -> Iterator[
         except DataError as error:
             if isinstance(error, UNRELATED_TO_CONTENT):
                 if dataset.filesystem.status(path) is None:
-                    continue  # The next scan of the folder reports that it is gone.
+                    continue  # The next scan of the folder reports that the file is missing.
                 get_logger("storage").error("file_not_read", dataset=dataset.name, path=path, reason=error.message)
             elif not _record(dataset, file, seen, error):
                 continue
@@ -114,15 +114,15 @@ def _scrub_some(dataset: OpenDataset, files: Sequence[CheckedFile]) -> Iterator[
 
 
 def _present(dataset: OpenDataset, seen: SeenFile) -> SeenFile:
-    """Return the file as it is now. Raises: DataError: it cannot be examined. ChangedError: it is gone, or a scan has refused to examine it."""
+    """Return the current state of a file. Raises: DataError: the file cannot be examined. ChangedError: it is missing, or a scan has refused it."""
     if dataset.problems.get(seen.path) == REFUSED or (now := dataset.filesystem.version(seen)) is None:
         raise ChangedError
     return SeenFile(seen.path, now.size, now.mtime_ns)
 
 
 def _compare(dataset: OpenDataset, file: CheckedFile, seen: SeenFile) -> Checksum:
-    """Return the checksum of the indexed part of a file, or the known one of a file that is marked as altered. Raises: DataError: the content
-    differs, or is not readable. ChangedError: the file is not as it was `seen`."""
+    """Return the checksum of the indexed bytes of a file; if the file is marked as altered, return the known checksum. Raises: DataError: the content
+    differs, or is not readable. ChangedError: the file is not in the state `seen`."""
     row, folder = file.row, dataset.filesystem
     path = folder.full_path(row.path)
     if row.fingerprint and not row.altered:
@@ -135,8 +135,8 @@ def _compare(dataset: OpenDataset, file: CheckedFile, seen: SeenFile) -> Checksu
 
 
 def _record(dataset: OpenDataset, file: CheckedFile, seen: SeenFile, error: DataError | None) -> bool:
-    """Refuse the samples of a file from now on, or serve them again if there is no error. Returns False without a change if the row of the file has
-    changed meanwhile, unless the file only grew.
+    """Refuse the samples of a file because of `error`; None: serve the samples again. If the row of the file has changed meanwhile, and the file has
+    not only grown, the method changes nothing and returns False.
     """
     with hold_dataset(dataset):
         dataset.refresh()
@@ -146,7 +146,7 @@ def _record(dataset: OpenDataset, file: CheckedFile, seen: SeenFile, error: Data
             return False
         writer, row = SegmentWriter(dataset), now.row
         if error is None:
-            if seen.size == row.size:  # Otherwise the next scan indexes the rows that were appended.
+            if seen.size == row.size:  # If the sizes differ, the next scan must detect the change and index the appended rows.
                 row = row._replace(mtime_ns=seen.mtime_ns)
             writer.solve(row.path)
         else:

@@ -1,4 +1,4 @@
-"""Groups of files of many samples that are indexed with one request, and their samples."""
+"""Groups files of many samples for one request, and indexes the files of a group."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _SMALL_BYTES: Final = 1 << 20
 
 Item = TypeVar("Item")
 Found = tuple[Sequence[IndexedSamples], Iterator[IndexedSamples] | None]
-"""Samples of a file: the samples in memory, and an iterator over the others; None: all samples are in memory."""
+"""Samples of a file: chunks in memory, and an iterator over the remaining chunks; None: all chunks are in memory."""
 
 
 class JobQueue:
-    """Gives groups of jobs in order. `take` makes each group when it returns it."""
+    """Returns groups of jobs in order. Each group is made when `take` returns it."""
 
     def __init__(self, jobs: Iterator[FileJob], *, together: bool) -> None:
         """Args: see `groups`."""
@@ -31,17 +31,17 @@ class JobQueue:
         self._again = deque[list[FileJob]]()
 
     def take(self) -> list[FileJob]:
-        """Return the next group; at the end, an empty one."""
+        """Return the next group; at the end, an empty group."""
         return self._again.popleft() if self._again else next(self._groups, [])
 
     def put_back(self, some: Sequence[list[FileJob]]) -> None:
-        """Give groups back, to be taken before all others. Args: some: groups in order; empty ones are left out."""
+        """Put groups back to the front of the queue. Args: some: groups in order; empty groups are left out."""
         self._again.extendleft(filter(None, reversed(some)))
 
 
 def groups(jobs: Iterator[FileJob], *, together: bool) -> Iterator[list[FileJob]]:
-    """Yield the jobs in order, each as a group of its own. If `together`, yield small ones in larger groups, because each request to a process costs
-    a switch to this process.
+    """Yield the jobs in order, each as a group of its own. If `together`, small files are grouped, because each request to a process costs a switch
+    between processes.
     """
     group: list[FileJob] = []
     for job in jobs:
@@ -60,9 +60,9 @@ def groups(jobs: Iterator[FileJob], *, together: bool) -> Iterator[list[FileJob]
 
 
 def find(jobs: Sequence[FileJob], held_samples: int) -> list[Found | DataError | ChangedError]:
-    """Return the samples or the error of each file, in order. If the first files have `held_samples` samples, the list ends after them.
+    """Return the samples or the error of each file, in order. The list ends early when `held_samples` samples are in memory.
 
-    Args: jobs: one, or several of one isolated format.
+    Args: jobs: one job, or several jobs of one isolated format.
     """
     if len(jobs) == 1:
         return [_find_one(jobs[0], held_samples)]
@@ -74,7 +74,7 @@ def find(jobs: Sequence[FileJob], held_samples: int) -> list[Found | DataError |
             found[job] = error
     begun = [job for job in jobs if job not in found]
     num_held = 0
-    # The generator is the first argument of `zip`, so that it also runs to its end after the last job.
+    # The generator is the first argument of `zip`, so that after the last job, the generator runs to its end.
     for samples, job in zip(FileJob.found_in_each(begun), begun, strict=False):
         found[job] = one = _find_one(job, held_samples, samples)
         num_held += 0 if isinstance(one, Exception) else sum(map(len, one[0]))
@@ -84,7 +84,7 @@ def find(jobs: Sequence[FileJob], held_samples: int) -> list[Found | DataError |
 
 
 def _find_one(job: FileJob, held_samples: int, found: Iterator[IndexedSamples] | None = None) -> Found | DataError | ChangedError:
-    """Return the samples of one file, or its error. The samples of a large file are not all held in memory. Args: found: see `FileJob.samples`."""
+    """Return the samples of one file, or its error. Of a large file, only the first samples are in memory. Args: found: see `FileJob.samples`."""
     chunks: list[IndexedSamples] = []
     num_held, samples = 0, job.samples(found)
     try:
@@ -99,8 +99,8 @@ def _find_one(job: FileJob, held_samples: int, found: Iterator[IndexedSamples] |
 
 
 def ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """Yield the same items. While the consumer uses an item, another thread makes the next one."""
-    # The end of the block waits for the item in progress. After the block, no thread uses `items` and its file.
+    """Yield the same items. While the consumer uses an item, another thread makes the next item."""
+    # The end of the block waits for the item in progress. After the block, no thread uses `items` or its file.
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
         upcoming = pool.submit(next, items, None)
         while (item := upcoming.result()) is not None:

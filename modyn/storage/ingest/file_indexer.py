@@ -1,7 +1,7 @@
-"""Index files. A file must not change while it is indexed, because its stored fingerprint must belong to the indexed bytes.
+"""Indexes files. A file must not change while it is indexed, because its stored fingerprint must belong to the indexed bytes.
 
-Formats read files of this machine. Objects of a bucket are read by ranges if the format supports it. Otherwise objects are copied to a temporary
-folder and indexed there, and the copies are removed.
+Formats read local files. If a format supports it, only ranges of a bucket's objects are read. Otherwise objects are copied to a temporary folder and
+indexed there, and the copies are removed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 COPIES_AT_ONCE = 512
 """Largest number of objects of one sample that are copied and indexed with one call."""
 _ADVISED = 20
-"""Number of samples of a chunk with times in the future for which other units are tried, to give advice."""
+"""If samples have times in the future, error messages suggest other units for at most this number of samples of a chunk."""
 
 
 class ChangedError(Exception):
@@ -52,11 +52,11 @@ class ChangedError(Exception):
 
 
 class FileJob:
-    """One file to index: a new file, or the new part of a file that grew, whose indexed part is `row`.
+    """One file to index: a new file, or the new bytes of a file that grew.
 
-    Args: num_skipped: number of skipped rows in the indexed part. runner: runner of formats. takes_unended: use an incomplete last row as it is.
-        has_grown: the file is longer now than at the time when its last row was left for later. copies: unpacked copies of compressed files, if the
-        format accepts such files.
+    Args: row: row of the indexed bytes, if the file is known. num_skipped: number of skipped rows in the indexed bytes. runner: runner of formats.
+        takes_unended: use an incomplete last row as it is. has_grown: the file has become longer since its last row was left for later. copies: the
+        unpacked copies, if the format accepts compressed files.
     """
 
     def __init__(
@@ -73,13 +73,12 @@ class FileJob:
         copies: UnpackedCopies | None = None,
     ) -> None:
         self.listed, self.seen, self.row = seen, seen, row
-        """The file as it was listed; the file as it is indexed, without a last row that is not used now; the known row of the file, if there is one.
-        """
+        """`listed`: the file as it was listed. `seen`: the file as it is indexed, without a last row that is left for later. `row`: see `Args`."""
         self._has_grown = has_grown
         self.unended = ""
-        """Reason why the last row of the file is not used now, see `IndexedSamples.unended`; set once `samples` has ended."""
+        """Reason why the last row of the file is left for later, see `IndexedSamples.unended`; set once `samples` has ended."""
         self.is_part = False
-        """Whether the last row is an incomplete row that is never used as it is."""
+        """Whether the last row is incomplete and therefore never used in its current state."""
         self._watched = ExitStack()
         self._begun = False
         self._runner = runner or FormatRunner()
@@ -93,13 +92,13 @@ class FileJob:
         self._content, self._content_of = self._path, folder
         """Full path and file system of the indexed file: the file itself, or its unpacked copy."""
         self._local: str | None = self._path if isinstance(folder, LocalFiles) else None
-        """Full path of what is indexed now on this machine; None: an object that is read by ranges."""
+        """Full path of the local file that is indexed: the file, its unpacked copy or the copy of an object; None: the object is read by ranges."""
         self._lines = LineCounter()
         self._resume = (
             FormatResume(row.indexed_end, row.num_samples, row.fingerprint, num_skipped) if row and row.num_samples else None
         )
         self.indexed = FormatResume(0, 0, "")
-        """The indexed part of the file; set once `samples` has ended."""
+        """The indexed bytes of the file; set once `samples` has ended."""
         self.tail = -1
         """See `FileRow.tail`; set once `samples` has ended."""
         self.schema: DatasetSchema | None = None
@@ -111,8 +110,8 @@ class FileJob:
 
     @staticmethod
     def found_in_each(jobs: Sequence[FileJob]) -> Iterator[Iterator[IndexedSamples]]:
-        """Index the files of `jobs`, for each of which `begin` was called, with an isolated format. Yields the argument of `samples` for each job;
-        see `FormatRunner.index_each`."""
+        """Index the files of `jobs` with an isolated format, see `FormatRunner.index_each`. `begin` must have been called for each job. Yields for
+        each job the argument `found` of `samples`."""
         if not jobs:
             return iter(())
         first = jobs[0]
@@ -122,7 +121,7 @@ class FileJob:
         """Read the state of the file. From now on, the file must not change. A second call does nothing. Raises: DataError, ChangedError."""
         if self._begun:
             return
-        # If the beginning fails, this block ends the watch. Otherwise `samples` takes it over.
+        # If a step fails, this block ends the watch. Otherwise `samples` ends the watch.
         with ExitStack() as watched:
             watched.enter_context(watching(self._folder, self._format, self.seen, self._limits.growing_bytes))
             if self.is_packed:
@@ -138,21 +137,21 @@ class FileJob:
         self._content = self._copies.place(self.seen.path, self.seen.size, self.tail)
         version = IndexedVersion(self.seen.size, self.seen.mtime_ns, self.seen.tag)
         self._copies.make(self._folder, self._path, version, self._content, self._limits.unpacked_bytes)
-        # An own copy of the format, because the roots of the shared one must stay.
+        # The format is copied, because other files use the same format object and its roots.
         self._local, self._content_of, self._format = self._content, LocalFiles(""), copy(self._format)
         self._format.roots = ()  # The copy is in storage's own folder.
 
     def samples(self, found: Iterator[IndexedSamples] | None = None) -> Iterator[IndexedSamples]:
         """Yield all new samples in file order.
 
-        Args: found: samples from the format, if they were already requested after `begin`. Raises: DataError, ChangedError; the caller discards the
-        samples yielded before.
+        Args: found: samples from the format, if they were already requested after `begin`. Raises: DataError, ChangedError; the caller must then
+        discard the samples that were yielded before.
         """
         before = self._resume or self.indexed
         end, num_samples = before.end, before.num_samples
         bad_rows = BadRows(self._path, getattr(self._format.config, "max_bad_rows", None))
         self.begin()
-        # The check that the file did not change runs at the end of this block. The fingerprint is therefore that of the indexed bytes.
+        # The end of this block checks that the file did not change. Therefore the fingerprint belongs to the indexed bytes.
         with self._watched:
             for chunk in self._chunks(found or self._found()):
                 for row in chunk.skipped:
@@ -172,14 +171,14 @@ class FileJob:
             self.tail = tail_of(self._folder, self._format, self.seen)
 
     def indexed_row(self, file_id: int) -> FileRow:
-        """Return the row of the file with its indexed part. Call this method after `samples` has ended."""
+        """Return the row of the file with its indexed bytes. Call this method after `samples` has ended."""
         seen, indexed = self.seen, self.indexed
         return FileRow(
             file_id, seen.path, seen.size, seen.mtime_ns, indexed.end, indexed.num_samples, indexed.fingerprint, tail=self.tail
         )
 
     def _without_refused(self, chunk: IndexedSamples) -> IndexedSamples:
-        """Return the chunk without the samples that storage refuses. These become skipped rows, which `samples` counts."""
+        """Return the chunk without the samples that storage refuses. Refused samples become skipped rows, which `samples` counts."""
         are_digits = self._format.times_are_digits and not chunk.typed_times
         future = future_samples(chunk.timestamps, len(chunk), self._limits.future_tolerance_s, are_digits=are_digits)
         wrong = refused_samples(chunk.labels, chunk.timestamps)
@@ -195,7 +194,7 @@ class FileJob:
         return replace(part_of(chunk, np.setdiff1d(np.arange(len(chunk)), list(refused))), skipped=sorted([*chunk.skipped, *bad]))
 
     def _places(self, offsets: Sequence[int]) -> list[str]:
-        """Return the places of samples for messages. Args: offsets: ascending, also from call to call."""
+        """Describe the positions of samples for messages. Args: offsets: ascending, also from call to call."""
         name = self._format.offsets_name
         if name != "line" or self._local is None:
             return [f"row {offset}" if name == "row" else f"the sample at byte {offset}" for offset in offsets]
@@ -218,7 +217,7 @@ class FileJob:
                 part = beginning(self._format, chunk, self.seen.size) if may_be_longer else chunk
                 if part is not None:
                     yield part
-                # The chunk passes the size at which the file was listed, and its rows cannot be separated there.
+                # The chunk extends beyond the listed size of the file, and its rows cannot be separated at this size.
                 elif len(chunk) and self._format.row_begin(int(chunk.offsets[0])) is None:
                     raise ChangedError
                 # Later rows were appended after the listing. The next scan indexes them.
@@ -239,7 +238,7 @@ class FileJob:
             return
         companions = self._format.companions(self._path)
         if isinstance(self._format, RangedFormat) and not companions:
-            # Isolated formats run here too, because reads use the connections of this process.
+            # Isolated formats run in this process too, because reads use the connections of this process.
             with self._folder.open(self._path, version) as source:
                 yield from self._format.index_opened(OpenedFile(self._path, self.seen.size, self.seen.mtime_ns, source))
             return
@@ -256,7 +255,7 @@ class FileJob:
 def watching(folder: FileSystem, file_format: FileFormat, seen: SeenFile, growing_bytes: int) -> Iterator[None]:
     """Check that the file `seen` does not change during the block, except for appends to a growing file of at least `growing_bytes`.
 
-    Raises: ChangedError: the file has changed. This error replaces a DataError, because a file that is being written may look damaged. DataError.
+    Raises: ChangedError: the file has changed. ChangedError replaces a DataError, because a file that is being written may seem damaged. DataError.
     """
     path = folder.full_path(seen.path)
     may_grow = file_format.can_grow and not file_format.is_packed(path) and folder.appends and seen.size >= growing_bytes
@@ -279,7 +278,7 @@ def watching(folder: FileSystem, file_format: FileFormat, seen: SeenFile, growin
         raise ChangedError
     try:
         yield
-    # The error may only be a result of the change, so the change is reported first.
+    # A change of the file may be the cause of the error, so the change is reported instead.
     except DataError:
         check()
         raise
@@ -289,8 +288,8 @@ def watching(folder: FileSystem, file_format: FileFormat, seen: SeenFile, growin
 def index_whole_files(
     runner: FormatRunner, folder: FileSystem, file_format: WholeFileFormat, paths: Sequence[str], num_apart: int
 ) -> IndexedFiles:
-    """Index the files of one sample each at `paths`, full paths in `folder`. Objects of a bucket are copied first, with their content only if
-    `file_format` reads it. If an object or its companion was replaced since the listing, its problem is a FileChangedError.
+    """Index the files of one sample each at `paths`, full paths in `folder`. Objects of a bucket are copied first; their content is copied only if
+    `file_format` reads it. If an object or its companion was replaced after the listing, its problem is a FileChangedError.
 
     Args: num_apart: see `FormatRunner.index_files`.
     """
@@ -299,7 +298,7 @@ def index_whole_files(
     with _copies(folder) as copies:
         companions = [companion for path in paths for companion in file_format.companions(path)]
         copies.add_small([*companions, *paths] if file_format.reads_payloads else companions)
-        # The format looks only at names, sizes and companions, so these copies stay empty.
+        # If the format uses only names, sizes and companions, the copies have no content.
         for path in () if file_format.reads_payloads else paths:
             copies.add_empty(path)
         found = runner.index_files(file_format, [copies.local(path) for path in paths], num_apart)
@@ -308,19 +307,19 @@ def index_whole_files(
 
 
 def _cause(copies: LocalCopies, file_format: WholeFileFormat, path: str) -> DataError | None:
-    """Return the reason for a missing copy of an object, or of an existing companion that could not be read."""
+    """Return the reason why there is no copy of an object, or no copy of its companion; None: there are copies, or the companion does not exist."""
     companions = (copies.errors.get(companion) for companion in file_format.companions(path))
     unread = (error for error in companions if isinstance(error, UNRELATED_TO_CONTENT))
     return copies.errors.get(path) or next(unread, None)
 
 
 def listed(folder: FileSystem, seen: SeenFile) -> IndexedVersion | None:
-    """Return the listed version of an object, the only one that may be read; None for a file of this machine."""
+    """Return the listed version of an object, because no other version may be read; None for a local file."""
     return None if isinstance(folder, LocalFiles) else IndexedVersion(seen.size, seen.mtime_ns, seen.tag)
 
 
 def _copies(folder: FileSystem) -> LocalCopies:
-    # Imported here, because a storage without buckets does not need these modules.
+    # Imported here, because storage without buckets does not need these modules.
     from modyn.storage.files.bucket import BucketFiles
     from modyn.storage.files.local_copies import LocalCopies
 
@@ -329,17 +328,17 @@ def _copies(folder: FileSystem) -> LocalCopies:
 
 
 def beginning(file_format: FileFormat, chunk: IndexedSamples, num_bytes: int) -> IndexedSamples | None:
-    """Return the rows of a chunk in the first `num_bytes` bytes of the file; None if no row is there, or if the format does not know where the rows
-    end.
+    """Return the rows of a chunk in the first `num_bytes` bytes of the file; None if there are no such rows, or if the format does not know the end
+    of the rows.
     """
     if chunk.end <= num_bytes:
         return chunk
-    # The first sample that goes beyond the end; if there is none, the number of samples.
+    # `kept`: position of the first sample that extends beyond `num_bytes`; if there is no such sample, the number of samples.
     kept = int(np.append(chunk.offsets + chunk.lengths > num_bytes, True).argmax())
     end = num_bytes if kept == len(chunk) else file_format.row_begin(int(chunk.offsets[kept]))
     if not kept or end is None:
         return None
-    # A skipped row may end after them; it is read again with the later bytes.
+    # A skipped row after the last kept sample may extend beyond `num_bytes`, so it is read again later.
     end = min(end, num_bytes, *(row.offset for row in chunk.skipped if row.offset > int(chunk.offsets[kept - 1])))
     return replace(part_of(chunk, np.arange(kept)), end=end, skipped=[row for row in chunk.skipped if row.offset < end])
 
@@ -357,9 +356,9 @@ def part_of(chunk: IndexedSamples, rows: Int64Array) -> IndexedSamples:
 
 def refused_samples(labels: LabelArray, timestamps: Int64Array | int) -> dict[int, str]:
     """Return the refused samples: position → reason. A sample is refused if its label is not finite or is the mark of a missing label, or if its time
-    is outside the years 1 to 9999. These rules apply to all formats, also to those of plug-ins.
+    is outside the years 1 to 9999. These rules apply to all formats, including formats of plug-ins.
 
-    Args: labels: int64 or float64 (n,). timestamps: int64 (n,), or one for all; seconds since 1970.
+    Args: labels: int64 or float64 (n,). timestamps: int64 (n,), or one int for all; seconds since 1970.
     """
     times = np.asarray(timestamps)
     beyond = (times < FIRST_SECOND) | (times > LAST_SECOND)
@@ -377,9 +376,10 @@ def refused_samples(labels: LabelArray, timestamps: Int64Array | int) -> dict[in
 def future_samples(
     timestamps: Int64Array | int, num_samples: int, tolerance_s: float | None, *, are_digits: bool
 ) -> dict[int, str]:
-    """Return position → reason for samples that are refused now, because they are more than `tolerance_s` in the future; None: no sample is refused.
+    """Return position → reason for the samples that are refused for now, because their times are too far in the future.
 
-    Args: timestamps: int64 (n,), or one for all; seconds since 1970. are_digits: the timestamps may be digits that another `timestamp_format` reads.
+    Args: timestamps: int64 (n,), or one int for all; seconds since 1970. tolerance_s: seconds in the future that are allowed; None: no sample is
+    refused. are_digits: whether the timestamps may be digits in another `timestamp_format`.
     """
     if tolerance_s is None:
         return {}
@@ -389,7 +389,7 @@ def future_samples(
 
 
 def _marked(times: Int64Array, marks: BoolArray, num_samples: int) -> list[tuple[int, int]]:
-    """Return (position, time) of the samples for which `marks` is true. Args: times, marks: (num_samples,), or () for one value of all samples."""
+    """Return (position, time) of the samples for which `marks` is true. Args: times, marks: (num_samples,), or () for one value for all samples."""
     if not marks.any():
         return []
     found = np.flatnonzero(np.broadcast_to(marks, num_samples))
@@ -397,9 +397,7 @@ def _marked(times: Int64Array, marks: BoolArray, num_samples: int) -> list[tuple
 
 
 def _why_late(timestamp: int, tolerance_s: float, *, advises: bool) -> str:
-    """Return the reason against a time in the future. Args: advises: whether to look for other meanings of the number, which takes some
-    microseconds.
-    """
+    """Return why a time in the future is refused. Args: advises: whether to suggest other meanings of the number, which takes some microseconds."""
     shown = f", at {show_time(timestamp)}" if FIRST_SECOND <= timestamp <= LAST_SECOND else ""
     other = TimeFormat().advice_for(str(timestamp)) if advises else ""
     written = f"; if it is written as {timestamp}, {other}" if other else ""

@@ -1,4 +1,4 @@
-"""Proofs that the indexed bytes of a file are unchanged: fingerprints, and checksums of all and of the last bytes."""
+"""Checks that the indexed bytes of a file are unchanged, by fingerprints, and by checksums of all bytes or of the last bytes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _FINGERPRINT_BYTES = 1 << 16
 _FINGERPRINT_BLOCKS, _FINGERPRINT_BLOCK_BYTES = 64, 1 << 12
 """Number of evenly spaced blocks that a fingerprint reads between the two ends of the file, and bytes of each block."""
 _TAIL_BYTES = 1 << 12
-"""Bytes at the end of a file whose CRC-32 is `FileRow.tail`. The C++ core reads the same number (`checksum_of_tail`)."""
+"""Number of last bytes of a file whose CRC-32 is `FileRow.tail`. The C++ core uses the same number (`checksum_of_tail`)."""
 _READ_BYTES = 1 << 20
-"""Bytes that are read at once where a whole file is read."""
+"""Number of bytes that are read at once when a whole file is read."""
 
 
 def fingerprint(folder: FileSystem, path: str, num_bytes: int, version: IndexedVersion | None = None) -> str:
-    """Hash the first `num_bytes` bytes of a file: all of them if they are few. Otherwise hash the first and last 64 KiB, and 64 blocks of 4 KiB
-    between.
+    """Hash the first `num_bytes` bytes of a file. If there are more than 384 KiB, hash only the first and last 64 KiB, and 64 blocks of 4 KiB between
+    them.
 
     Args: path: full path. version: version of an object to read.
     Raises: DataError, UnavailableError.
@@ -40,7 +40,7 @@ def fingerprint(folder: FileSystem, path: str, num_bytes: int, version: IndexedV
 
 def fingerprint_of(file: pa.NativeFile | ObjectFile, num_bytes: int) -> str:
     """Compute the `fingerprint` of an open file. Raises: OSError."""
-    # The number of bytes is part of the hash, because the parts that are read may be equal for two sizes, as in a file of zeros.
+    # The hash includes the number of bytes, because the hashed blocks may be equal for two sizes, for example in a file of zeros.
     digest = hashlib.sha256(num_bytes.to_bytes(8, "little"))
     for start, size in _fingerprint_parts(num_bytes):
         digest.update(file.read_at(size, start))
@@ -48,11 +48,11 @@ def fingerprint_of(file: pa.NativeFile | ObjectFile, num_bytes: int) -> str:
 
 
 def _fingerprint_parts(num_bytes: int) -> list[tuple[int, int]]:
-    """Return the first bytes and the sizes of the parts that a fingerprint reads."""
+    """Return offset and size of each block that a fingerprint reads."""
     ends, blocks = 2 * _FINGERPRINT_BYTES, _FINGERPRINT_BLOCKS * _FINGERPRINT_BLOCK_BYTES
     parts = [(0, num_bytes)]
     if num_bytes > ends + blocks:
-        # The last block ends where the last 64 KiB begin.
+        # The last block of 4 KiB ends at the beginning of the last 64 KiB.
         between = num_bytes - ends - _FINGERPRINT_BLOCK_BYTES
         starts = (_FINGERPRINT_BYTES + between * number // (_FINGERPRINT_BLOCKS - 1) for number in range(_FINGERPRINT_BLOCKS))
         middle = [(start, _FINGERPRINT_BLOCK_BYTES) for start in starts]
@@ -61,7 +61,7 @@ def _fingerprint_parts(num_bytes: int) -> list[tuple[int, int]]:
 
 
 def tail_of(folder: FileSystem, file_format: FileFormat, seen: SeenFile) -> int:
-    """Return `FileRow.tail` of the file `seen`: the CRC-32 of its last bytes if the file can grow, else the tag of its version.
+    """Return `FileRow.tail` of the file `seen`: the CRC-32 of the last bytes if the file can grow, else the tag of its version.
 
     Raises: DataError, UnavailableError: the file cannot be read.
     """
@@ -88,13 +88,13 @@ def check_unchanged(folder: FileSystem, path: str, indexed: FormatResume, versio
 
 
 def compared_checksum(folder: FileSystem, path: str, known: Checksum, num_bytes: int) -> Checksum:
-    """Compute the checksum of the first `num_bytes` bytes of `path`, a file of this machine, and compare it with `known`, the checksum of the same or
-    fewer bytes. The function uses plain reads; the kernel frees the pages of such reads first. Raises DataError if the bytes are missing, not those
-    of `known`, or not readable.
+    """Compute the checksum of the first `num_bytes` bytes of the local file `path`, and compare the file with `known`, the checksum of the same or
+    fewer bytes. The file is not mapped: the kernel frees the pages of plain reads first. Raises: DataError: the bytes are missing, differ from
+    `known`, or are not readable.
     """
     crc32 = at = 0
     with folder.reading(path), folder.open(path) as file:
-        # The CRC of the known bytes is computed on the way to that of all bytes, so the file is read once.
+        # The CRC of the known bytes is an intermediate result of the CRC of all bytes, so the file is read once.
         for end in (known.num_bytes, num_bytes):
             while at < end and (data := file.read(min(end - at, _READ_BYTES))):
                 crc32, at = zlib.crc32(data, crc32), at + len(data)
@@ -104,7 +104,7 @@ def compared_checksum(folder: FileSystem, path: str, known: Checksum, num_bytes:
 
 
 def _rewritten(path: str, indexed_end: int, size: int) -> DataError:
-    """Return the error for a file whose first `indexed_end` bytes have changed. size: present size."""
+    """Return the error for a file whose first `indexed_end` bytes have changed. Args: size: current size."""
     cut = f"cut: {indexed_end} bytes of it are indexed, it has {size} now. Samples in it can no longer be read"
     other = f"rewritten: its first {indexed_end} bytes, which are indexed, are not the same any more"
     what = cut if size < indexed_end else other

@@ -1,4 +1,4 @@
-"""Runs formats: the formats of Modyn in this process, and formats of plug-ins in processes of bounded memory and time."""
+"""Runs formats: isolated formats (`FileFormat.isolated`) in processes of bounded memory and time, all other formats in this process."""
 
 from __future__ import annotations
 
@@ -28,17 +28,16 @@ if TYPE_CHECKING:
     from modyn.workers.bounded_process import AnswerError, BoundedProcess, EndedError
 
 PRELOAD: Final = ("modyn.storage.ingest.format_runner", "modyn.storage.formats.parquet", "modyn.storage.formats.json_lines")
-"""Modules that the fork server imports."""
+"""Modules that are imported in the process from which indexing processes are forked."""
 FILES_TOGETHER: Final = 256
-"""Largest number of files of one sample in one request to a process. A request has a time limit, and an error of a request concerns all of its files.
-"""
+"""Largest number of files of one sample in one request to a process. A request has a time limit, and if a request fails, all of its files fail."""
 SERVER_IDLE_S: Final = 60.0
 """Seconds without a request after which the forking process ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexingBounds:
-    """Bounds of a process that indexes. timeout_s: seconds until the next samples of a file, or until the answer for files of one sample each."""
+    """Bounds of an indexing process. timeout_s: longest time until the next samples of a file, or until the answer for files of one sample each."""
 
     memory_bytes: int = 1 << 32
     timeout_s: float = 300.0
@@ -52,7 +51,8 @@ class FormatRunner:
 
     def __init__(self, bounds: IndexingBounds = IndexingBounds()) -> None:
         self._bounds = bounds
-        # Protects the three fields below; held only to change them. Reentrant: the garbage collector may end a left request in any thread.
+        # Protects the three fields below, and is held only to change them. Reentrant, because the garbage collector may end an abandoned request in
+        # a thread that holds the lock.
         self._lock = threading.RLock()
         self._idle: list[BoundedProcess] = []
         self._busy: set[BoundedProcess] = set()
@@ -61,8 +61,8 @@ class FormatRunner:
     def index(self, file_format: FileFormat, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
         """See `FileFormat.index`.
 
-        Raises: DataError; for an isolated format, also if the file makes its process crash or exceed its bounds. UnusableNowError: the process
-        ended for another reason. UnavailableError: storage stops.
+        Raises: DataError; for an isolated format, also if the file makes the process crash or exceed its bounds. UnusableNowError: the process
+        ended for another reason. UnavailableError: storage is stopping.
         """
         if file_format.isolated:
             for samples in self.index_each(file_format, [(path, resume)]):
@@ -73,16 +73,16 @@ class FormatRunner:
     def index_each(
         self, file_format: FileFormat, files: Sequence[tuple[str, FormatResume | None]]
     ) -> Iterator[Iterator[IndexedSamples]]:
-        """Index files of an isolated format with one request, which costs less than one for each.
+        """Index files of an isolated format with one request, which costs less than one request per file.
 
-        Yields: for each of `files`, in order, what `index` yields. A file that raises, or whose samples are not read to the end, does not affect the
-        others.
+        Yields: for each of `files`, in order, an iterator over its samples, as from `index`. If a file raises an error, or its samples are not read
+        to the end, the other files are not affected.
         """
         from modyn.workers.bounded_process import AnswerError, EndedError
 
         left = deque(files)
         while left:
-            asked = copy(file_format)  # Its schema may change until the answers are read.
+            asked = copy(file_format)  # The schema of `file_format` may change before the answers are read.
             answers = self._request(_Request(pickle.dumps(asked), tuple(left)))
             is_read = True
             while left and is_read:
@@ -90,14 +90,12 @@ class FormatRunner:
                 yield iter(file)
                 is_read = file.is_read
             if is_read:
-                # Read the end mark, so that the process is free. A process that has just died has answered as well.
+                # The end mark is read, so that the process becomes free. All answers are complete even if the process has just died.
                 with suppress(EndedError, AnswerError):
                     next(answers, None)
 
     def schema_in(self, file_format: FileFormat, path: str) -> DatasetSchema | None:
-        """Return `FileFormat.schema_in` of a file of this machine. If the beginning of the file cannot be read, return None; `index` reports the
-        reason.
-        """
+        """Return the result of `FileFormat.schema_in` for a local file; None also if the file cannot be read: `index` reports the reason."""
         from modyn.workers.bounded_process import AnswerError, EndedError
 
         request = _Request(pickle.dumps(file_format), ((path, None),), only_schema=True)
@@ -108,10 +106,10 @@ class FormatRunner:
         return answer.found if isinstance(answer.found, DatasetSchema) else None
 
     def index_files(self, file_format: WholeFileFormat, paths: Sequence[str], num_apart: int = 0) -> IndexedFiles:
-        """See `WholeFileFormat.index_files`. If an isolated format fails to index files together, they are indexed one by one, for a bounded time.
-        When failed requests have taken twice the limit of one request, the remaining files are left for a later attempt.
+        """See `WholeFileFormat.index_files`. If an isolated format fails to index files with one request, each file gets a request of its own. When
+        failed requests have taken twice the time limit of one request, the remaining files are left for a later attempt.
 
-        Args: num_apart: number of files at the end of `paths` that have failed alone before (FailedAloneError); each is requested separately.
+        Args: num_apart: number of files at the end of `paths` that have failed alone before (FailedAloneError). Each of them gets its own request.
         Raises: UnavailableError.
         """
         from modyn.workers.bounded_process import AnswerError, EndedError
@@ -132,7 +130,7 @@ class FormatRunner:
             try:
                 parts.append(self._index_together(file_format, some))
             except (DataError, AnswerError, EndedError) as error:
-                # At most the time limit of a request counts, because the start of a process is not the fault of a file.
+                # At most the time limit of a request is counted, because a file does not cause the time to start a process.
                 lost_s += min(time.monotonic() - begun, self._bounds.timeout_s)
                 # A lack of memory or processes affects all files. Other failures may be due to one file.
                 if len(some) > 1 and not (isinstance(error, EndedError) and error.by_machine):
@@ -144,7 +142,7 @@ class FormatRunner:
     def _index_together(self, file_format: WholeFileFormat, paths: Sequence[str]) -> IndexedFiles:
         """Index files with one request. Raises: DataError: an error of the format. AnswerError, EndedError."""
         request = _Request(pickle.dumps(file_format), tuple((path, None) for path in paths), whole_files=True)
-        (answer,) = self._request(request)  # to its end, so that the process is free
+        (answer,) = self._request(request)  # The request is read to its end, so that the process becomes free.
         if answer.error is not None:
             raise answer.error.error()
         assert isinstance(answer.found, IndexedFiles)
@@ -153,10 +151,9 @@ class FormatRunner:
     def _error(
         self, file_format: FileFormat, path: str, error: DataError | AnswerError | EndedError, num_samples: int = 0
     ) -> DataError:
-        """Return the error of the file `path`. The failed request was for this file alone, or failed because of the machine; then each of its files
-        gets an error.
+        """Return the error of the file `path` after a failed request. The request was for this file alone, or the machine caused the failure.
 
-        Raises: UnavailableError: storage stops.
+        Raises: UnavailableError: storage is stopping.
         Args: num_samples: number of samples that were found before the error.
         """
         from modyn.workers.bounded_process import AnswerError
@@ -180,7 +177,7 @@ class FormatRunner:
         with self._lock:
             self._closed = True
             idle, busy, self._idle = self._idle, list(self._busy), []
-        for process in busy:  # The threads that wait for these processes see their end.
+        for process in busy:  # Threads that wait for these processes get an error.
             process.kill()
         for process in idle:
             process.end()
@@ -196,7 +193,7 @@ class FormatRunner:
                     yield answer
                 return
             except EndedError as ended:
-                # An idle process may have ended between two files; another process then gets the request.
+                # An idle process may have ended between two requests. Then another process gets the request.
                 if answered or not ended.lost:
                     raise
             finally:
@@ -224,7 +221,7 @@ class FormatRunner:
         process = BoundedProcess(f"{__name__}:index_requested", bounds, "indexing", PRELOAD, SERVER_IDLE_S)
         with self._lock:
             self._busy.add(process)
-        if self._closed:  # `close` may not have seen the process.
+        if self._closed:  # The process may have been added to `_busy` after `close` read it.
             process.kill()
         return process
 
@@ -238,13 +235,13 @@ class FormatRunner:
 
 
 def format_failed(file_format: FileFormat, path: str, kind: str) -> FailedAloneError:
-    """Return the error of a file for which the format raised a foreign error of class `kind`."""
-    # The content may be right: another version of the format, or more memory, may succeed.
+    """Return the error of a file for which the format raised an error of the class `kind`, which is not an error of `modyn.errors`."""
+    # The content may be right: with another version of the format, or with more memory, indexing may succeed.
     return FailedAloneError(f"{type(file_format).__name__} failed on {path}: {kind}; the log of storage has the details")
 
 
 def _problem(file_format: FileFormat, path: str, ended: EndedError, num_samples: int) -> DataError:
-    """Return the error for a file in which the process has ended."""
+    """Return the error for a file if the process ended while it indexed the file."""
     where = f" after its first {num_samples:,} samples" if num_samples else ""
     what = f"{path} cannot be indexed: the process in which {type(file_format).__name__} read it {ended.how}{where}"
     if not ended.by_request:
@@ -287,10 +284,10 @@ class _FileAnswers:
     def __init__(self, runner: FormatRunner, file_format: FileFormat, path: str, answers: Iterator[_Indexed]) -> None:
         self._runner, self._format, self._path, self._answers = runner, file_format, path, answers
         self._num_samples, self.is_read = 0, False
-        """is_read: whether the answers about the next file follow."""
+        """is_read: whether all answers about this file were read, so that answers about the next file follow."""
 
     def __iter__(self) -> Iterator[IndexedSamples]:
-        """Yield the samples that were found in the file. Raises as `FormatRunner.index`."""
+        """Yield the samples that were found in the file. Raises: see `FormatRunner.index`."""
         from modyn.workers.bounded_process import AnswerError, EndedError
 
         try:
@@ -324,8 +321,8 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """Samples. To save pickling time, `found` omits values that the requesting process knows. rows: replaces consecutive offsets, such as rows of row
-    groups. as_asked: whether the schema is that of the requested format."""
+    """Samples for pickling. To save time, `found` omits values that the requesting process can restore. rows: range [first, end) that replaces
+    consecutive offsets, such as rows of row groups. as_asked: whether the schema equals the schema of the request's format."""
 
     found: IndexedSamples
     rows: tuple[int, int] | None
@@ -345,9 +342,7 @@ class _Packed:
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
-    """The error of a format. `reason` gives its class. is_unrelated: the error is unrelated to the content of the file, so it is raised as
-    UnusableNowError.
-    """
+    """The error of a format. reason: identifies the class. is_unrelated: the content of the file is not the cause, so UnusableNowError is raised."""
 
     reason: str
     message: str
@@ -360,7 +355,7 @@ class _Refused:
 
 @dataclass(frozen=True, slots=True)
 class _Indexed:
-    """An item of an answer. is_last: whether it is the last item about a file, or about files that were requested together."""
+    """An item of an answer. is_last: whether this is the last item about a file, or about files that were requested together."""
 
     found: _Packed | IndexedFiles | DatasetSchema | None = None
     is_last: bool = False
@@ -368,7 +363,7 @@ class _Indexed:
 
 
 def index_requested(request: _Request) -> Iterator[_Indexed]:
-    """Answer a request, in the process that indexes."""
+    """Answer a request. This function runs in the indexing process."""
     file_format = _unpickled(request.file_format)
     if request.whole_files:
         assert isinstance(file_format, WholeFileFormat)
@@ -387,8 +382,8 @@ def _schema_in(file_format: FileFormat, path: str) -> Iterator[DatasetSchema]:
 
 
 def _with_end_marked(found: Iterator[_Packed | IndexedFiles | DatasetSchema]) -> Iterator[_Indexed]:
-    """Yield the same items, the last one with `is_last`. An error of `modyn.errors` becomes an item after the samples that were found before the
-    error, because the consumer may need only these samples."""
+    """Yield `found` as items, the last item with `is_last`. An error of `modyn.errors` becomes the last item, after the samples that were found
+    before the error, because the consumer may need only these samples."""
     now = None
     try:
         for following in found:

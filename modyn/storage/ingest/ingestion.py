@@ -1,6 +1,6 @@
 """Ingestion: new files of a dataset's folder become samples, exactly once, even if processes are killed or ingest at the same time.
 
-Order of work: take the locks, list the folder, compare the listing with the indexed files, index, write segments, commit.
+Order of the steps: acquire the locks, list the folder, compare the listing with the indexed files, index, write segments, commit.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 SAMPLES_INGESTED = Counter("modyn_storage_samples_ingested_total", "Samples that were indexed", ["dataset"])
 
 _ATTEMPTS = 3
-"""Attempts of a commit. `rpc/retry.py` is not used, because it waits for a service that does not answer. A ConflictError is an answer of the
-database. Therefore an attempt waits only for locks, and begins with the state that the other process committed."""
+"""Largest number of attempts after conflicts. `rpc/retry.py` is not used, because its pauses are for services that do not respond. After a conflict,
+the next attempt waits only for locks, and begins with the state that the other process has committed."""
 
 RESCAN_S = 30.0
-"""Seconds between two scans of a quiet watched folder, by which this process sees changes that another process has committed."""
+"""Seconds between two scans of a quiet watched folder. By these scans, this process detects changes that another process has committed."""
 
 OnProgress = Callable[[IngestProgress], None]
 
@@ -71,17 +71,17 @@ def ingest(
     Args:
         roots: folders that may contain the files.
         num_threads: number of threads that index files.
-        patient: wait for other ingestions and for files that are still being written. Otherwise the call returns at once if another ingestion runs,
-        and leaves files that are being written to the next call. on_progress: receives the counts so far, from this thread.
-        sleep: waits the given seconds between two scans for files that are being written.
-    Raises: NotFoundError: there is no such folder. UnavailableError: the database or the disk cannot be used.
+        patient: whether to wait for other ingestions and for files that are still being written. If not, the call returns at once if another
+        ingestion runs, and leaves files that are being written to the next call. on_progress: gets the counts so far, in this thread.
+        sleep: waits the given number of seconds between two scans, while files are being written.
+    Raises: NotFoundError: the folder does not exist. UnavailableError: the database or the disk cannot be used.
     """
     if not patient and _is_quiet(dataset):
         return IngestProgress(finished=True)
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             with hold_dataset(dataset, patient=patient) as held:
-                # Only an impatient call comes here: another ingestion runs, which indexes the same files.
+                # `held` is False only if the call is not patient: another ingestion is running, and indexes the same files.
                 if not held:
                     return IngestProgress(finished=True)
                 dataset.refresh()
@@ -89,14 +89,14 @@ def ingest(
                 dataset.scan_by = time.monotonic() + RESCAN_S
                 return progress
         except ConflictError as error:
-            # The lock was lost with its connection, and another process committed first: `refresh` takes over its work.
+            # The lock was lost with its connection, and another process has committed. In the next attempt, `refresh` loads the committed state.
             if attempt == _ATTEMPTS:
                 raise UnavailableError(f"dataset '{dataset.name}' cannot be ingested: {error.message}") from error
     raise AssertionError("the loop returns or raises")
 
 
 def _is_quiet(dataset: OpenDataset) -> bool:
-    """Whether a scan would find nothing to do. Then the scan is left out, and no lock of the database is taken."""
+    """Whether a scan would find no change. Then the scan is skipped, and no lock of the database is acquired."""
     if time.monotonic() >= dataset.scan_by or dataset.problems or dataset.in_doubt or not dataset.writing.acquire(blocking=False):
         return False
     try:
@@ -106,7 +106,7 @@ def _is_quiet(dataset: OpenDataset) -> bool:
 
 
 class _Ingestion:
-    """One ingestion of a dataset, under its locks."""
+    """One ingestion of a dataset, whose locks the caller holds."""
 
     def __init__(self, dataset: OpenDataset, roots: Roots, num_threads: int, on_progress: OnProgress) -> None:
         self._dataset, self._format, self._files = dataset, dataset.format, dataset.filesystem
@@ -125,7 +125,7 @@ class _Ingestion:
         give_up = time.monotonic() + 10 * stability.settle_s + 1
         self._scan(retry_all=patient)
         while patient and (stability.num_unstable or self._num_changed) and time.monotonic() <= give_up:
-            # No event reports that a file is stable, so this polls; `give_up` bounds the wait.
+            # No event reports that a file is stable, so the folder is scanned repeatedly, until `give_up`.
             sleep(max(0.02, stability.settle_s / 4))
             self._scan(retry_all=False)
         self._writer.merge()
@@ -162,7 +162,7 @@ class _Ingestion:
         self._dataset.retries.keep_only(self._dataset.problems)
 
     def _refuse_repeated(self, paths: list[str]) -> None:
-        """Refuse a file that is listed twice, because it would be indexed twice."""
+        """Raise an error if a file is listed twice, because it would be indexed twice."""
         if len(set(paths)) < len(paths):
             repeated = next(path for path, following in itertools.pairwise(sorted(paths)) if path == following)
             raise AssertionError(
@@ -173,7 +173,7 @@ class _Ingestion:
     # Files of many samples
 
     def _jobs(self, ready: SeenFiles) -> Iterator[FileJob]:
-        """Yield a job for each new or grown file. Each job is made when it is needed, because there may be many."""
+        """Yield a job for each new or grown file. Each job is made only when it is needed, because there may be many jobs."""
         for seen in ready:
             if self._dataset.files.id_of(seen.path) is None:
                 if not self._copies.refuse_repeated(seen):
@@ -194,14 +194,14 @@ class _Ingestion:
         assert file_id is not None
         known = self._dataset.catalogue.checked_file(self._dataset.row.id, file_id)
         if not (row := known.row).num_samples:
-            return self._job(seen, row)  # Nothing is indexed that could have changed.
+            return self._job(seen, row)  # No byte of the file is indexed yet.
         job: FileJob | None = None
         try:
             with watching(self._files, self._format, seen, self._dataset.limits.growing_bytes):
                 tail = tail_of(self._files, self._format, seen)
                 if self._format.is_packed(seen.path) and (row.size, row.tail) != (seen.size, tail):
                     job = self._job(seen, row)
-                    job.begin()  # Compares the present unpacked content.
+                    job.begin()  # Compares the current unpacked content with the indexed content.
                 elif not self._format.is_packed(seen.path):
                     check_known_file(self._dataset, known, seen)
         except ChangedError:
@@ -226,9 +226,9 @@ class _Ingestion:
             running = deque[tuple[list[FileJob], Future[list[Found | DataError | ChangedError]]]]()
             try:
                 while True:
-                    # Two groups for each thread, so that no thread waits for the writer.
+                    # Two groups per thread are submitted in advance, so that no thread waits for the writer.
                     while len(running) < (2 * self._num_threads if self._schema.is_expected else 1) and (group := queue.take()):
-                        # Other files are read meanwhile with the schema that the first file is about to decide, if this schema is known.
+                        # If the schema that the first file will decide is known in advance, other files are read with it at the same time.
                         if self._schema.is_open and not running and not self._schema.expect(group[0]):
                             queue.put_back([group[1:]])
                             group = group[:1]
@@ -244,7 +244,7 @@ class _Ingestion:
                         if self._writer.is_due():
                             self._flush()
                         if self._schema.is_open:
-                            # The first file is refused and decides nothing, so the other files are read again.
+                            # The first file was refused and has decided no schema, so the other files must be read again.
                             for _, other in running:
                                 other.cancel()
                             read = [group[number : len(some)], *(others for others, _ in running)]
@@ -252,7 +252,7 @@ class _Ingestion:
                             running.clear()
                             break
             finally:
-                # The end of the block then waits only for files that are being read.
+                # After the cancellation, the end of the block waits only for files that are being read.
                 for _, future in running:
                     future.cancel()
 
@@ -264,7 +264,7 @@ class _Ingestion:
             chunks, rest = found
             file_id = self._add_samples(job, chunks, rest)
         except (DataError, ChangedError) as error:
-            # A small file is refused as a whole. A large file is the only one in the writer since the last flush.
+            # No sample of a small file is in the writer yet. For a large file, the writer contains only samples of this file since the last flush.
             if rest is not None:
                 self._writer.discard()
             if isinstance(error, ChangedError):
@@ -273,7 +273,7 @@ class _Ingestion:
                 self._problems.set_aside(job.seen, error)
             return
         if job.unended and job.row is None and not job.indexed.num_samples and not job.skipped:
-            # Nothing of the file is indexed, so it may still be removed.
+            # No byte of the file is indexed, so the file gets no row, and may still be removed.
             self._problems.leave_unended(job, self._last_row_wait_s)
             return
         self._writer.complete(job.indexed_row(file_id), job.skipped)
@@ -286,8 +286,8 @@ class _Ingestion:
             self._flush()
 
     def _add_samples(self, job: FileJob, chunks: Sequence[IndexedSamples], rest: Iterator[IndexedSamples] | None) -> int:
-        """Give the writer the samples of a file. Segments of a large file are written when they are full, and become visible when the whole file is
-        known to be valid.
+        """Add the samples of a file to the writer. Segments of a large file are written when they are full, but become visible only when the whole
+        file is known to be valid.
 
         Returns: the id of the file.
         """
@@ -319,9 +319,9 @@ class _Ingestion:
         ids = self._dataset.files.ids(ready.paths)
         is_due = ids < 0
         for position in np.flatnonzero(ids >= 0).tolist():
-            is_due[position] = self._recheck(ready[position]) is not None  # nothing of it is indexed
+            is_due[position] = self._recheck(ready[position]) is not None  # True if no sample of the file is indexed.
         files = ready.take(np.flatnonzero(is_due))
-        # These files come last, so that a wait or a crash that they cause affects no other file.
+        # Files that have failed alone are indexed last, so that a hang or crash that they cause does not delay other files.
         is_apart = np.array([self._dataset.retries.is_apart(path) for path in files.paths], np.bool_)
         files = files.take(np.argsort(is_apart, kind="stable"))
         num_together = len(files) - int(is_apart.sum())

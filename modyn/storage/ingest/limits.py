@@ -13,23 +13,23 @@ class IngestLimits:
     """Bounds of memory and waiting of one ingestion."""
 
     held_samples: int = CHUNK_ROWS
-    """Largest number of samples of one file that are held in memory. The segments of a larger file are written as they fill."""
+    """Largest number of samples of one file that are in memory at once. The segments of a larger file are written when they are full."""
     segment_rows: int = SEGMENT_ROWS
     """Largest number of samples of a segment."""
     growing_bytes: int = 16 << 20
-    """Files of this size or more may grow while they are indexed. To index such a file may take longer than the pauses between two appends, so an
+    """Files of at least this size may grow while they are indexed. Indexing a large file may take longer than the pauses between two appends, so an
     ingestion that waits for a pause could wait forever."""
     files_at_once: int = 1 << 14
-    """Number of files of one sample that are indexed with one call. This number bounds the memory that the files need in addition to the listing."""
+    """Largest number of files of one sample that are indexed with one call. This number bounds the memory of an ingestion, apart from the listing."""
     flush_files: int = 1 << 15
-    """Number of new files that are committed together. This number bounds their memory. The database commits them while the next files are read."""
+    """Number of new files that are committed together, which bounds the memory. The database commits these files while the next files are read."""
     flush_s: float = 1.0
-    """Seconds for which samples of complete files wait for others to share their segment."""
+    """Seconds for which the samples of complete files wait for samples of other files, to be written into the same segment."""
     merge_run: int = 16
-    """Number of neighbouring segments of about one size that are merged. A sample is rewritten once for each factor of 16, at most five times."""
+    """Number of neighbouring segments of similar size that are merged. A sample is rewritten once for each factor of 16, at most five times."""
     lock_wait_s: float = 600.0
-    """Seconds for which an ingestion on request waits for another one of the same dataset."""
+    """Seconds for which a requested ingestion waits for another ingestion of the same dataset."""
     unpacked_bytes: int = 1 << 36
     """Largest number of bytes of unpacked copies of compressed files."""
     future_tolerance_s: float | None = None
-    """Seconds in the future beyond which samples are refused; None: no bound."""
+    """Samples whose times are more than this number of seconds in the future are refused; None: no bound."""

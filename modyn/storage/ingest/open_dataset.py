@@ -1,5 +1,5 @@
-"""One registered dataset in the service: its state in the catalogue and its publication. All changes of both go through this object. A change is
-first committed to the catalogue and then published. Every read, in this process and in others, sees the publication.
+"""One registered dataset in the service. Only this object changes the dataset's catalogue rows and publication. A change is first committed to the
+catalogue and then published. All readers, in this process and in other processes, read the publication.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ QUARANTINE = "quarantine"
 
 
 class OpenDataset:
-    """A registered dataset. `folder` holds its segments, its tombstones and its publication.
+    """A registered dataset. `folder` contains the segments, tombstones and publication of the dataset.
 
     Args: readers, runner: the objects that read and index the dataset's files. All datasets share these objects.
     """
@@ -67,28 +67,28 @@ class OpenDataset:
         self.retries = RetrySchedule()
         self.limits = IngestLimits()
         self.writing = threading.Lock()
-        """Lock that the ingestion of this process holds. The advisory lock of the database excludes other processes."""
+        """Lock of the ingestion in this process. The advisory lock of the database excludes ingestions in other processes."""
         self.scan_by = 0.0
         """Time of the next scan of a quiet folder, on the monotonic clock."""
         self.in_doubt = True
-        """Whether the folder may contain segments that the catalogue does not know, or this object or the publication may be older than the
-        catalogue."""
+        """Whether `refresh` must read the catalogue: the folder may contain segments that the catalogue does not know, or this object or the
+        publication may be older than the catalogue."""
         self._arrived = threading.Condition()
-        """Wakes the streams of new samples when a publication has changed, a client has left, or the dataset was closed."""
+        """Wakes the streams of new samples when a publication has changed, a client has disconnected, or the dataset was closed."""
         self._deleting = threading.Lock()
-        """Keeps the temporary file of a deletion from being swept."""
+        """Held during a deletion, so that `refresh` does not remove the temporary file of the deletion."""
         self.damaged: list[FileProblem] = []
         """Files of the index that are known to be damaged, missing or unreadable. A change assigns a new list; the old list is never changed."""
         self._damage_lock = threading.Lock()
-        """Lets one change of `damaged` run at a time, because scrubs and the ingestion find damage."""
+        """Lets one thread at a time change `damaged`, because scrubs and ingestions find damage at the same time."""
         self.closed: ModynError | None = None
         """The error that ends streams of new samples, once the dataset is closed."""
         make_folder(folder)
         self._labelling = threading.Lock()
-        """Lets one thread at a time read the existing labels and add new ones."""
+        """Lets one thread at a time read the existing labels and add new labels."""
         self._publishing = threading.Lock()
-        """Lets one publication run at a time. Deletions are published without the locks of the writers, because with these locks they would wait for
-        the end of an ingestion."""
+        """Lets one publication run at a time. Deletions are published without the locks of the writers, because these locks are held until an
+        ingestion ends."""
         published = last_published(folder)
         self._tombstones = Tombstones.open(folder / TOMBSTONES, published.num_deleted if published is not None else 0)
         self._tombstones.announce()
@@ -122,7 +122,7 @@ class OpenDataset:
             return
         self.filesystem = open_filesystem(config.base_path, self._roots)
         self.format = build_format(config.file_wrapper, config.file_wrapper_config, config.timestamp_source)
-        if isinstance(self.filesystem, LocalFiles):  # Objects are indexed from copies, which are in another folder.
+        if isinstance(self.filesystem, LocalFiles):  # Objects are indexed from copies, which are outside the roots.
             self.format.roots = self._roots.folders
         self.declared_schema = self.format.schema
         self.format.schema = schema or self.declared_schema
@@ -140,7 +140,7 @@ class OpenDataset:
         return len(self._tombstones.keys)
 
     def snapshot(self) -> DatasetSnapshot:
-        """Return the dataset as all readers see it now. Raises NotFoundError if it was deleted, CorruptStateError, UnavailableError."""
+        """Return the published snapshot. Raises: NotFoundError: the dataset was deleted. CorruptStateError, UnavailableError."""
         try:
             return self._published.snapshot()
         except NotFoundError as error:
@@ -168,10 +168,10 @@ class OpenDataset:
         )
 
     def new_samples(self, first_key: int, batch_size: int, is_active: Callable[[], bool]) -> Iterator[SampleBatch]:
-        """Yield samples from `first_key` on in the order of keys, and wait for new ones while `is_active` returns True. After each `wake`,
+        """Yield samples from `first_key` on in the order of keys, and wait for new samples while `is_active` returns True. After each `wake`,
         `is_active` is called again.
 
-        Raises: InvalidArgumentError: `first_key` is negative. NotFoundError: the dataset was deleted. UnavailableError: storage stops.
+        Raises: InvalidArgumentError: `first_key` is negative. NotFoundError: the dataset was deleted. UnavailableError: storage is stopping.
         """
         if first_key < 0:
             raise InvalidArgumentError(f"first_key is {first_key}; keys begin with 0")
@@ -185,8 +185,8 @@ class OpenDataset:
             self._wait_for_change(is_active, snapshot)
 
     def set_labels(self, keys: Int64Array, labels: LabelArray) -> list[AppendedRecord]:
-        """Set the labels of samples that came without one, durably. Returns an answer for each label, in order. A label that differs from the known
-        one changes nothing.
+        """Durably set the labels of samples without a label. Returns an answer for each label, in order. If a sample has a label already, the sample
+        keeps this label.
 
         Args: keys: int64 (n,), of existing or deleted samples.
         Raises: UnavailableError: the disk cannot be written to; no label is set.
@@ -206,7 +206,7 @@ class OpenDataset:
         return answers
 
     def new_labels(self, first: int, batch_size: int, is_active: Callable[[], bool]) -> Iterator[LateLabelBatch]:
-        """Yield late labels from number `first` on, and wait for new ones. Args, Raises: see `new_samples`; CorruptStateError: some labels are
+        """Yield late labels from number `first` on, and wait for new labels. Args, Raises: see `new_samples`; CorruptStateError: some labels are
         lost."""
         late_labels.check_late_labels(self.name, first, len(self.snapshot().late))
         while is_active():
@@ -224,17 +224,15 @@ class OpenDataset:
         """Wait until the dataset differs from `before`, or until `is_active` returns False. Raises: NotFoundError, UnavailableError: the dataset was
         closed.
         """
-        # A publication, a client that left, or the end of the dataset wakes this wait. The conditions are checked with the lock held, because a
-        # publication between check and wait would not wake it.
+        # A publication, a disconnected client or the end of the dataset ends this wait. The conditions are checked with the lock held, because
+        # otherwise a publication between check and wait would not end the wait.
         with self._arrived:
             self._arrived.wait_for(lambda: self.closed is not None or not is_active() or self.snapshot() is not before)
         if self.closed is not None:
             raise self.closed
 
     def wake(self) -> None:
-        """Make each stream of new samples check again whether there are new samples, whether its client has left, and whether the dataset is
-        closed.
-        """
+        """Make each stream of new samples check for new samples, for the end of its client, and for the end of the dataset."""
         with self._arrived:
             self._arrived.notify_all()
 
@@ -242,7 +240,7 @@ class OpenDataset:
         """Compare the files of the index with their checksums. Return the files that are damaged, missing or unreadable. `damaged` is updated after
         each file.
 
-        Args: goes_on: called after each file; False ends the scrub.
+        Args: goes_on: called after each file; if it returns False, the scrub ends.
         Raises: NotFoundError: the dataset was deleted. UnavailableError: the dataset's publication cannot be read.
         """
         known_before, checked = self.damaged, dict[str, FileProblem | None]()
@@ -273,7 +271,7 @@ class OpenDataset:
             self._publisher.publish_damage(self.files, self._damaged_by_name())
 
     def _damaged_by_name(self) -> dict[str, str]:
-        """Return the reason for each damaged file of the index, by its path below the folder."""
+        """Return the reasons for the damaged files of the index, by path relative to `folder`."""
         return {os.path.relpath(known.path, self.folder): known.reason for known in self.damaged}
 
     def close(self, error: ModynError) -> None:
@@ -284,10 +282,8 @@ class OpenDataset:
     # Changing
 
     def delete_samples(self, keys: Int64Array) -> int:
-        """Delete the existing samples of `keys`, int64 (n,), permanently. Returns the number of these samples that are deleted now, including earlier
-        deletions. When the method returns, the deletion is durable.
-
-        A request that is repeated because its answer was lost gets the same answer.
+        """Delete the existing samples of `keys`, int64 (n,), permanently. Returns the number of these samples, including samples that were deleted
+        earlier, so that a repeated call returns the same number. When the method returns, the deletion is durable.
         """
         with self._deleting:
             existing = np.unique(keys[self.snapshot().index.contains(keys)])
@@ -305,7 +301,7 @@ class OpenDataset:
         Call with the locks of the writers held. Raises: NotFoundError: the dataset was deleted. CorruptStateError: the catalogue is older than the
         index; then nothing is changed. ConflictError: another process changes the dataset although the locks are held here.
         """
-        # Read the publication before the catalogue. The catalogue is then at least as new, because a change is committed before it is published.
+        # The publication is read before the catalogue. A change is committed before it is published, so the catalogue must be at least as new.
         last = last_published(self.folder) if self.in_doubt else None
         published = max(self.row.version, last.version if last is not None else 0)
         version = self.catalogue.version(self.row.id)
@@ -322,14 +318,14 @@ class OpenDataset:
             error = NotFoundError(f"dataset '{self.name}' was deleted")
             self.close(error)
             raise error
-        # The doubt lasts until all of this is done: after a failure, the row alone would let the next refresh find nothing to do.
+        # `in_doubt` stays true until all steps have succeeded. Otherwise, after a failure, the next refresh would see the new row and do nothing.
         self.in_doubt = True
         if version != self.row.version:
             self._load(contents)
         known = set(self._segment_names.values())
         strays = [path for path in self.folder.glob("*.segment*") if path.name not in known]
         if strays:
-            # One of them may belong to a process that has lost its lock and is about to commit the segment. After this change, its commit fails.
+            # A process that has lost its lock may be about to commit one of these segments. After this change of the version, its commit fails.
             swept, _ = self.catalogue.commit(self.row.id, self.row.version, Change(self.row.next_key))
             self.row = replace(self.row, version=swept)
         self._publish(self.row)
@@ -342,9 +338,7 @@ class OpenDataset:
         self.in_doubt = False
 
     def _set_aside(self, segment: Path) -> None:
-        """Move a segment that the catalogue does not know to quarantine. The segment is kept, because it is the only copy if the catalogue is
-        wrong.
-        """
+        """Move a segment that the catalogue does not know to quarantine. If the catalogue is wrong, the segment is the only copy of its samples."""
         with suppress(FileNotFoundError):
             if segment.suffix == TEMPORARY_SUFFIX:
                 segment.unlink()
@@ -355,7 +349,7 @@ class OpenDataset:
     def change_options(self, config: DatasetConfig) -> None:
         """Use the options of `config` for later indexing. Files that were set aside are tried again. Call with the locks of the writers held.
 
-        Raises: InvalidArgumentError: an option differs that must not change for indexed samples. ConfigError: an option is wrong.
+        Raises: InvalidArgumentError: an option differs that must not change once samples are indexed. ConfigError: an option is wrong.
         """
         old = self.row.config
         known, wanted = (build_format(c.file_wrapper, c.file_wrapper_config, c.timestamp_source) for c in (old, config))
@@ -363,7 +357,7 @@ class OpenDataset:
             name: (getattr(old, name), getattr(config, name)) for name in ("base_path", "file_wrapper", "filesystem_wrapper")
         }
         fixed["label_type"] = known.config.label_type, wanted.config.label_type
-        if self.info().num_samples:  # Labels and times of two places would be mixed. Without samples, a mistake can be corrected.
+        if self.info().num_samples:  # A change would mix labels or times of two columns. Without samples, a change is allowed.
             fixed["timestamp_source"] = old.timestamp_source, config.timestamp_source
             asked_labels = wanted.labels_by
             fixed |= {name: (value, asked_labels.get(name)) for name, value in known.labels_by.items()}
@@ -385,12 +379,12 @@ class OpenDataset:
         self._configure(config, schema)
         self._publish(row)
         self.row = row
-        self.problems = dict.fromkeys(self.problems, "")  # No file has this signature, so the file is tried again.
+        self.problems = dict.fromkeys(self.problems, "")  # No file has the signature "", so each file is tried again.
         self.stability = StabilityTracker(self.stability.settle_s)
         self.in_doubt = False
 
     def commit(self, change: Change) -> None:
-        """Commit `change`, whose segments are complete files in `folder`, and publish it. All processes can read each key that a client knows."""
+        """Commit and publish `change`. Its segments must be complete files in `folder`. Clients learn a key only after all processes can read it."""
         self.in_doubt = True
         version, num_skipped = self.catalogue.commit(self.row.id, self.row.version, change)
         self.files.add(change.new_files)
@@ -402,10 +396,10 @@ class OpenDataset:
         replaced = [self._segment_names.pop(first) for first in change.replaced_segments]
         self._segment_names.update({row.info.first_key: row.file_name for row in change.segments})
         row = replace(self.row, next_key=change.next_key, version=version, schema=change.schema or self.row.schema)
-        # If this fails, this object still has the old row, and `refresh` continues from the catalogue.
+        # If the publication fails, this object keeps the old row, and `refresh` loads the new row from the catalogue.
         self._publish(row, [file.file_id for file in (*change.changed_files, *change.forgotten)])
         self.row = row
-        # Snapshots in use keep their maps: a removed file exists until the last map is closed.
+        # A removed file exists until its last map is closed, so snapshots in use can still be read.
         for name in replaced:
             (self.folder / name).unlink(missing_ok=True)
         self.in_doubt = False
@@ -418,9 +412,10 @@ class OpenDataset:
 
 
 class RetrySchedule:
-    """The times at which unchanged, unreadable files are tried again. The times are in memory only: after a restart, all such files are tried. `tick`
-    is in seconds of a monotonic clock; `path` is relative to the dataset's folder. Each pause is twice as long as the last one, so that a scan does
-    not read all files of a broken disk.
+    """The times at which unchanged, unreadable files are tried again. The times are only in memory: after a restart, all these files are tried. Each
+    pause is twice as long as the previous pause, so that not every scan reads all files of a broken disk.
+
+    Args of all methods: tick: seconds of a monotonic clock. path: path relative to the dataset's folder.
     """
 
     FIRST_S, LONGEST_S = 1.0, 300.0

@@ -1,4 +1,4 @@
-"""Problems of files during one ingestion: the reports of problems, and the times at which files that were set aside are tried again."""
+"""Reports problems of files during one ingestion, and decides when files that were set aside are tried again."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.segment_writer import SegmentWriter
 
 FOLDER = ""
-"""The path of a problem that concerns the whole folder."""
+"""The path in a problem that concerns the whole folder."""
 REFUSED = "refused"
-"""Signature of a file or folder that may not be examined."""
+"""Signature of a file or folder that storage may not examine, or cannot examine."""
 _UNENDED = "unended"
-"""Signature of a file whose last row waits for its end. No state of a file has this signature, so every scan tries the file again."""
+"""Signature of a file whose last row waits for its end. The state of a file never equals this signature, so every scan tries the file again."""
 _COPY = "copy"
 """Signature of an unchanged compressed file whose unpacked copy is missing. No listing shows whether the copy exists."""
 _OTHERS = "others"
@@ -45,14 +45,14 @@ again."""
 
 
 class ProblemReporter:
-    """Reports and removes problems through the writer. Both become visible with the next commit of the writer."""
+    """Reports and removes problems through the writer. Both changes become visible with the next commit of the writer."""
 
     def __init__(self, dataset: OpenDataset, writer: SegmentWriter, on_new: Callable[[], None]) -> None:
-        """Args: on_new: called for each problem that was not known, in the thread that reports it."""
+        """Args: on_new: called for each new problem, in the thread that reports the problem."""
         self._dataset, self._writer, self._on_new = dataset, writer, on_new
 
     def without_set_aside(self, files: SeenFiles) -> SeenFiles:
-        """Return the files that were not set aside in their present state."""
+        """Return the files that were not set aside in their current state, and unreadable files that are due for another attempt."""
         if not self._dataset.problems:
             return files
         tick = time.monotonic()
@@ -68,8 +68,8 @@ class ProblemReporter:
         return known != signature
 
     def set_aside(self, file: SeenFile, error: DataError) -> None:
-        """Report a file that cannot be indexed. The file is tried again after a change of the file. If the error is unrelated to its content, the
-        unchanged file is tried again, too.
+        """Report a file that cannot be indexed. The file is tried again after it has changed. If the error is unrelated to the content, the unchanged
+        file is tried again too.
         """
         signature = self._signature(file)
         if isinstance(error, UNRELATED_TO_CONTENT):
@@ -81,7 +81,7 @@ class ProblemReporter:
             self.report(file.path, signature, error.message)
 
     def leave_unended(self, job: FileJob, wait_s: float) -> None:
-        """Leave an incomplete last row of a file for a later scan, and report the row. Call this method after the writer has got the other rows."""
+        """Leave an incomplete last row of a file for a later scan, and report the row. Call this method after the file is added to the writer."""
         self._dataset.stability.await_end(job.listed, math.inf if job.is_part else wait_s, time.monotonic())
         path = job.listed.path
         reason = f"{self._dataset.filesystem.full_path(path)}: {job.unended}. It may be half-written and waits for its end"
@@ -111,27 +111,27 @@ class ProblemReporter:
             self._writer.solve(path)
 
     def compare_with(self, listing: Listing) -> None:
-        """Report missing indexed files and files that may not be read. Remove the problems of unchanged indexed files, and of missing files that were
-        never indexed."""
+        """Report missing indexed files and refused files. Remove the problems of unchanged indexed files, and of missing files that were never
+        indexed."""
         table = self._dataset.files
         for path, reason in listing.refused.items():
             self.report(path, REFUSED, reason)
             file_id = table.id_of(path)
             if file_id is not None and file_id not in table.altered:
-                # An example is a link that now leads out of the dataset's roots: its target is not the indexed file.
+                # For example, a link may now point outside the dataset's roots, so its target is not the indexed file.
                 row = self._dataset.catalogue.file(self._dataset.row.id, file_id)
                 self._writer.change_file(row._replace(altered=True))
         gone = [path for i in listing.absent.tolist() if not _is_below(path := table.path(i), listing.refused)]
         if len(gone) > 1 and len(gone) == len(table):
-            # The disk is probably not mounted, so a report for each file would not help.
+            # The disk is probably not mounted, so one report replaces a report for each file.
             reason = f"none of the {len(gone):,} files that are indexed is there; mount the folder, or put the files back"
             self.report(FOLDER, "gone", reason)
         else:
             self._report_gone(gone, listing)
 
     def report_others(self, endings: NameEndings, names: Sequence[str]) -> None:
-        """Report that no file name in the folder fits the dataset. The report lists the existing endings. Args: names: names of all files in the
-        folder; empty: no problem."""
+        """Report that no file name in the folder has an ending of the dataset. The report lists the existing endings. Args: names: names of all files
+        in the folder; if there are none, nothing is reported."""
         if names:
             counts = Counter(_ending(name) for name in names).most_common(_NAMED_ENDINGS + 1)
             found = ", ".join(f"{count:,} × {ending}" for ending, count in counts[:_NAMED_ENDINGS])
@@ -154,7 +154,7 @@ class ProblemReporter:
             )
             self.report(path, "gone", reason)
         if problems := self._dataset.problems:
-            # A listing by events contains an altered file only if it changed again.
+            # An incomplete listing contains an altered file only if the file has changed again.
             ids = {*listing.absent.tolist(), *self._dataset.files.altered}
             differing = {*listing.files.paths, *listing.refused, FOLDER, *map(self._dataset.files.path, ids)}
             for path in problems.keys() - differing:

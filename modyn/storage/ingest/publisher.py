@@ -41,7 +41,7 @@ class Publisher:
         """Args: folder: folder of the dataset's index."""
         self._folder = folder
         self._published: Publication | None = None
-        """The last publication; None: this object has made no publication yet, or the last attempt failed."""
+        """The last publication; None: this object has not published yet, or the last attempt failed."""
 
     def publish(
         self,
@@ -53,24 +53,24 @@ class Publisher:
         damaged: Mapping[str, str] = MappingProxyType({}),
         num_labels: int = 0,
     ) -> None:
-        """Make readers see this state at their next request.
+        """Publish a state, which readers use from their next request on.
 
         Args: row: row of the catalogue. segments: file names of the segments. files: all files of the dataset. changed: ids of files whose stamps
-        may differ from the published ones; the first call compares all files. num_deleted: number of keys in the file of deletions. damaged:
-        reasons why files of the index must not be read, by their names in the folder. num_labels: number of late labels.
+        may differ from the published stamps; the first call compares all files. num_deleted: number of keys in the file of deletions. damaged:
+        reasons why files of the index must not be read, by path relative to the folder. num_labels: number of late labels.
         Raises: UnavailableError: readers still see the previous state.
         """
         is_first = self._published is None
-        # Unknown until the end: after a failure, the next call compares everything with the files.
+        # `_published` is None until the end, so that after a failure the next call compares all files.
         before, self._published = self._last(), None
-        # The name of a file never changes, so the blocks of the last publication are still right unless it knew more files.
+        # The name of a file never changes. So the blocks of the last publication are still right, unless they contain more files than `files`.
         kept = before if before is not None and before.num_files <= len(files) else None
         names, stamps, num_known = (kept.names, kept.stamps, kept.num_files) if kept is not None else ((), None, 0)
         known = np.arange(num_known) if is_first else np.array(sorted(i for i in set(changed) if i < num_known), np.int64)
         try:
             stale = known[~_are_stamped(self._folder, names, stamps, files, known, verify=is_first)]
         except CorruptStateError:
-            # Write the blocks and the stamps of all files again: a reader may have mapped the blocks before they were damaged.
+            # Blocks and stamps of all files are written again, because a reader may have mapped the blocks before they were damaged.
             names, stamps, stale = (), None, np.arange(num_known)
         if len(stale):
             stamps = self._write_stamps(stamps, files, stale)
@@ -92,17 +92,17 @@ class Publisher:
             now = replace(now, names=self._with_names(now, files))
             write_atomically(self._folder / INDEX, [now.to_json()])
         elif is_first:
-            sync_names(self._folder)  # The process before this one may have been killed between writing and syncing it.
+            sync_names(self._folder)  # The previous process may have been killed before it synced the publication.
         self._published = now
-        # Remove old blocks last: from now on, no publication names them.
+        # Old blocks are removed last, when the current publication does not name them any more.
         self._sweep({block.file for block in now.names} | ({now.stamps} if now.stamps else set()))
 
     def publish_counts(self, num_deleted: int, num_labels: int = 0) -> None:
-        """Publish the numbers of deletions and late labels, by which a reader detects that the file of deletions or of late labels is missing. After
-        a number of a file was published once, further calls change nothing, because `publish` keeps the numbers.
+        """Publish the numbers of deletions and late labels. By these numbers, a reader detects that the file of deletions or of late labels is
+        missing. Only the first number of each file, greater than 0, is published by this method; later numbers are published by `publish`.
 
-        The method does not change the published index, even if this object does not know it, for example after a failed publication or a restart. An
-        index that this object published and that was damaged since is written again. A newer publication of another process is not replaced, and a
+        The method does not change the published index, even if this object does not know it, for example after a failed publication or a restart. If
+        the index was damaged after this object published it, the index is written again. A newer publication of another process is not replaced. A
         missing publication is not created. The locks of the dataset's writers are not needed, but no `publish` may run at the same time.
         Raises: UnavailableError: readers still see the previous state.
         """
@@ -126,7 +126,7 @@ class Publisher:
             return
         except CorruptStateError:
             found = own
-        # Another process has published since. Its numbers are newer.
+        # If another process has published since then, its numbers are newer.
         if found is None or (own is not None and own.version < found.version):
             return
         if is_known(found):
@@ -137,7 +137,7 @@ class Publisher:
             self._published = with_counts(own)
 
     def publish_damage(self, files: FileTable, damaged: Mapping[str, str]) -> None:
-        """Publish the damaged segments and files of records. Readers refuse exactly their samples because of damage. Args: see `publish`.
+        """Publish the damaged segments, files of records and unpacked copies. Readers refuse the samples in them. Args: see `publish`.
 
         The published index itself does not change. The conditions of `publish_counts` apply.
         Raises: UnavailableError: readers still see the previous state.
@@ -145,7 +145,7 @@ class Publisher:
         try:
             found = self._published or Publication.read(self._folder)
         except (NotFoundError, CorruptStateError):
-            return  # There is nothing to read; the next publication names the damaged files.
+            return  # Readers have no publication to read. The next publication will name the damaged files.
         now = _with_damage(found, files, damaged)
         if now != found:
             write_atomically(self._folder / INDEX, [now.to_json()])
@@ -157,16 +157,16 @@ class Publisher:
         return self._published or last_published(self._folder)
 
     def _write_stamps(self, published: str | None, files: FileTable, stale: Int64Array) -> str:
-        """Write a file with the stamps of `stale`, int64 ids, which differ from those of the blocks, and return its name. Stamps of the previous
-        stamps file stay in the new one, because a reader may have mapped a block before the block was rewritten."""
+        """Write a stamps file for the files `stale`, int64 ids, whose stamps differ from the blocks. Return its name. The new file also contains the
+        files of the previous stamps file, because a reader may have mapped a block before the block was rewritten."""
         before = map_stamps(self._folder / published)[0] if published else np.zeros(0, np.int64)
         path = self._folder / f"{uuid.uuid4().hex[:12]}{STAMPS}"
         write_stamps(path, files, np.union1d(before, stale))
         return path.name
 
     def _with_names(self, now: Publication, files: FileTable) -> tuple[NameBlock, ...]:
-        """Return the blocks, and a new one with the missing names. The new block takes over the names of earlier blocks of less than twice its size,
-        so that there are few blocks, and names are seldom rewritten."""
+        """Return the blocks, plus a new block with the missing names. The new block replaces previous blocks that are smaller than twice its size, so
+        that there are few blocks, and names are seldom rewritten."""
         blocks, first = list(now.names), now.num_files
         if first == len(files):
             return now.names
@@ -177,7 +177,7 @@ class Publisher:
         return (*blocks, block)
 
     def _sweep(self, known: set[str]) -> None:
-        """Remove blocks whose names are in newer blocks, and blocks that a crash left. Readers keep their maps of removed files."""
+        """Remove replaced blocks, and blocks that a crash left. Maps of removed files stay valid for readers."""
         for pattern in (f"*{NAMES}*", f"*{STAMPS}*", f"{INDEX}*{TEMPORARY_SUFFIX}"):
             for path in self._folder.glob(pattern):
                 if path.name not in known:
@@ -213,10 +213,10 @@ def withdraw(folder: Path) -> None:
 def _are_stamped(
     folder: Path, names: Sequence[NameBlock], stamps: str | None, files: FileTable, ids: Int64Array, verify: bool
 ) -> npt.NDArray[np.bool_]:
-    """Return whether the published stamp of each of `ids`, ascending, is right: bool (n,).
+    """Return for each of `ids`, ascending, whether its published stamp equals its stamp in `files`: bool (n,).
 
     Raises: CorruptStateError.
-    Args: verify: compare the files that are read with their checksums.
+    Args: verify: whether to compare the read files with their checksums.
     """
     stamps_now = files.known.stamps(ids)
     same = np.zeros(len(ids), np.bool_)
@@ -228,7 +228,7 @@ def _are_stamped(
             published = mapped.sizes[rows], mapped.mtimes_ns[rows], mapped.tails[rows]
             same[start:stop] = _are_equal(published, [column[start:stop] for column in stamps_now])
         first += block.count
-    # Newer stamps replace those in the blocks.
+    # Stamps in the stamps file replace stamps in the blocks.
     if stamps is not None and len(ids):
         newer = map_stamps(folder / stamps, verify)
         _, at, rows = np.intersect1d(ids, newer[0], assume_unique=True, return_indices=True)

@@ -22,17 +22,17 @@ from modyn.storage.model.file_table import FileRow
 from modyn.storage.read.publication import Publication, map_names, map_stamps
 
 _UNKNOWN = "unknown"
-"""A fingerprint that no content has, so the next scan marks the file as altered."""
+"""A fingerprint that matches no content, so the next scan marks the file as altered."""
 
 
 def rebuild(dataset: OpenDataset) -> None:
-    """Restore the catalogue from the index. Files with the same state in both keep their rows. A file that the catalogue did not know is accepted if
-    the file still has its indexed size and time, or has only grown. Otherwise the next scan marks the file as altered.
+    """Restore the catalogue from the index. Files with the same state in catalogue and index keep their rows. Another file is accepted if it still
+    has its indexed size and time, or has only grown. Otherwise the next scan marks the file as altered.
 
-    Raises: ConflictError: the catalogue is not older than the index, or another process works on the dataset. CorruptStateError: a segment
-    is damaged. UnavailableError.
+    Raises: ConflictError: the catalogue is not older than the index, or another process is changing the dataset. CorruptStateError: a segment is
+    damaged. UnavailableError.
     """
-    # The first lock excludes other threads, the second other processes.
+    # The first lock excludes other threads, the second lock excludes other processes.
     with dataset.writing, dataset.catalogue.database.advisory_lock(f"dataset/{dataset.row.id}") as held:
         if not held:
             raise ConflictError(f"another process is ingesting dataset '{dataset.name}'; repeat the command when it is done")
@@ -44,7 +44,7 @@ def rebuild(dataset: OpenDataset) -> None:
                 f"`modyn data ingest {dataset.name}` continues"
             )
         index = dataset.snapshot().index
-        # The catalogue is replaced by what the segments say, so all of them must be intact.
+        # The new rows of the catalogue are computed from the segments, so all segments must be intact.
         for segment in index.segments:
             segment.verify()
         known = {row.file_id: row for row in dataset.catalogue.files(contents.row.id)}
@@ -53,7 +53,7 @@ def rebuild(dataset: OpenDataset) -> None:
             for row in _published_files(dataset, published, index)
         ]
         segments = [SegmentRow(segment.info, segment.path.name) for segment in index.segments]
-        # The new version is larger than both old ones, so every process sees the change.
+        # The new version is larger than both old versions, so every process detects the change.
         dataset.catalogue.replace(contents.row.id, contents.row.version, published.version + 1, rows, segments, published.schema)
         # The catalogue is newer than this object until `refresh` has loaded it.
         dataset.in_doubt = True
@@ -63,7 +63,7 @@ def rebuild(dataset: OpenDataset) -> None:
 def _published_files(dataset: OpenDataset, published: Publication, index: SegmentIndex) -> list[FileRow]:
     """Return all files of the index by id, without fingerprints."""
     counts = np.zeros(published.num_files, np.int64)
-    # The publication has no numbers of samples. The segments have an entry for each sample.
+    # The publication does not contain the number of samples of each file, so the samples are counted in the segments.
     for segment in index.segments:
         counts += np.bincount(segment.file_ids.slice(0, segment.info.num_samples), minlength=published.num_files)
     blocks = [map_names(dataset.folder, block) for block in published.names]
@@ -88,7 +88,7 @@ def _joined(columns: list[Int64Array]) -> Int64Array:
 
 
 def _kept(row: FileRow, known: FileRow | None) -> FileRow | None:
-    """Return the catalogue's row of the file, if this row describes the same state."""
+    """Return `known`, the catalogue's row of the file, if it describes the same state as `row`, else None."""
     same = known is not None and (known.path, known.size, known.mtime_ns, known.tail) == (
         row.path,
         row.size,
@@ -99,10 +99,8 @@ def _kept(row: FileRow, known: FileRow | None) -> FileRow | None:
 
 
 def _complete_row(folder: FileSystem, file_format: FileFormat, row: FileRow, unpacked: UnpackedCopies | None = None) -> FileRow:
-    """Return the row with the file's fingerprint, if the file may be unchanged since it was indexed. An object may be unchanged if its version has
-    the same tag.
-
-    Raises: UnavailableError.
+    """Return the row with the file's fingerprint if the file seems unchanged since it was indexed, otherwise with `_UNKNOWN`. An object seems
+    unchanged if its version has the same tag. Raises: UnavailableError.
     """
     if isinstance(file_format, WholeFileFormat):
         return row
@@ -118,6 +116,6 @@ def _complete_row(folder: FileSystem, file_format: FileFormat, row: FileRow, unp
         if now is not None and (grown or (now.size, now.mtime_ns) == (row.size, row.mtime_ns)):
             return row._replace(fingerprint=fingerprint(folder, folder.full_path(row.path), row.size, listed(folder, seen)))
     except DataError:
-        # The file cannot be read. `_UNKNOWN` makes the next scan mark it as altered.
+        # The file cannot be read. `_UNKNOWN` makes the next scan mark the file as altered.
         pass
     return row._replace(fingerprint=_UNKNOWN)

@@ -22,10 +22,10 @@ from modyn.storage.model.file_table import UNKNOWN_TAG
 
 
 def forget_file(dataset: OpenDataset, path: str) -> DeletedSamples:
-    """Delete the samples of a data file. The next ingestion adds the samples that the file then has, under new keys.
+    """Delete the samples of a data file. The next ingestion adds the samples that the file then contains, under new keys.
 
-    The file is first indexed as a trial. If the file is missing or unusable, or has no samples, nothing is deleted. An interrupted call can be
-    repeated: samples are deleted first, and indexing is allowed last, so that no sample exists twice.
+    Before the deletion, the file is indexed as a trial. If the file is missing or unusable, or has no samples, nothing is deleted. An interrupted
+    call can be repeated: the samples are deleted before the file may be indexed again, so that no sample exists twice.
 
     Args: path: path of the file, full or relative to the dataset's folder.
     Returns: the number and the first key of the samples that this call deleted.
@@ -43,19 +43,19 @@ def forget_file(dataset: OpenDataset, path: str) -> DeletedSamples:
         if file_id is None:
             raise NotFoundError(_why_not_indexed(dataset, relative))
         row = dataset.catalogue.file(dataset.row.id, file_id)
-        # The present content is checked first. If it cannot be used, no sample is deleted.
+        # The current content is checked first. If it cannot be used, no sample is deleted.
         _check_content(dataset, relative)
         snapshot = dataset.snapshot()
         keys = _keys_of(snapshot.index, file_id)
         keys = keys[~snapshot.tombstones.keys.contains(keys)]
-        # The deletion is durable before the file is forgotten. After a crash between the two, a repeated call continues.
+        # The deletion is durable before the file is forgotten. After a crash between the two steps, a repeated call continues.
         dataset.delete_samples(keys)
         writer = SegmentWriter(dataset)
         writer.forget_file(
             row._replace(size=0, mtime_ns=0, indexed_end=0, num_samples=0, fingerprint="", altered=False, tail=UNKNOWN_TAG)
         )
         writer.flush()
-        # A scan is due at once.
+        # The next scan is due immediately.
         dataset.scan_by = 0.0
         return DeletedSamples(dataset.name, dataset.row.identity, path, len(keys), int(keys.min()) if len(keys) else None)
 
@@ -79,7 +79,7 @@ def _why_not_indexed(dataset: OpenDataset, path: str) -> str:
 
 
 def _check_content(dataset: OpenDataset, path: str) -> None:
-    """Index the present content of a file as a trial. Args: path: relative to the dataset's folder. Raises: as `forget_file`."""
+    """Index the current content of a file as a trial. Args: path: relative to the dataset's folder. Raises: see `forget_file`."""
     folder, full_path = dataset.filesystem, dataset.filesystem.full_path(path)
     if (now := folder.version(SeenFile(path, 0, 0))) is None:
         raise NotFoundError(
@@ -121,7 +121,7 @@ def _relative(dataset: OpenDataset, path: str) -> str:
 
 
 def _keys_of(index: SegmentIndex, file_id: int) -> Int64Array:
-    """Return the keys of the samples of a file, deleted ones included, int64 (n,)."""
+    """Return the keys of the samples of a file, including deleted samples, int64 (n,)."""
     found = [
         segment.info.first_key + np.flatnonzero(segment.file_ids.slice(0, segment.info.num_samples) == file_id)
         for segment in index.segments

@@ -1,4 +1,4 @@
-"""The schema of a dataset while its files are indexed. The first file decides the schema, and the format reads the other files by it."""
+"""Decides the schema of a dataset while its files are indexed. The first file decides the schema. The other files are read by this schema."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from modyn.storage.model.schema import DatasetSchema
 from modyn.storage.read.row_order import beginning_of
 
 _LOOKED_AT = 100
-"""Largest number of examined files that were indexed without a schema. The first readable file decides the schema. For JSON, the other files are
-compared with the first."""
+"""Largest number of files that are examined if they were indexed without a schema. The first readable file decides the schema. For JSON, the other
+files are compared with the first file."""
 
 
 class SchemaDecision:
@@ -37,13 +37,13 @@ class SchemaDecision:
 
     @property
     def is_expected(self) -> bool:
-        """Whether the files after the next file can be read before the next file is added."""
+        """Whether further files can be read before the next file is added, because their schema is known or expected."""
         return not self.is_open or self._format.schema is not None
 
     def expect(self, job: FileJob) -> bool:
-        """Find the schema that a file will decide in its beginning, and let the format read other files with this schema. Returns whether the schema
-        was found. Only the first file is used in this way: if the first file is refused, others are likely to be refused too, and each refusal makes
-        the concurrent reads useless.
+        """Read from the beginning of a file the schema that this file will decide, and let the format read other files with this schema. Returns
+        whether the schema was found. Only the first file is read in advance: if it is refused, the next files are likely to be refused too, and after
+        each refusal, files that were read with the expected schema must be read again.
         """
         dataset, found = self._dataset, None
         is_plain = isinstance(dataset.filesystem, LocalFiles) and not self._format.is_packed(job.seen.path)
@@ -60,7 +60,7 @@ class SchemaDecision:
         if found is None or not job.indexed.num_samples:
             return
         if known is not None:
-            # `found` replaces earlier findings about this file, which may have been corrected or may have grown.
+            # `found` replaces earlier findings about this file, because the file may have been corrected or may have grown.
             if known.lacking:
                 known = replace(known, lacking=tuple(file for file in known.lacking if file.path != path))
             if found.lacking:
@@ -77,8 +77,8 @@ class SchemaDecision:
             self._schema = self._format.schema = self._writer.schema = schema
 
     def _adopt(self) -> None:
-        """Take the schema from the first file of a dataset that was indexed without one. Later JSON files are compared with the first file. Files of
-        other formats may differ; each is checked when it is read."""
+        """Read the schema from the first file of a dataset that was indexed without a schema. Later JSON files are compared with the first file.
+        Files of other formats are not compared here, because each file is checked when it is read."""
         dataset, paths, schema = self._dataset, self._dataset.snapshot().paths, self._schema
         for file_id in range(min(len(paths), _LOOKED_AT)):
             if file_id in dataset.files.altered:
@@ -87,7 +87,7 @@ class SchemaDecision:
                 with beginning_of(dataset.filesystem, paths, file_id) as file:
                     found = self._format.schema_in(paths[file_id], file)
             except DataError:
-                continue  # The file is gone or damaged; reading it reports the problem.
+                continue  # The file is missing or damaged; reads of its samples report the problem.
             if found is None:
                 continue
             path = dataset.files.path(file_id)

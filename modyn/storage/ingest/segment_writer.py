@@ -21,7 +21,7 @@ from modyn.storage.read.scrub import segment_problem
 
 
 class SegmentWriter:
-    """Collects samples in order of key. The caller holds the locks of ingestion."""
+    """Collects samples in the order of their keys. The caller holds the locks of ingestion."""
 
     def __init__(self, dataset: OpenDataset) -> None:
         self._dataset = dataset
@@ -71,8 +71,8 @@ class SegmentWriter:
     def add_files(self, rows: Sequence[FileRow], files: IndexedFiles) -> None:
         """Add files of one sample each.
 
-        Args: rows: at least one, for `files.good()`. Ids of new files start at `next_file_id`; smaller ids belong to known files of which nothing
-        is indexed.
+        Args: rows: at least one, for `files.good()`. Ids of new files start at `next_file_id`; smaller ids belong to known files without indexed
+        samples.
 
         Raises: DataError: labels are of the wrong type; nothing is added.
         """
@@ -82,16 +82,16 @@ class SegmentWriter:
         self._builder.add_files(ids, files)
         self._new_files.extend(compress(rows, is_new.tolist()))
         self._changed_files.extend(compress(rows, (~is_new).tolist()))
-        # Usually there are no problems. Then this saves a call for each of many files.
+        # Usually there are no problems, so this condition saves one call for each file.
         for row in rows if self._problems or self._dataset.problems else ():
             self.solve(row.path)
 
     def change_file(self, row: FileRow) -> None:
-        """Replace the row of a file without new samples."""
+        """Replace the row of a file that has no new samples."""
         self._changed_files.append(row)
 
     def forget_file(self, row: FileRow) -> None:
-        """Replace the row of a file by one without indexed bytes, and remove its problem and its skipped rows."""
+        """Replace the row of a file by a row without indexed bytes, and remove the problem and the skipped rows of the file."""
         self._forgotten.append(row)
         self.solve(row.path)
 
@@ -123,7 +123,7 @@ class SegmentWriter:
         )
 
     def flush(self) -> None:
-        """Commit everything that was added. Call this only between files."""
+        """Commit everything that was added. Call this method only between files."""
         while len(self._builder):
             self._write_one()
         changes = (self._segments, self._new_files, self._changed_files, self._problems, self._solved, self._forgotten)
@@ -153,8 +153,8 @@ class SegmentWriter:
         self._reset()
 
     def merge(self) -> None:
-        """Merge runs of small segments at the end of the index, until no such run is left. A damaged segment and the segments before it stay as they
-        are.
+        """Merge runs of small segments at the end of the index, until there are no such runs. A damaged segment and the segments before it are not
+        merged.
         """
         dataset = self._dataset
         while old := self._next_run():
@@ -170,7 +170,7 @@ class SegmentWriter:
             dataset.commit(Change(dataset.row.next_key, segments=[merged], replaced_segments=replaced))
 
     def _next_run(self) -> Sequence[Segment]:
-        """Return the next segments to merge, after the last one that is known to be damaged."""
+        """Return the next segments to merge. All of them are after the last segment that is known to be damaged."""
         damaged, limits = {problem.path for problem in self._dataset.damaged}, self._dataset.limits
         newest_first = reversed(self._dataset.snapshot().index.segments)
         segments = [*takewhile(lambda segment: str(segment.path) not in damaged, newest_first)][::-1]
@@ -178,7 +178,7 @@ class SegmentWriter:
         return segments[len(segments) - run :]
 
     def _report_damage(self, segments: Sequence[Segment]) -> bool:
-        """Report which of `segments` are damaged or cannot be read. Return whether there is one."""
+        """Report which of `segments` are damaged or cannot be read. Return whether there is such a segment."""
         found = [problem for segment in segments if (problem := segment_problem(segment.path)) is not None]
         for problem in found:
             self._dataset.report_damage(problem.path, problem)
@@ -203,12 +203,12 @@ class SegmentWriter:
 
 
 def merge_run(sizes: Sequence[int], factor: int = 16, most: int = SEGMENT_ROWS) -> int:
-    """Return the number of last segments to merge; 0 if none.
+    """Return how many of the last segments are merged into one segment; 0: no segments are merged.
 
-    Segments of factor^k to factor^(k + 1) samples are of one kind. `factor` neighbours of one kind, together with smaller segments after them, become
-    one segment.
+    Segments with factor^k to factor^(k + 1) samples belong to one size class. If the last segments contain at least `factor` segments of one class
+    and otherwise only smaller segments, they are merged.
 
-    Args: sizes: samples of each segment, by first key. most: samples that a segment may have.
+    Args: sizes: number of samples of each segment, by first key. most: largest number of samples of a segment.
 
     >>> merge_run([10] * 15), merge_run([10] * 16), merge_run([5000] + [10] * 16), merge_run([20] * 15 + [1])
     (0, 16, 16, 0)

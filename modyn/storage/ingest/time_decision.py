@@ -8,7 +8,7 @@ from modyn.storage.ingest.open_dataset import OpenDataset
 
 
 class TimeDecision:
-    """Compares the times of each new file with those of the dataset during one ingestion."""
+    """Compares the times of each new file with the times of the dataset, during one ingestion."""
 
     def __init__(self, dataset: OpenDataset) -> None:
         self._are_digits = dataset.format.times_are_digits

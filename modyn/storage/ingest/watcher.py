@@ -11,7 +11,7 @@ from modyn.rpc.logs import get_logger
 from modyn.storage.ingest.open_dataset import OpenDataset
 
 _WORK_SHARE = 0.2
-"""A watcher scans a huge folder less often than configured, so that scans take at most this share of its time."""
+"""Largest share of a watcher's time that scans may take. A huge folder is therefore scanned less often than configured."""
 
 
 class Watcher:
@@ -22,18 +22,18 @@ class Watcher:
         self._dataset = dataset
         self._scan = scan
         self._interval_s = interval_s
-        self._stop = threading.Event()  # Ends the pause between two scans; a scan that is under way ends by itself.
+        self._stop = threading.Event()  # Ends the pause between two scans. A running scan is not interrupted.
         self._thread = threading.Thread(target=self._run, name=f"watch-{dataset.name}", daemon=True)
         self._thread.start()
 
     def ask_to_stop(self) -> None:
-        """Let the running scan be the last one."""
+        """Make the thread end after the running scan."""
         self._stop.set()
 
     def stop(self) -> None:
         """Stop watching. The method returns when the running scan has ended, or after 10 s."""
         self.ask_to_stop()
-        # A scan that ends with the deletion of the dataset stops the watcher from its own thread, which cannot join itself.
+        # If a scan finds that the dataset was deleted, the watcher's own thread calls `stop`, and a thread cannot join itself.
         if threading.current_thread() is not self._thread:
             self._thread.join(10.0)
 
@@ -54,7 +54,7 @@ class Watcher:
                 if isinstance(error, NotFoundError) and self._dataset.closed:
                     return
             except Exception as error:
-                # A dead watcher would look like a folder without changes.
+                # If the thread ended, new files would never be indexed, without an error.
                 if repr(error) != logged:
                     logger.exception("watch_failed", dataset=self._dataset.name)
                 logged = repr(error)
@@ -63,7 +63,7 @@ class Watcher:
 
 
 def pause_s(interval_s: float, scan_s: float) -> float:
-    """Return the seconds until the next scan after one that took `scan_s`.
+    """Return the seconds until the next scan, after a scan that took `scan_s` seconds.
 
     >>> pause_s(1.0, 0.01), pause_s(1.0, 2.0)
     (1.0, 8.0)

@@ -1,4 +1,4 @@
-"""The indexed files of a dataset: rows of the catalogue, and the table that holds them in memory."""
+"""The indexed files of a dataset: rows of the catalogue, and a table of all files in memory."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from modyn import _core
 from modyn.records import Int64Array
 
 UNKNOWN_TAG = -1
-"""The tag of a local file, of an object without an ETag, and of an object that was indexed before tags were kept."""
+"""The tag of a local file, of an object without an ETag, and of an object that was indexed before tags were stored."""
 _PART = 1 << 13
-"""Number of files in one call between Python and the core. A call holds the interpreter for some milliseconds."""
+"""Number of files in one call from Python to the core. One call holds the GIL for some milliseconds."""
 
 
 class FileRow(NamedTuple):
     """One indexed file.
 
-    The class is a tuple, because there may be a file for each sample, and to make a tuple takes a tenth of the time of a frozen record.
+    The class is a tuple, because a dataset may have as many files as samples, and a tuple is built ten times as fast as a frozen dataclass.
     """
 
     file_id: int
@@ -34,10 +34,10 @@ class FileRow(NamedTuple):
     fingerprint: str
     """Checksum of the first `indexed_end` bytes; empty for files of one sample."""
     altered: bool = False
-    """Whether the indexed bytes were changed after they were indexed."""
+    """Whether bytes of the file changed after they were indexed."""
     tail: int = UNKNOWN_TAG
-    """Identifies the content in addition to size and time. For a file that can grow: CRC-32 of the last 4 KiB before `size`, by which a longer file
-    is recognised. For an object in a bucket: its tag, 63 bits of a hash of its ETag. -1: there is no such number, or it is unknown."""
+    """Number that identifies the content, in addition to size and time. For a file that can grow: the CRC-32 of the last 4 KiB before `size`, by
+    which the grown file is recognised. For an object in a bucket: its tag, 63 bits of a hash of its ETag. -1: the number is missing or unknown."""
 
 
 class Checksum(NamedTuple):
@@ -48,23 +48,23 @@ class Checksum(NamedTuple):
 
 
 class CheckedFile(NamedTuple):
-    """An indexed file, with what a scrub needs to compare it."""
+    """An indexed file, and the checksum with which a scrub compares the file."""
 
     row: FileRow
     checksum: Checksum = Checksum()
-    """Checksum of the bytes that were indexed when a scrub read the file last."""
+    """Checksum of the bytes that were indexed when a scrub last read the file."""
     times_forgotten: int = 0
-    """Number of times that the file's samples were deleted for a new indexing; checksums from before the last time do not count."""
+    """Number of times that the file's samples were deleted to index the file again. Checksums from before the last deletion are ignored."""
 
 
 class FileTable:
-    """Indexed files by id (dense from 0) and by path, in the core's memory. A file takes about 50 bytes and its path. One thread at a time may change
-    the table; other threads may look up ids that they know."""
+    """Indexed files by id (dense from 0) and by path, in the core's memory. A file takes about 50 bytes plus its path. One thread at a time may
+    change the table. Meanwhile, other threads may look up known ids."""
 
     def __init__(self, rows: Iterable[FileRow] = ()) -> None:
         """Args: rows: in the order of their ids, from 0 without gaps."""
         self.known = _core.KnownFiles()
-        """The same files in the form that `FolderScan` takes."""
+        """The files in the form that `FolderScan` reads."""
         self.altered: set[int] = set()
         self.add(rows)
 
@@ -72,7 +72,7 @@ class FileTable:
         return len(self.known)
 
     def add(self, rows: Iterable[FileRow]) -> None:
-        """Append new files. Raises: ValueError: an id does not follow the last one."""
+        """Append new files. Raises: ValueError: the ids do not continue the existing ids without gaps."""
         for part in _parts(rows):
             for file_id, row in enumerate(part, len(self)):
                 if row.file_id != file_id:
@@ -89,8 +89,8 @@ class FileTable:
             (self.altered.add if row.altered else self.altered.discard)(row.file_id)
 
     def stamps(self, file_ids: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return sizes (bytes) and times (ns) of the files `file_ids`, int64 (n,), when they were last indexed or found unchanged: int64 (n,)
-        each."""
+        """Return two arrays, int64 (n,): size (bytes) and modification time (ns) of each file of `file_ids`, int64 (n,). Both values were stored when
+        the file was last indexed or found unchanged."""
         sizes, mtimes_ns, _ = self.known.stamps(file_ids)
         return sizes, mtimes_ns
 
@@ -110,7 +110,7 @@ class FileTable:
 
 
 class Comparison:
-    """Compares a listing with the indexed files, part by part. The object keeps a byte for each indexed file, and nothing of the listing."""
+    """Compares a listing with the indexed files, chunk by chunk. The object stores a byte for each indexed file, and no chunk of the listing."""
 
     def __init__(self, table: FileTable) -> None:
         self._table = table
@@ -119,7 +119,7 @@ class Comparison:
     def differing(
         self, paths: Sequence[str], sizes: Int64Array, mtimes_ns: Int64Array, tags: Int64Array | None = None
     ) -> Int64Array:
-        """Return the positions in this part of new, changed or altered files: int64, ascending.
+        """Return the positions of new, changed or altered files in this chunk of the listing: int64, ascending.
 
         Args: paths: relative to the dataset's folder. sizes, mtimes_ns, tags: int64 (n,). Two tags are compared only if both are known.
         """
@@ -128,11 +128,11 @@ class Comparison:
         found = ids[listed]
         known_sizes, known_times, known_tags = self._table.known.stamps(found)
         same = (known_sizes == sizes[listed]) & (known_times == mtimes_ns[listed])
-        # Tags are compared only where both are known. Files that were indexed by older versions have none.
+        # Tags are compared only if both are known. A file that an older version of Modyn indexed has no tag.
         if tags is not None:
             now = tags[listed]
             same &= (known_tags == now) | (known_tags == UNKNOWN_TAG) | (now == UNKNOWN_TAG)
-        # An altered file differs in any case: it may have its old content again.
+        # An altered file is always returned, because it may have its old content again.
         if self._table.altered:
             same &= ~np.isin(found, list(self._table.altered))
         differs = np.ones(len(paths), np.bool_)
@@ -142,7 +142,7 @@ class Comparison:
         return np.flatnonzero(differs)
 
     def absent(self) -> Int64Array:
-        """Return the ids of indexed files that were in no part: int64, ascending."""
+        """Return the ids of indexed files that were in no chunk of the listing: int64, ascending."""
         return np.flatnonzero(self._is_absent)
 
 

@@ -1,4 +1,4 @@
-"""Records about datasets; other rooms import them from `modyn.storage.client`."""
+"""Records about datasets. Packages outside storage import them from `modyn.storage.client`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ RECORDS_FOLDER = "records"
 
 
 def located(config: DatasetConfig, folder: Path) -> DatasetConfig:
-    """Return the registration with the folder of the files as its `base_path`. For a dataset of records, this folder is in `folder`, the folder of
-    its index."""
+    """Return the registration, with the folder of the dataset's files as `base_path`. For a dataset of records, the files are in a subfolder of
+    `folder`, the folder of the index."""
     return config.model_copy(update={"base_path": str(folder.absolute() / RECORDS_FOLDER)}) if config.holds_records else config
 
 
@@ -28,27 +28,27 @@ class DatasetInfo:
 
     config: DatasetConfig
     identity: str
-    """UUID of this registration. Keys have a meaning only together with this identity, because a dataset that is registered later under the same name
-    has another identity."""
+    """UUID of this registration. Keys are valid only for this identity: a dataset that is registered later under the same name has other keys and
+    another identity."""
     num_samples: int
-    """Number of samples, without deleted ones."""
+    """Number of samples, without deleted samples."""
     num_files: int
     num_problems: int
     next_key: int
     """Key of the next new sample: keys 0 … next_key - 1 exist or were deleted."""
     min_timestamp: int | None
-    """Seconds since 1970; None while nothing is indexed. Deleted samples still count towards both bounds."""
+    """Seconds since 1970; None while nothing is indexed. Deleted samples are included in `min_timestamp` and `max_timestamp`."""
     max_timestamp: int | None
     num_deleted: int
     float_labels: bool
     num_skipped: int = 0
-    """Number of unusable rows of the dataset's files. Such rows have no sample."""
+    """Number of unusable rows in the dataset's files. An unusable row has no sample."""
     schema: DatasetSchema | None = None
     """The columns of the dataset's files; None: no file was indexed yet, or the format has no columns. Lists of datasets omit the schema."""
     num_labels: int = 0
-    """Number of labels that came after their samples."""
+    """Number of late labels, which arrived after their samples."""
     num_unlabelled: int = 0
-    """Number of samples without a label, deleted ones included."""
+    """Number of samples without a label, including deleted samples."""
 
     @property
     def name(self) -> str:
@@ -58,7 +58,7 @@ class DatasetInfo:
 
 @dataclass(frozen=True, slots=True)
 class IngestProgress:
-    """Progress of one ingestion. Numbers count from its start."""
+    """Progress of one ingestion, counted from its start."""
 
     files_seen: int = 0
     files_indexed: int = 0
@@ -69,7 +69,7 @@ class IngestProgress:
 
 @dataclass(frozen=True, slots=True)
 class SamplePlace:
-    """The place of a sample: file, offset and length."""
+    """The location of a sample: file, offset and length."""
 
     key: int
     path: str
@@ -87,9 +87,7 @@ class SamplePlace:
 
 @dataclass(frozen=True, slots=True)
 class FileProblem:
-    """A file with a problem: a data file that was set aside or was changed after it was indexed, which ingestion tries again later, or a damaged file
-    of the index.
-    """
+    """A damaged file of the index, or a data file that was set aside or changed after it was indexed. Ingestion tries data files again later."""
 
     path: str
     reason: str
@@ -104,9 +102,9 @@ class ScrubProgress:
     files_seen: int = 0
     """Number of all data files of the dataset, without the files of its index."""
     files_compared: int = 0
-    """Data files whose indexed bytes were read and compared."""
+    """Number of data files whose indexed bytes were read and compared."""
     files_first: int = 0
-    """Number of files in `files_compared` that no scrub had read before. Only the parts that their fingerprints cover were compared."""
+    """Number of files in `files_compared` that no scrub had read before. Of these files, only the bytes under the fingerprint were compared."""
     problems: tuple[FileProblem, ...] = ()
     """Problems found since the previous step: damaged files of the index, and changed data files."""
 
@@ -125,16 +123,14 @@ class NewRecord:
     label: float | None
     """A whole number of 64 bits, or a fraction if the labels of the dataset are fractions; None: the label comes later, by `set_labels`."""
     timestamp: int | None = None
-    """Seconds since 1970; None: the time of arrival. Numbers that are probably a date (20130131) or in another unit are refused. Numbers such as
-    2013, 201301 or 240301 are refused if all times of a call look like this. The same rule applies to files. The rule does not apply if the dataset
-    counts seconds from 0."""
+    """Seconds since 1970; None: the time of arrival. A number that is probably a date (20130131) or in another unit is refused. Numbers such as 2013,
+    201301 or 240301 are refused if all times of a call are such numbers. Both rules also apply to times in files. The dataset option
+    `timestamp_format: s` switches both rules off."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LateLabelBatch:
-    """Samples with late labels, in the order of the labels' arrival. `first` is the number of the first of these labels among all late labels of the
-    dataset.
-    """
+    """Samples with late labels, in the order in which the labels arrived. `first`: number of the first label among all late labels of the dataset."""
 
     first: int
     samples: SampleBatch
@@ -143,7 +139,7 @@ class LateLabelBatch:
 
     @property
     def end(self) -> int:
-        """Number after the last label."""
+        """Number after the number of the last label."""
         return self.first + len(self.samples)
 
     def slice(self, start: int, stop: int) -> LateLabelBatch:
@@ -153,12 +149,12 @@ class LateLabelBatch:
 
 @dataclass(frozen=True, slots=True)
 class AppendedRecord:
-    """The answer for a record that a client appended, or for a label that it sent."""
+    """The answer for one record that a client appended, or for one label that a client sent."""
 
     sample_key: int
-    """Key of the sample that the record becomes, or that the first record with its idempotency key became."""
+    """Key of the sample that the record becomes. For a duplicate: key of the sample of the first record with the same idempotency key."""
     is_duplicate: bool = False
-    """Whether a record with the same idempotency key was appended before; then this record is dropped."""
+    """Whether a record with the same idempotency key was appended before. A duplicate is dropped."""
     differs: bool = False
     """Whether the first record with the key has another payload, label or time."""
 
@@ -177,7 +173,7 @@ class ColumnValues:
         return len(self.numbers)
 
     def slice(self, start: int, stop: int) -> ColumnValues:
-        """Return the samples [start, stop), with only their values."""
+        """Return the samples [start, stop). `values` of the result has only the values of these samples."""
         found, numbers = np.unique(self.numbers[start:stop], return_inverse=True)
         missing = int(len(found) > 0 and found[0] < 0)
         return ColumnValues([self.values[number] for number in found[missing:].tolist()], numbers.astype(np.int64) - missing)

@@ -19,11 +19,11 @@ from modyn.storage.model.schema import DatasetSchema
 UInt8Array = npt.NDArray[np.uint8]
 UInt32Array = npt.NDArray[np.uint32]
 OnMissing = Literal["raise", "skip"]
-"""The reaction of a read to deleted keys. Keys that never existed are an error in any case."""
+"""How a read handles deleted keys. A key that never existed always raises an error."""
 
 
 class BadRow(NamedTuple):
-    """An unusable row, its first byte `offset`, and the reason. is_early: the only problem is a time too far in the future."""
+    """An unusable row. offset: its first byte in the file. is_early: the only problem of the row is a time too far in the future."""
 
     offset: int
     reason: str
@@ -32,17 +32,17 @@ class BadRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IndexedSamples:
-    """Positions of consecutive samples of one file. Arrays have shape (n,), n >= 1, or 0 where rows were skipped.
+    """Positions of consecutive samples of one file. Arrays have shape (n,). n is 0 only if the chunk reports unusable or incomplete rows.
 
-    offsets: int64, bytes from the start of the file; rows, if the format declares row groups.
-    lengths: int64, bytes of the payloads; one int if all are equal.
-    labels: int64 or float64. timestamps: int64 seconds; one int if all are equal.
-    end: number of bytes of the file that are indexed with this chunk and those before.
-    skipped: unusable rows after the previous chunk and before `end`, in order. unended: reason why the only row of this chunk, a sample or a skipped
-    row, may be incomplete; empty: the row is complete. A chunk without a sample or a skipped row reports an incomplete row that cannot be used. Such
-    a chunk is the last one. If the incomplete row may mean that the whole file is read wrongly, such a chunk also comes first. schema: schema of the
-    dataset, updated by this file; None: the format has no schema.
-    typed_times: times have their unit in the types of the file, and are not digits that may be read in another way.
+    offsets: int64, bytes from the start of the file; numbers of rows if the format has row groups.
+    lengths: int64, bytes of the payloads; one int if all payloads have the same length.
+    labels: int64 or float64. timestamps: int64 seconds; one int if all times are equal.
+    end: number of bytes of the file that are indexed after this chunk. skipped: unusable rows between the previous chunk and `end`, in order.
+    unended: reason why the only row of this chunk, a sample or a skipped row, may be incomplete; empty: the row is complete. A chunk with `unended`
+    but without a row reports an incomplete row that cannot be used, and is the last chunk. If the incomplete row may be a sign that the whole file is
+    read wrongly, the first chunk reports it too.
+    schema: schema of the dataset, updated by this file; None: the format has no schema.
+    typed_times: whether the types in the file define the unit of the times; otherwise the times are digits, which may be ambiguous.
     """
 
     offsets: Int64Array
@@ -64,8 +64,8 @@ class IndexedFiles:
     """Files of one sample each, in the requested order; the payload of file i is its bytes [0, lengths[i]). Arrays have shape (n,).
 
     lengths: int64. labels: int64 or float64. timestamps: int64 seconds.
-    problems: position → reason why the file at this position cannot be used; the other columns have no meaning there. mtimes_ns: int64, modification
-    times of the files when they were read; None if not known.
+    problems: position → reason why the file at this position cannot be used. In the arrays, the values at this position have no meaning. mtimes_ns:
+    int64, modification times of the files when they were read; None if not known.
     """
 
     lengths: Int64Array
@@ -102,7 +102,7 @@ class Payloads:
         return self.record_size if self.record_size is not None else common_size(self.offsets)
 
     def without(self, key: int) -> tuple[Payloads, Int64Array]:
-        """Return the samples except those of `key`, with their bytes copied to offsets from 0, and their positions here, int64 (m,)."""
+        """Return the samples without those of `key`, and the positions of the returned samples in this object, int64 (m,). The bytes are copied."""
         kept = np.flatnonzero(self.keys != key)
         parts = [self.data[self.offsets[i] : self.offsets[i + 1]] for i in kept.tolist()]
         bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum([len(part) for part in parts], dtype=np.int64)])
@@ -124,14 +124,14 @@ def common_size(offsets: Int64Array) -> int | None:
     if num_samples < 1:
         return None
     size = int(offsets[1] - offsets[0])
-    # The ends are compared first, because they usually differ if lengths differ.
+    # The total length is compared first, because this comparison is fast and finds most differences.
     if offsets[-1] - offsets[0] != size * num_samples or (np.diff(offsets) != size).any():
         return None
     return size
 
 
 class RecordReader(Protocol):
-    """Reads the payloads of one dataset. Thread-safe; the GIL is released while it reads."""
+    """Reads the payloads of one dataset. Thread-safe; reads release the GIL."""
 
     def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
         """Read the bytes of n samples in the requested order, duplicates included.

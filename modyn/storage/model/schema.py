@@ -10,16 +10,16 @@ from typing import Literal, Self
 from modyn.errors import DataError
 
 _LISTED = 50
-"""Largest number of names of columns in a message."""
+"""Largest number of column names in a message."""
 _NAME_CHARACTERS = 80
 """Largest number of characters of a name in a message."""
 MOST_LACKING = 100
-"""Largest number of files that a schema names because they lack a field."""
+"""Largest number of files that `DatasetSchema.lacking` names."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class SchemaColumn:
-    """A column, and the name of its type in Arrow; empty: the values of the column are text."""
+    """A column. type: name of the column's Arrow type; empty: the values are text."""
 
     name: str
     type: str = ""
@@ -30,14 +30,14 @@ class SchemaColumn:
 
 @dataclass(frozen=True, slots=True)
 class LackingFile:
-    """A file that lacks fields: objects of the first file have these fields, but no object in the first lines of this file has them."""
+    """A file that lacks JSON fields. Objects of the dataset's first file have these fields, but no object in the first lines of the file has them."""
 
     path: str
-    """Path in the dataset's folder; empty: the record is for all files beyond MOST_LACKING."""
+    """Path in the dataset's folder; empty: the record describes all files beyond MOST_LACKING together."""
     lacks: tuple[str, ...]
     fields: tuple[str, ...]
-    """Fields that its objects have; in the record for all files beyond MOST_LACKING: fields of one of these files. Of many fields, only the first
-    ones are kept."""
+    """Fields of the file's objects. In the record for all files beyond MOST_LACKING: fields of one of these files. If there are many fields, only the
+    first are stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +45,20 @@ class DatasetSchema:
     """The columns that all files of a dataset have, by name."""
 
     payloads: Literal["csv", "json", "values"]
-    """The kind of payload. csv: a row with all columns in this order. json: an object with these fields, and maybe others. values: the value of one
-    column of bytes, or the packed values of columns of numbers."""
+    """The content of a payload. csv: a row with all `columns`, in their order. json: an object with the fields `columns`, and maybe other fields.
+    values: the value of one column of bytes, or the packed values of columns of numbers."""
     columns: tuple[SchemaColumn, ...]
     decided_by: str = ""
     """Path of the file that decided the columns, in the dataset's folder; empty: options decided them."""
     mixed_order: bool = False
     """Whether CSV files may have the columns in another order. The rows of such files are read in the order of the schema."""
     casts: tuple[SchemaColumn, ...] = ()
-    """Columns whose values have another type in some files, with that type. These values are cast without loss."""
+    """Each column that has another type in some files, with this other type. Values of the other type are cast without loss."""
     some_lines: tuple[str, ...] = ()
-    """JSON fields that some of the first lines of the first file had when the file was indexed, but not all of these lines."""
+    """JSON fields that some, but not all, of the first lines of the first file had when the file was indexed."""
     names_all: bool = False
     """Whether the first lines of the first file had no other JSON fields than `columns` and `some_lines`. False: there may be other fields, because
-    options name the fields, there are too many fields, or an earlier version has indexed the file."""
+    options name the fields, because there are too many fields, or because an earlier version of Modyn indexed the file."""
     lacking: tuple[LackingFile, ...] = ()
     """Files whose first lines lack some of the fields `some_lines`: at most MOST_LACKING, and one record for all further files."""
 
@@ -69,7 +69,7 @@ class DatasetSchema:
 
     @property
     def decider(self) -> str:
-        """Name of the file or option that decided the schema, for messages."""
+        """A clause for messages: which file decided the schema, or that options decided it."""
         return f"which its first file, {self.decided_by}, decided" if self.decided_by else "which its options decided"
 
     def described(self) -> dict[str, str]:
@@ -94,8 +94,8 @@ class DatasetSchema:
         return replace(self, mixed_order=self.mixed_order or other.mixed_order, casts=casts, lacking=lacking)
 
     def compared(self, path: str, other: DatasetSchema) -> DatasetSchema:
-        """Return this JSON schema, updated with the fields that a file lacks which was indexed before the schema was decided. Args: path: path of the
-        file. other: schema that the file would decide."""
+        """Return this JSON schema, updated with the fields that the file at `path` lacks. The file was indexed before the schema was decided.
+        Args: other: schema that the file alone would decide."""
         there = [*other.names, *other.some_lines]
         lacks = tuple(name for name in (*self.names, *self.some_lines) if name not in there)
         if not lacks or not other.names_all:
@@ -111,7 +111,7 @@ class DatasetSchema:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read the text of `to_json`. Raises: ValueError, KeyError, TypeError: the text is something else."""
+        """Read the text of `to_json`. Raises: ValueError, KeyError, TypeError: the text is not a schema."""
         found = json.loads(text)
         columns = {name: tuple(SchemaColumn(**column) for column in found[name]) for name in ("columns", "casts")}
         lacking = [LackingFile(file["path"], tuple(file["lacks"]), tuple(file["fields"])) for file in found.get("lacking", ())]
@@ -119,7 +119,7 @@ class DatasetSchema:
 
 
 def _bounded(files: Sequence[LackingFile]) -> tuple[LackingFile, ...]:
-    """Return the same files. Files beyond MOST_LACKING become one record."""
+    """Return `files`, with all files beyond MOST_LACKING combined into one record."""
     named = [file for file in files if file.path]
     others = [*(file for file in files if not file.path), *named[MOST_LACKING:]]
     if not others:
@@ -129,9 +129,9 @@ def _bounded(files: Sequence[LackingFile]) -> tuple[LackingFile, ...]:
 
 
 def field_order(path: str, names: Sequence[str], schema: DatasetSchema) -> list[int] | None:
-    """Return the position of each column of the schema among `names` of a file; None: the file has the same order.
+    """Return the position of each column of the schema in `names`, the columns of the file at `path`; None: file and schema have the same order.
 
-    Raises: DataError: the file has other columns; the message names both. Args: path: path of the file.
+    Raises: DataError: the file has other columns than the schema.
     """
     known = schema.names
     if list(names) == known:
@@ -142,7 +142,7 @@ def field_order(path: str, names: Sequence[str], schema: DatasetSchema) -> list[
 
 
 def other_columns(path: str, names: Sequence[str], schema: DatasetSchema) -> DataError:
-    """Return the error for a file at `path` with the columns `names`, which differ from those of the schema of its dataset."""
+    """Return the error for a file at `path` whose columns `names` differ from the columns of `schema`, the schema of its dataset."""
     known = schema.names
     missing, others = ([name for name in some if name not in of] for some, of in ((known, names), (names, known)))
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
@@ -151,7 +151,7 @@ def other_columns(path: str, names: Sequence[str], schema: DatasetSchema) -> Dat
         for some, what in ((missing, "missing"), (others, "not of the dataset"), (twice, "there twice"))
         if some
     ]
-    # Any text file passes for a CSV file, and its first line may contain a secret: the names are shown only if one of them is a name of the dataset.
+    # Any text file can be read as CSV, and its first line may contain a secret. So names are shown only if one of them is a column of the dataset.
     is_alike = bool({name.casefold() for name in names} & {name.casefold() for name in known})
     if not is_alike and schema.payloads == "csv":
         wrong, own = ["it has none of them"], f"its first line names {len(names)}"
@@ -166,13 +166,13 @@ def other_columns(path: str, names: Sequence[str], schema: DatasetSchema) -> Dat
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names of columns for a message. Of many names, only the first are returned; of a long name, only the beginning."""
+    """Return column names for a message: at most the first 50 names, and only the start of a long name."""
     more = f" and {len(names) - _LISTED:,} more" if len(names) > _LISTED else ""
     return ", ".join(f"'{shortened(name)}'" for name in names[:_LISTED]) + more
 
 
 def shortened(name: str) -> str:
-    """Return a name for a message, cut if it is long. If a quote is not closed, a name may be most of a file.
+    """Return a name for a message, cut if it is long. In a CSV file with an unclosed quote, a name may contain most of the file.
 
     >>> shortened("price"), len(shortened("x" * 5000))
     ('price', 83)

@@ -23,9 +23,9 @@ class RangeLimits:
     """Limits of ranges that share a request."""
 
     gap_bytes: int = 64 << 10
-    """Largest gap in bytes between two samples of one request. To read such a gap is faster than another request."""
+    """Largest gap in bytes between two samples of one request. Reading a smaller gap is faster than another request."""
     gap_samples: int = 64
-    """Largest gap that is read, as a multiple of the size of the next sample, so that unwanted bytes stay in proportion to wanted ones."""
+    """Largest gap as a multiple of the size of the next sample, so that the number of unneeded bytes stays in proportion to the needed bytes."""
     part_bytes: int = PART_BYTES
     """Largest number of bytes of one request. A larger sample is read with several requests."""
 
@@ -48,13 +48,13 @@ class BucketRangeReader:
     """A `RecordReader` of objects whose samples are ranges of their bytes."""
 
     def __init__(self, folder: BucketFiles, paths: PathTable, limits: RangeLimits = _LIMITS) -> None:
-        """Args: folder: folder of the dataset, whose threads ask the server. paths: full path by file id."""
+        """Args: folder: folder of the dataset, whose threads send the requests. paths: full path by file id."""
         self._folder, self._paths, self._limits = folder, paths, limits
 
     def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
         """See `RecordReader.gather` for `file_ids`, `offsets` and `lengths`.
 
-        Raises: FileChangedError: an object is not the one that was indexed. DataError. UnavailableError: no server answers.
+        Raises: FileChangedError: an object has another version than the indexed object. DataError. UnavailableError: the server does not respond.
         """
         sizes = np.broadcast_to(np.asarray(lengths, np.int64), len(file_ids))
         bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
@@ -69,7 +69,7 @@ class BucketRangeReader:
         answers = in_parallel(self._folder.requests, calls) if calls else iter(())
         for (asked, start, stop), answer in zip(parts, answers, strict=True):
             for at in range(asked.first, asked.last):
-                # A sample may be in several parts of a request, and a part may have bytes of several samples.
+                # A sample may extend over several parts of a range, and a part may contain bytes of several samples.
                 begin, end = max(int(begins[at]), start), min(int(ends[at]), stop)
                 if begin < end:
                     to = int(bounds[order[at]]) + begin - int(begins[at])
@@ -77,7 +77,7 @@ class BucketRangeReader:
         return data, bounds
 
     def _read(self, file_id: int, start: int, stop: int) -> UInt8Array:
-        # The version as storage has published it: it changes when storage examines the object again.
+        # The version that storage has published last, which changes when storage examines the object again.
         indexed = IndexedVersion.of(self._paths, file_id)
         return np.frombuffer(self._folder.read(self._paths[file_id], start, stop, indexed), np.uint8)
 
@@ -120,7 +120,7 @@ def plan(file_ids: UInt32Array, begins: Int64Array, ends: Int64Array, limits: Ra
             if current is not None:
                 requests.append(_ObjectRange(current, start, stop, first, at))
             current, first, start, stop = file_id, at, begin, end
-        # Ranges may overlap, so the largest end so far counts.
+        # Ranges may overlap, so `stop` is the largest end so far.
         stop = max(stop, end)
     if current is not None:
         requests.append(_ObjectRange(current, start, stop, first, len(begins)))

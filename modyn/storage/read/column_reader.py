@@ -26,14 +26,14 @@ KEYS_AT_ONCE = 65_536
 BYTES_AT_ONCE = 32 << 20
 """Approximate number of bytes of rows that are read at once. At least one row is read."""
 LOOKED_AT = 1_000
-"""Number of first and of last samples of a dataset in which a column is searched."""
+"""A column is searched in this number of first samples of a dataset, and in the same number of last samples."""
 
 
 class ColumnReader:
-    """Reads the column `column` of a dataset. Only one thread may use it."""
+    """Reads the column `column` of a dataset. Only one thread may use the object."""
 
     def __init__(self, snapshot: Callable[[], DatasetSnapshot], folder: FileSystem, column: str) -> None:
-        """Args: snapshot: returns the newest state of the dataset. folder: folder of its files.
+        """Args: snapshot: returns the newest snapshot of the dataset. folder: folder of the dataset's files.
 
         Raises: ConfigError: the dataset's format has no columns, or no column can have this name.
         """
@@ -53,10 +53,11 @@ class ColumnReader:
         self._declared: RowColumn | RowGroups = declared
 
     def check(self) -> None:
-        """Check that one of the first or the last LOOKED_AT samples has the column, with values that can be distinguished. Without samples, nothing
-        is checked.
+        """Check that one of the first or the last LOOKED_AT samples has the column, and that its values can be encoded. Without samples, nothing is
+        checked.
 
-        Raises: ConfigError: no sample has the column; the message names the nearest one. DataError: samples cannot be read.
+        Raises: ConfigError: no sample has the column (the message names the most similar column), or a value cannot be encoded. DataError: samples
+        cannot be read.
         """
         names = dict[str, None]()
         for keys in self._looked_at():
@@ -67,7 +68,7 @@ class ColumnReader:
                 return
         if not names:
             return
-        # The message does not show the names of a first line, because any text file passes for a CSV file, and its first line may contain a secret.
+        # The message does not show the names of a first line, because any text file can be read as CSV, and its first line may contain a secret.
         there = "" if isinstance(self._declared, RowColumn) and self._declared.has_header else f" It has {listed(list(names))}."
         near = nearest(self._column, list(names)) or "."
         raise ConfigError(
@@ -79,12 +80,12 @@ class ColumnReader:
         return list(dict.fromkeys(name for keys in self._looked_at() for name in self._names(keys)))
 
     def values(self, keys: Int64Array, identity: str = "") -> Iterator[ColumnValues]:
-        """Yield the values of samples in the given order, for at most KEYS_AT_ONCE samples at once. A sample that was deleted, or has no such column,
-        has no value.
+        """Yield the values of samples in the given order, for at most KEYS_AT_ONCE samples at once. A sample that was deleted or does not have the
+        column has no value.
 
         Args: keys: int64 (n,). identity: identity of the keys' registration; empty: any.
-        Raises: ConfigError: a value cannot distinguish samples. DataError: a file cannot be read. NotFoundError: the dataset never had one of the
-        keys, or is another registration.
+        Raises: ConfigError: a value is not a short text, a number or a time. DataError: a file cannot be read. NotFoundError: the dataset never had
+        one of the keys, or is another registration.
         """
         for first in range(0, len(keys), KEYS_AT_ONCE):
             located = locate(self._snapshot, keys[first : first + KEYS_AT_ONCE], "skip", identity)
@@ -159,8 +160,8 @@ class ColumnReader:
     def _rows(
         self, located: LocatedSamples, rows: slice, column: RowColumn
     ) -> list[tuple[Sequence[str], Int64Array, list[bytes]]]:
-        """Read rows. Returns groups. A group is a header, the positions of the rows, and the rows. If the column needs headers, there is a group for
-        each file, else one group."""
+        """Read rows. Returns groups of (header, positions of the rows in `rows`, bytes of the rows). If the column needs headers, there is one group
+        for each file, otherwise one group for all rows."""
 
         def read(
             now: DatasetSnapshot, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int
@@ -181,12 +182,12 @@ class ColumnReader:
     def _header(self, now: DatasetSnapshot, file_id: int, column: RowColumn) -> Sequence[str]:
         with beginning_of(self._folder, now.paths, file_id) as file:
             names = column.header(now.paths[file_id], file)
-        # Rows are read in the order of the schema, unless the file was indexed before there was one, and has other columns.
+        # Rows are read in the order of the schema, unless the file has other columns, because it was indexed before the schema was decided.
         return now.schema.names if now.schema is not None and set(now.schema.names) == set(names) else names
 
 
 def _parts(located: LocatedSamples) -> list[slice]:
-    """Return ranges of samples. The payloads of a range have about BYTES_AT_ONCE bytes, or more if a single sample is larger."""
+    """Divide samples into ranges. The payloads of a range have about BYTES_AT_ONCE bytes, or more if a single sample is larger."""
     ends = np.cumsum(np.broadcast_to(np.asarray(located.entries.lengths), len(located)))
     edges = np.flatnonzero(np.diff(ends // BYTES_AT_ONCE)) + 1
     return [slice(start, stop) for start, stop in zip([0, *edges.tolist()], [*edges.tolist(), len(located)], strict=True)]

@@ -23,7 +23,7 @@ MOST_VALUE_BYTES = 1024
 def value_text(value: object) -> str | None:
     """Return the text of a value: a number without needless zeros, a time in ISO 8601; None for None.
 
-    Raises: ValueError: the object is not a single value, or its text is longer than MOST_VALUE_BYTES; the message names it.
+    Raises: ValueError: the object is not a single value, or its text is longer than MOST_VALUE_BYTES; the message describes the object.
 
     >>> [value_text(value) for value in ("a", True, 1, 1.0, -0.0, 0.5, float("nan"), Decimal("1.50"), b"a", None)]
     ['a', 'true', '1', '1', '0', '0.5', 'nan', '1.5', 'a', None]
@@ -56,7 +56,7 @@ _KINDS: dict[type, str] = {dict: "objects", list: "lists"}
 
 
 class ValueEncoder:
-    """Numbers the distinct values of a column in the order of their first occurrence."""
+    """Assigns numbers to the distinct values of a column, in the order of first occurrence."""
 
     def __init__(self, column: str) -> None:
         """Args: column: name of the column, for errors."""
@@ -74,16 +74,16 @@ class ValueEncoder:
 
     def numbers_of_array(self, values: pa.Array) -> Int64Array:
         """Return the number of each value of an Arrow array, like `numbers`."""
-        import pyarrow as pa  # Heavy, and only row groups need it.
+        import pyarrow as pa  # Imported here, because the import is slow, and only row groups need pyarrow.
         import pyarrow.compute as pc
 
         encoded = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
         distinct = encoded.dictionary
         if pa.types.is_timestamp(distinct.type):
-            # Times become text here, because Python has no nanoseconds. The text has all digits that a time needs, for any unit of the file.
+            # Times are converted here, because Python's times have no nanoseconds. Without trailing zeros, equal times of all units have equal text.
             distinct = pc.replace_substring_regex(distinct.cast(pa.string()), r"(\.\d*?)0+(Z?)$", r"\1\2")
             distinct = pc.replace_substring_regex(distinct, r"\.(Z?)$", r"\1")
-        # These rows may not contain all values of the dictionary.
+        # The dictionary may contain values that no row uses.
         used, places = np.unique(encoded.indices.fill_null(-1).to_numpy(), return_inverse=True)
         numbers = [-1 if index < 0 else self._number(distinct[index].as_py()) for index in used.tolist()]
         found: Int64Array = np.array(numbers, np.int64)[places]

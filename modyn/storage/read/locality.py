@@ -1,8 +1,8 @@
 """Proof that a reader sees the files that storage sees: the same kernel, the same nonce, and the same data files by device and inode.
 
 A path may lead to another file in another container, on another machine or on another mount. Therefore storage names, in addition to the paths, its
-kernel's boot id, a nonce in the dataset's folder that only storage's user can read, and device and inode of a few data files. On one kernel, these
-two numbers identify one file.
+kernel's boot id, a nonce in the dataset's folder that only storage's user can read, and device and inode of a few data files. On one kernel, device
+and inode identify a file.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class FileIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ShortCutOffer:
-    """Storage's answer to a reader that wants to read locally: `refused`, the reason why it may not, or what the reader must find on its machine to
-    be allowed.
+    """Storage's answer to a reader that asks for local reads. refused: reason why local reads are refused; empty: local reads are allowed if the
+    reader finds all other values on its machine.
     """
 
     refused: str = ""
@@ -72,10 +72,10 @@ class ShortCutOffer:
 
 
 class Proof:
-    """Storage's side of the proof, for one dataset: makes offers, with a nonce that is new at each start of storage."""
+    """Makes offers for one dataset in storage, with a new nonce at each start of storage."""
 
     def __init__(self, folder: Path) -> None:
-        """Args: folder: folder of the dataset's index, where the nonce is written."""
+        """Args: folder: folder of the dataset's index, in which the nonce is written."""
         self._folder = folder
         self._nonce = secrets.token_hex(32).encode()
         self._lock = threading.Lock()
@@ -101,7 +101,7 @@ class Proof:
             with suppress(FileNotFoundError):
                 if path.read_bytes() == self._nonce:
                     return
-            # Written next to it and renamed, so that a reader never sees a part of it.
+            # The nonce is written to a temporary file that is then renamed, so that a reader never reads an incomplete nonce.
             temporary = path.with_name(f"{NONCE}{TEMPORARY_SUFFIX}")
             temporary.unlink(missing_ok=True)
             with open(temporary, "xb", opener=_private) as file:
@@ -114,8 +114,8 @@ def _private(path: str, flags: int) -> int:
 
 
 def _kernel() -> str:
-    """Return the boot id of the kernel; empty: the id is unknown. The id differs between machines, including virtual ones, and is the same in all
-    containers of one machine.
+    """Return the boot id of the kernel; empty: the id is unknown. All containers of one machine have the same id. Other machines, including virtual
+    machines, have other ids.
     """
     try:
         return _BOOT_ID.read_text().strip()
@@ -124,14 +124,14 @@ def _kernel() -> str:
 
 
 def some_files(count: int) -> list[int]:
-    """Return ids of some of `count` files: the first, the last, and some between."""
-    # A random sample, so that each new offer may find a difference that the one before did not.
+    """Return ids of some of `count` files: the first, the last, and a random choice of the others."""
+    # The choice is random, so that a later offer may reveal a difference that earlier offers missed.
     return list(range(count)) if count <= _FILES else [0, count - 1, *random.sample(range(1, count - 1), _FILES - 2)]
 
 
 def _present(paths: list[str]) -> Iterator[FileIdentity]:
     for path in paths:
-        with suppress(OSError):  # A file that was removed since it was indexed proves nothing.
+        with suppress(OSError):  # A file that was removed after it was indexed is left out.
             yield FileIdentity.of(path)
 
 

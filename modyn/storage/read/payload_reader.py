@@ -1,7 +1,7 @@
-"""Looks up samples by key and reads their bytes. Local reads do without the payload server.
+"""Looks up samples by key and reads their bytes. Local reads need no payload server.
 
-Local reads are allowed only where locality is proven, see `modyn.storage.read.locality`. Each request looks at the publication again, so a local
-reader sees deletions and new samples as the service's clients do. Local reads also work while storage does not run.
+Local reads require a proof of locality, see `modyn.storage.read.locality`. Each request checks the publication again, so a local reader finds
+deletions and new samples like a client of the service. Local reads work also while storage is stopped.
 """
 
 from __future__ import annotations
@@ -38,25 +38,24 @@ Gather = Callable[[DatasetSnapshot, UInt32Array, Int64Array, Int64Array | int], 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocatedSamples:
-    """Samples with known places and unread bytes, in the order of the request.
+    """Samples with known positions and unread bytes, in the order of the request.
 
-    keys: int64 (n,), those of the requested keys that exist. where: int64 (n,), the positions of these keys in the request.
+    keys: int64 (n,), the requested keys that exist. where: int64 (n,), the positions of `keys` in the request.
     """
 
     keys: Int64Array
     where: Int64Array
     entries: Entries
     identity: str
-    """Identity of the registration that the keys were looked up in."""
+    """Identity of the registration in which the keys were looked up."""
     snapshot: Callable[[], DatasetSnapshot]
-    """Returns the present snapshot, so that samples that became unreadable after the look-up are not read."""
+    """Returns the newest snapshot, so that samples that became unreadable after the look-up are not read."""
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def without_bytes(self, rows: slice) -> Payloads:
-        """Return `rows` like `take`, but with empty payloads. No data file is read. Raises the errors of `take` that are found without reading a
-        file."""
+        """Return `rows` like `take`, but with empty payloads. No data file is read. Raises the errors of `take`, except for errors of reads."""
         self._readable(rows)
         keys = self.keys[rows]
         return Payloads(keys, self.entries.labels[rows], np.empty(0, np.uint8), np.zeros(len(keys) + 1, np.int64))
@@ -73,7 +72,7 @@ class LocatedSamples:
         return Payloads(self.keys[rows], self.entries.labels[rows], data, bounds, lengths if isinstance(lengths, int) else None)
 
     def gather(self, rows: Int64Array | slice, read: Gather[T]) -> T:
-        """Read a part of each of `rows`, such as a column, in the same way as `take` reads payloads. Raises the errors of `take`."""
+        """Read data of each of `rows`, such as a column, with the function `read`. Raises the errors of `take`."""
         now, keys = self._readable(rows), self.keys[rows]
         file_ids, offsets = self.entries.file_ids[rows], self.entries.offsets[rows]
         lengths = self.entries.lengths
@@ -89,7 +88,7 @@ class LocatedSamples:
             raise DataError(f"{error.message} (`modyn data problems {now.name}` lists all files that are set aside)") from error
 
     def _readable(self, rows: Int64Array | slice) -> DatasetSnapshot:
-        """Return the dataset as it is now. Raises: NotFoundError: the dataset is another registration. DataError: a file of `rows` was changed."""
+        """Return the newest snapshot. Raises: NotFoundError: the dataset is another registration. DataError: a file of `rows` was changed."""
         now = self.snapshot()
         now.refuse_other(self.identity)
         if len(now.altered):
@@ -113,18 +112,18 @@ def _read_payloads(
 def locate(
     snapshot: Callable[[], DatasetSnapshot], keys: Int64Array, on_missing: OnMissing, identity: str = ""
 ) -> LocatedSamples:
-    """Return the places of the samples of `keys`, in the order of `keys`, duplicates included. Reads no data file.
+    """Return the positions of the samples of `keys`, in the order of `keys`, including duplicates. Reads no data file.
 
-    Args: snapshot: returns the newest state of the dataset; called now, and again for each `take`. keys: int64 (n,). on_missing: what to do
-    with deleted keys: "skip" leaves them out, "raise" raises NotFoundError that names the first of them. identity: identity of the registration
-    that the keys come from; empty: any registration.
+    Args: snapshot: returns the newest snapshot of the dataset; called now, and again for each `take`. keys: int64 (n,). on_missing: "skip": leave
+    out deleted keys; "raise": raise NotFoundError that names the first deleted keys. identity: identity of the registration to which the keys belong;
+    empty: any registration.
     Raises: NotFoundError: the dataset is another registration, or never had a key. UnavailableError: the published index seems to be older than the
     keys.
     """
     now = snapshot()
     now.refuse_other(identity)
     where, tombstones = np.arange(len(keys)), now.tombstones.keys
-    # One pass over the keys is enough if none is missing, the usual case.
+    # Usually no key is missing, and one pass over the keys is enough.
     if (entries := now.index.entries(keys)) is None:
         now.refuse_unknown(keys)
     if len(tombstones) and (deleted := tombstones.contains(keys)).any():
@@ -160,7 +159,7 @@ class LocalPayloads:
         self._ask = ask
         self._readers = RecordReaders(num_threads, row_group_cache_bytes)
         self._renewing = threading.Lock()
-        """Lets one thread ask storage again, while the others wait for its answer."""
+        """Lets one thread ask storage for a new offer, while other threads wait."""
         self._published = self._open()
         self._identity = self._published.snapshot().identity
 
@@ -175,7 +174,7 @@ class LocalPayloads:
         self._readers.close()
 
     def locate(self, dataset: str, keys: Int64Array, on_missing: OnMissing = "raise", identity: str = "") -> LocatedSamples:
-        """See the function `locate`. Raises also: InvalidArgumentError: this object reads the payloads of another dataset."""
+        """See the function `locate`. Further errors: InvalidArgumentError: this object reads the payloads of another dataset."""
         self._refuse_other(dataset)
         return locate(self.snapshot, np.ascontiguousarray(keys, np.int64), on_missing, identity)
 
@@ -186,35 +185,35 @@ class LocalPayloads:
             )
 
     def schema(self, dataset: str) -> DatasetSchema | None:
-        """Return the schema of the dataset; None: the dataset has no schema, or its schema is not known yet. Raises: as `locate` and `snapshot`."""
+        """Return the schema of the dataset; None: there is no schema, or it is not known yet. Raises: see the methods `locate` and `snapshot`."""
         self._refuse_other(dataset)
         return self.snapshot().schema
 
     def place(self, key: int) -> SamplePlace | None:
-        """Return the place of the sample with `key`; None: the sample is deleted."""
+        """Return the location of the sample with `key`; None: the sample is deleted."""
         now = self.snapshot()
         keys = np.array([key], np.int64)
         return None if now.missing(keys).any() else now.places(keys)[0]
 
     def snapshot(self) -> DatasetSnapshot:
-        """Return the dataset as it is now.
+        """Return the newest snapshot of the dataset.
 
-        Raises: NotFoundError: the dataset was deleted. ConfigError: the dataset can no longer be read here. UnavailableError: storage cannot be
-        reached, and only storage knows the dataset's new folder.
+        Raises: NotFoundError: the dataset was deleted. ConfigError: the dataset can no longer be read here. UnavailableError: the dataset's folder
+        has moved, and storage, which knows the new folder, cannot be reached.
         """
         published = self._published
         try:
             return published.snapshot()
         except NotFoundError:
-            # The folder is gone: the dataset was deleted, or storage was moved. Only storage knows which.
+            # The folder is missing, because the dataset was deleted or storage was moved. Only storage knows the reason.
             return self._open_again(published).snapshot()
 
     def _open_again(self, old: PublishedDataset) -> PublishedDataset:
         with self._renewing:
-            # Another thread may have opened the dataset again while this one waited for the lock.
+            # Another thread may have opened the dataset again while this thread waited for the lock.
             if self._published is old:
                 fresh = self._open()
-                # Storage may have another dataset under this name now. Its keys mean other samples.
+                # Storage may have another dataset under this name now, whose keys belong to other samples.
                 fresh.snapshot().refuse_other(self._identity)
                 self._published = fresh
             return self._published

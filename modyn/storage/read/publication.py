@@ -1,9 +1,9 @@
 """The publication of a dataset for readers in other processes: files in the dataset's folder, complete at any moment.
 
 `index.json` names the other files: the segments, and the blocks with the names of the data files. A block never changes; a new block may replace
-smaller ones. A block also has the sizes, times and tails of its files, by which readers detect a changed file. Newer values are in a separate file.
-Each publication is a new file that replaces the old one, so a reader checks for a new state with one `stat`. Storage publishes a change before its
-answers contain the change, so readers find every key that a client knows.
+smaller blocks. A block also contains the sizes, times and tails of its files, by which readers detect a changed file. Newer values are in a separate
+file. Each publication is a new `index.json` that replaces the old one, so a reader detects a new state with one `stat`. Storage publishes a change
+before its answers contain the change, so readers find every key that a client knows.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class NameBlock:
 class Publication:
     """The content of `index.json`.
 
-    identity: identity of the registration. segments: names of the segment files. altered: ids of files that may not be read, ascending. stamps: name
-    of the file of newer stamps; None: all stamps are in the blocks. num_deleted: smallest number of keys that the file of deletions may have; with
-    fewer keys, the file is lost or older. damaged: names of segments that are known to be damaged, each with the reason; no sample may be read from
-    them. schema: None: the schema is not known. num_labels: like `num_deleted`, for the file of late labels.
+    identity: identity of the registration. segments: names of the segment files. altered: ids of files that must not be read, ascending. stamps: name
+    of the file of newer stamps; None: all stamps are in the blocks. num_deleted: smallest number of keys in the file of deletions; with fewer keys,
+    the file is missing or older. damaged: names of damaged segments, each with the reason; no sample may be read from a damaged segment. schema:
+    None: the schema is not known. num_labels: like `num_deleted`, for the file of late labels.
     """
 
     config: DatasetConfig
@@ -72,7 +72,7 @@ class Publication:
 
     @property
     def num_files(self) -> int:
-        """Number of data files that the name blocks name."""
+        """Number of data files in the name blocks."""
         return sum(block.count for block in self.names)
 
     def to_json(self) -> bytes:
@@ -95,9 +95,9 @@ class Publication:
 
     @staticmethod
     def read(folder: Path) -> Publication:
-        """Read what storage has published in the folder of a dataset.
+        """Read the publication in the folder of a dataset.
 
-        Raises: NotFoundError: nothing is published there. CorruptStateError: the publication is damaged or has another format. UnavailableError: the
+        Raises: NotFoundError: there is no publication. CorruptStateError: the publication is damaged or has another format. UnavailableError: the
         publication cannot be read.
         """
         path = folder / INDEX
@@ -157,7 +157,7 @@ class NameColumns:
 
 
 def write_names(path: Path, files: FileTable, first: int) -> None:
-    """Write a block about the files from id `first` on. Raises UnavailableError. Args: path: path of the new file."""
+    """Write a block with the files from id `first` on. Raises UnavailableError. Args: path: path of the new block."""
     text, ends = files.known.packed_paths(first)
     sizes, mtimes_ns, tails = files.known.stamps(np.arange(first, len(files)))
     write_columns(path, _NAMES_KIND, {"ends": ends, "sizes": sizes, "mtimes_ns": mtimes_ns, "tails": tails, "text": text})
@@ -183,7 +183,7 @@ def write_stamps(path: Path, files: FileTable, ids: Int64Array) -> None:
 
 
 def map_stamps(path: Path, verify: bool = False) -> Int64Array:
-    """Map ids, sizes, times and tails of files into memory: int64 (4, n). Raises and `verify` as for `map_names`."""
+    """Map ids, sizes, times and tails of files into memory: int64 (4, n). Argument `verify` and errors: see `map_names`."""
     return _open(path, _STAMPS_KIND, verify).column("stamps")
 
 

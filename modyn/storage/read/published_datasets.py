@@ -43,7 +43,7 @@ class PublishedNames:
         temporary = self._folder / f".{name}.{os.getpid()}-{threading.get_ident()}{TEMPORARY_SUFFIX}"
         try:
             make_folder(self._folder)
-            # A link cannot be changed in place. A rename replaces it in one step, so a reader never finds no link.
+            # A link cannot be changed in place. A rename replaces it in one step, so that readers always find a link.
             temporary.unlink(missing_ok=True)
             temporary.symlink_to(os.path.relpath(target, self._folder))
             temporary.replace(self._folder / name)
@@ -52,7 +52,7 @@ class PublishedNames:
             raise UnavailableError(f"cannot write {self._folder / name}: {error.strerror or error}; make it writable") from error
 
     def remove(self, name: str) -> None:
-        """Remove the link of a dataset, if there is one, durably: after a crash, replicas must not find it before storage runs again.
+        """Durably remove the link of a dataset, if the link exists: after a crash, replicas must not find it before storage runs again.
 
         Raises: UnavailableError.
         """
@@ -86,7 +86,7 @@ class PublishedNames:
         raise self.not_found(name)
 
     def not_found(self, name: str) -> NotFoundError:
-        """Return the error for a name that no dataset has, with the nearest one."""
+        """Return the error for a name that no dataset has. The message suggests the most similar name."""
         hint = nearest(name, self.names()) or ";"
         return NotFoundError(f"there is no dataset '{name}'{hint} `modyn data ls` lists them, `modyn data register` adds one")
 
@@ -94,23 +94,23 @@ class PublishedNames:
 class PublishedDatasets:
     """The datasets of a storage folder, for a process without a catalogue. Any number of threads may use it.
 
-    The object serves only datasets whose files are found unchanged on this machine. This check is weaker than the proof for local reads, because
-    inodes differ on another machine. The check compares sizes and times of some files once; if none of them agrees, the next request repeats the
-    check.
+    The object serves only datasets whose files are on this machine. This check is weaker than the proof for local reads, because inodes differ on
+    another machine. The check compares sizes and times of some files. If one of them agrees, the check succeeds and is not repeated. Otherwise the
+    next request repeats the check.
     """
 
     def __init__(self, names: PublishedNames, readers: RecordReaders, process: str) -> None:
         """Args: process: name of this process, for errors."""
         self._names, self._readers, self._process = names, readers, process
         self._lock = threading.Lock()
-        # Protects changes of the two fields below: two threads must not open a dataset twice, and no dataset may be lost while deleted ones are
-        # dropped. Publications and users' files are read outside of the lock, so a dead mount blocks only requests of its own dataset.
+        # Protects changes of the two fields below: two threads must not open the same dataset, and no dataset may be lost while deleted datasets are
+        # dropped. Publications and users' files are read without the lock, so a dead mount blocks only requests of its own dataset.
         self._open: dict[str, PublishedDataset] = {}
         self._found: set[str] = set()
-        """Identities of the datasets whose files are here."""
+        """Identities of the datasets whose files were found on this machine."""
 
     def snapshot(self, name: str) -> DatasetSnapshot:
-        """Return the dataset `name` as it is published now.
+        """Return the newest published snapshot of the dataset `name`.
 
         Raises: NotFoundError: there is no dataset of this name. CorruptStateError. UnavailableError: the files of the dataset are not on this
         machine; then a client asks another server.

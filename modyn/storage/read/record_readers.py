@@ -35,15 +35,15 @@ class LocalRecordReader:
         self._paths = paths
 
     def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
-        """See `RecordReader.gather`. C++ code reads, with several threads for large requests."""
+        """See `RecordReader.gather`. The C++ core reads the bytes, with several threads for large requests."""
         return self._gatherer.gather(self._paths, file_ids, offsets, lengths)
 
 
 class RecordReaders:
     """Opens the record readers of datasets. All readers share the same threads and open files.
 
-    Args: num_threads: number of threads for one request. row_group_cache_bytes: size of the cache of row groups, for each dataset whose rows are in
-    groups. roots: folders and buckets in which files may be opened.
+    Args: num_threads: number of threads for one request. row_group_cache_bytes: size of the cache of row groups, for each dataset with row groups.
+    roots: folders and buckets in which files may be opened.
     """
 
     def __init__(
@@ -58,15 +58,15 @@ class RecordReaders:
         self._record_gatherer = Gatherer(_OPEN_FILES, num_threads, ()) if roots.folders or roots.buckets else self._gatherer
         self._row_group_cache_bytes = row_group_cache_bytes
         self._forgetting = threading.Lock()
-        """Held by the one thread that looks for removed files, so that there is never more than one such thread, even if the disk is slow."""
+        """Held by the thread that searches for removed files, so that at most one such thread runs, even if the disk is slow."""
 
     def open(
         self, dataset: DatasetConfig, index: Path, schema: DatasetSchema | None = None, paths: PathTable | None = None
     ) -> tuple[PathTable, RecordReader]:
-        """Return a table of the paths of a dataset's files, and the reader of these files, which fits their file system, format and schema.
+        """Return a table of the paths of a dataset's files, and a reader for the file system, format and schema of these files.
 
         Args: dataset: configuration of the dataset, as `located` returns it. index: folder of its index. schema: None: files are read as they are.
-        paths: the table to use; None: a new empty one.
+        paths: the table to use; None: a new empty table.
         """
         folder = open_filesystem(dataset.base_path, Roots() if dataset.file_wrapper == RECORD_LOG else self.roots)
         file_format = build_format(dataset.file_wrapper, dataset.file_wrapper_config, dataset.timestamp_source)
@@ -98,8 +98,8 @@ class RecordReaders:
         return PackedObjectReader(objects, LocalRecordReader(self._gatherer, paths), paths) if file_format.packed else objects
 
     def forget_removed(self) -> None:
-        """Close open files that were removed, to free their space on the disk. A separate thread does this, because it looks up each open file, and
-        a file may be on a mount that no longer answers.
+        """Close open files that were removed, to free their disk space. A separate thread checks each open file, because a file may be on a mount
+        that does not respond any more.
         """
         if (self._gatherer.num_open_files or self._record_gatherer.num_open_files) and not self._forgetting.locked():
             try:
@@ -108,7 +108,7 @@ class RecordReaders:
                 get_logger("storage").warning("removed_files_stay_open", error=str(error))
 
     def _forget_removed(self) -> None:
-        # The thread itself takes the lock: a thread that cannot be started would never release it.
+        # The new thread acquires the lock, and not the caller: if the thread could not be started, the lock would never be released.
         if self._forgetting.acquire(blocking=False):
             try:
                 for gatherer in {self._gatherer, self._record_gatherer}:

@@ -1,4 +1,4 @@
-"""Rows of Parquet files, row group by row group: payloads, with a cache of the last groups, and values of a column."""
+"""Reads rows of Parquet files by row groups: payloads, with a cache of the last row groups, and values of a column."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _FOOTERS = 1024
 _COLUMN_ROWS, _COLUMN_BYTES = 16_384, 64 << 20
 """Largest number of rows of a column that are read at once, and approximate largest number of their bytes."""
 _Version = tuple[str, "FileStatus | IndexedVersion | None"]
-"""Path and state of a file. Cached values belong to one such version."""
+"""Path and state of a file. Each cached value belongs to one version of a file."""
 
 
 class RowGroupFiles(ABC, Generic[T]):
@@ -52,12 +52,12 @@ class RowGroupFiles(ABC, Generic[T]):
 
     @abstractmethod
     def _of_group(self, key: _Version, indexed: IndexedVersion | None, footer: _Footer, number: int, rows: Int64Array) -> T:
-        """Return the content that was read for `rows` of row group `number`. `rows` are counted from the first row of the group. Args: key: path and
-        state of the file.
+        """Read `rows` of row group `number`, and return their content. Args: key: path and state of the file. rows: counted from the first row of the
+        group.
         """
 
     def _parts(self, file_ids: UInt32Array, rows: Int64Array) -> Iterator[T]:
-        """Yield the content that was read for rows that are sorted by file and row: one part for each row group."""
+        """Read rows, which must be sorted by file and row. Yields the content of the rows of each row group."""
         for start, stop in _runs(file_ids):
             file_id = int(file_ids[start])
             path, indexed = self._paths[file_id], IndexedVersion.of(self._paths, file_id)
@@ -71,7 +71,7 @@ class RowGroupFiles(ABC, Generic[T]):
                 raise changed(path, int(rows[start]), f"row {rows[start]}") from error
 
     def _of_file(self, key: _Version, indexed: IndexedVersion | None, of_file: Int64Array) -> Iterator[T]:
-        """Yield the parts of one file. `key` names the state of the file. Only values that were cached for this state are used."""
+        """Like `_parts`, for rows of one file. Args: key: path and state of the file; values that were cached for another state are not used."""
         path = key[0]
         footer = self._footers.get(key, partial(self._read_footer, path, indexed))
         if of_file[-1] >= footer.first_rows[-1]:
@@ -96,7 +96,7 @@ class RowGroupFiles(ABC, Generic[T]):
     def _opened(
         self, path: str, indexed: IndexedVersion | None, footer: _Footer, number: int, **options: Any
     ) -> Iterator[pq.ParquetFile]:
-        """Open the file, to read one row group of it. Args: options: options of the reader."""
+        """Open the file to read its row group `number`. Args: options: options of the reader."""
         # The ranges of an object are fetched together, before they are read. A local file is read directly, so it needs no ranges.
         ranges = () if self._folder.appends else footer.ranges(number, self._columns)
         try:
@@ -127,18 +127,18 @@ class RowGroupReader(RowGroupFiles[pa.Array]):
     def __init__(
         self, paths: PathTable, folder: FileSystem, columns: Sequence[str], cache_bytes: int, types: Sequence[str] = ()
     ) -> None:
-        """Args: columns: columns that make up the payload, in this order. cache_bytes: how many bytes of payloads of row groups are kept for the next
-        requests. types: types to which the columns are converted; empty: the columns keep the types of each file."""
+        """Args: columns: columns that make up the payload, in this order. cache_bytes: largest number of payload bytes that are cached. types: types
+        to which the columns are converted; empty: the columns keep the types of each file."""
         super().__init__(paths, folder, columns)
         self._types, self._kinds = types, list(map(type_of, types))
         self.cache_bytes = cache_bytes
         self._groups = LRUCache[pa.Array](cache_bytes, lambda group: int(group.nbytes))
 
     def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
-        """See `RecordReader.gather`; `offsets` are rows of the files. Raises DataError for a row that is absent or of another length."""
+        """See `RecordReader.gather`; `offsets` are rows of the files. Raises DataError if a row is missing or its payload has another length."""
         if not len(file_ids):
             return np.zeros(0, np.uint8), np.zeros(1, np.int64)
-        # Sorted by file and row, each row group is opened once for all its rows.
+        # Rows are sorted by file and row, so that each row group is opened once for all its rows.
         order = np.lexsort((offsets, file_ids))
         parts = list(self._parts(file_ids[order], offsets[order]))
         if len({part.type for part in parts}) > 1:
@@ -164,7 +164,7 @@ class RowGroupReader(RowGroupFiles[pa.Array]):
     def _read_group(self, path: str, indexed: IndexedVersion | None, footer: _Footer, number: int) -> pa.Array:
         with self._opened(path, indexed, footer, number) as file:
             table = file.read_row_group(number, columns=self._columns)
-            # Usually all files have the same types, and the comparison costs much less than a cast.
+            # Usually the file has the wanted types, and this comparison is much faster than a cast.
             types = () if [table.field(name).type for name in self._columns] == self._kinds else self._types
             check_types(path, table.schema, self._columns, types)
             for name in self._columns:
@@ -176,7 +176,7 @@ class RowGroupReader(RowGroupFiles[pa.Array]):
 
 
 class RowGroupColumn(RowGroupFiles[Int64Array]):
-    """Reads the values of one column of Parquet files, some rows at once. Rows of a file without the column have no value."""
+    """Reads the values of one column of Parquet files, a limited number of rows at once. Rows of a file without the column have no value."""
 
     def __init__(self, paths: PathTable, folder: FileSystem, column: str, encoder: ValueEncoder) -> None:
         """Args: paths, folder: as for `RowGroupFiles`. encoder: numbers the values."""
@@ -209,7 +209,7 @@ class RowGroupColumn(RowGroupFiles[Int64Array]):
             what = "has two of that name" if len(places) > 1 else f"has the type {kind}, not a single value"
             raise ConfigError(f"the column '{column}' of {key[0]} {what}; choose another column")
         chunk = footer.chunk(number, column)
-        # With dictionaries a repeated value is in memory once. Without them a value may be copied for each row, so few rows are read at once.
+        # With a dictionary, a repeated value is in memory once. Without a dictionary, it may be copied for each row, so few rows are read at once.
         packed = set(chunk.encodings) <= READ_AS_DICTIONARIES
         at_once = (
             _COLUMN_ROWS if packed else min(_COLUMN_ROWS, max(1, _COLUMN_BYTES // max(1, int(chunk.total_uncompressed_size))))
@@ -232,7 +232,7 @@ class _Footer:
     first_rows: Int64Array
 
     def chunk(self, number: int, column: str) -> pq.ColumnChunkMetaData:
-        """Return the metadata of a column of a row group, which must have it."""
+        """Return the metadata of a column in a row group. The row group must have the column."""
         group = self.metadata.row_group(number)
         return next(chunk for chunk in map(group.column, range(group.num_columns)) if chunk.path_in_schema == column)
 
@@ -262,11 +262,11 @@ def _inverse(order: Int64Array) -> Int64Array:
 
 
 class LRUCache(Generic[T]):
-    """Keeps the values used last, up to a total size. Each value is made once, however many threads ask for it at the same time."""
+    """Keeps the last used values, up to a total size. Each value is made once, even if several threads request the value at the same time."""
 
     def __init__(self, limit: int, size_of: Callable[[T], int]) -> None:
-        """Args: limit: largest sum of the sizes of all values. size_of: returns the size of a value, in the unit of `limit`, always the same; called
-        with the lock held.
+        """Args: limit: largest sum of the sizes of all values. size_of: returns the size of a value in the unit of `limit`; called with the lock
+        held. The size of a value must not change.
         """
         self._limit, self._size_of = limit, size_of
         self._lock = threading.Lock()
@@ -285,7 +285,7 @@ class LRUCache(Generic[T]):
             else:
                 mine = self._found[key] = Future()
         if future is not None:
-            # The wait is outside of the lock. It ends when `make` returns or raises in the thread that asked first.
+            # The lock is not held during this wait. The wait ends when `make` returns or raises in the thread that requested the value first.
             return future.result()
         try:
             made = make()
@@ -299,7 +299,7 @@ class LRUCache(Generic[T]):
             mine.set_result(made)
             self._size += self._size_of(made)
             while self._size > self._limit:
-                # A value that is still being made has no size yet.
+                # A value that is still being made has no size yet, so it is not removed.
                 oldest = next(old for old, future in self._found.items() if future.done())
                 self._size -= self._size_of(self._found.pop(oldest).result())
         return made

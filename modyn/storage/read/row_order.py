@@ -20,26 +20,26 @@ from modyn.storage.formats.base import FileFormat, RowOrder
 from modyn.storage.model.samples import RecordReader, UInt8Array, UInt32Array
 
 _UNKNOWN, _AS_IT_IS = -1, 0
-"""Special numbers of a file's order. _UNKNOWN: the first line of the file was not read yet. _AS_IT_IS: the file has the order of the dataset, so its
-rows need no change."""
+"""Special numbers of a file's order. _UNKNOWN: the first line of the file was not read yet. _AS_IT_IS: the file has the order of the dataset, so the
+rows are not changed."""
 
 
 class OrderedRowReader:
-    """A thread-safe `RecordReader` that reads rows with `rows` and puts their fields in the order of the schema. The first line of each file gives
-    the order of its columns. This line is read once, before the first row of the file."""
+    """A thread-safe `RecordReader` that reads rows with `rows`, and then arranges the fields in the order of the schema. The first line of each file
+    defines the order of its columns. This line is read once, before the first row of the file."""
 
     def __init__(self, rows: RecordReader, file_format: FileFormat, folder: FileSystem, paths: PathTable) -> None:
         """Args: file_format: format with the schema set. folder: file system of the files. paths: full path of each file id."""
         self._rows, self._format, self._folder, self._paths = rows, file_format, folder, paths
         self._lock = threading.Lock()
-        # Protects changes of the two fields below, and lets one thread at a time read first lines. Threads read them without the lock: each is
-        # replaced as a whole, and an order exists before a file gets its number.
+        # Protects changes of the two fields below, and lets only one thread read first lines. The fields are read without the lock: each change
+        # assigns a new object, and an order is added to `_orders` before a file gets the number of the order.
         self._orders: list[RowOrder | None] = [None]
         self._of_files = np.empty(0, np.int32)
         """File id → number of its order in `_orders`, or _UNKNOWN."""
 
     def gather(self, file_ids: UInt32Array, offsets: Int64Array, lengths: Int64Array | int) -> tuple[UInt8Array, Int64Array]:
-        """See `RecordReader.gather`. Raises also: DataError: a file has other columns than the schema, or a row another number of fields."""
+        """See `RecordReader.gather`. Further errors: DataError: a file has other columns than the schema, or a row has another number of fields."""
         data, bounds = self._rows.gather(file_ids, offsets, lengths)
         numbers = self._numbers(file_ids)
         for number in np.unique(numbers[numbers != _AS_IT_IS]).tolist():
@@ -65,7 +65,7 @@ class OrderedRowReader:
             known[: len(self._of_files)] = self._of_files
             for file_id in np.unique(file_ids).tolist():
                 if known[file_id] == _UNKNOWN:
-                    # Files that this call does not need are not read, so a request costs no more first lines than it has files.
+                    # Only the first lines of files that this call needs are read.
                     known[file_id] = self._number(self._read(file_id))
             self._of_files = known
         return known[file_ids]
@@ -84,7 +84,7 @@ class OrderedRowReader:
 def beginning_of(folder: FileSystem, paths: PathTable, file_id: int) -> Iterator[BinaryIO]:
     """Open an indexed file at its beginning, to read its first line. Raises: DataError: the file cannot be read. FileChangedError."""
     path, copy = paths[file_id], paths.copy(file_id)
-    folder = folder if copy is None else LocalFiles("")  # For a compressed file, the unpacked content is read.
+    folder = folder if copy is None else LocalFiles("")  # For a compressed file, the unpacked copy is read.
     try:
         with (
             folder.reading(path),

@@ -1,4 +1,4 @@
-"""Compare all files of a dataset's index with their checksums."""
+"""Compares all files of a dataset's index with their checksums."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def scrub(folder: Path) -> Iterator[tuple[str, FileProblem | None]]:
     """Compare the published files of a dataset, its deletions, late labels and unpacked copies with their checksums, one after the other.
 
     Yields: the path of each file and its problem: the file is damaged, missing or unreadable; None: the file is intact, or was replaced meanwhile.
-    Raises: NotFoundError: nothing is published there. UnavailableError: the publication cannot be read now.
+    Raises: NotFoundError: there is no publication in `folder`. UnavailableError: the publication cannot be read now.
     """
     try:
         checks = _checks(folder)
@@ -44,7 +44,7 @@ def scrub(folder: Path) -> Iterator[tuple[str, FileProblem | None]]:
 
 
 def _checks(folder: Path) -> dict[str, Callable[[], object]]:
-    """Return file name → function that checks the file, for all files of the newest publication. Raises as `Publication.read`."""
+    """Return file name → function that checks the file, for all files of the newest publication. Raises: see `Publication.read`."""
     published = Publication.read(folder)
     checks: dict[str, Callable[[], object]] = {name: partial(_verify_segment, folder / name) for name in published.segments}
     checks |= {block.file: partial(map_names, folder, block, verify=True) for block in published.names}
@@ -62,7 +62,7 @@ def _checks(folder: Path) -> dict[str, Callable[[], object]]:
 
 
 def _record_files(folder: Path, published: Publication) -> Iterator[tuple[str, int]]:
-    """Yield the name of each file of a dataset of records, and how many bytes of the file are indexed."""
+    """Yield the name of each file of a dataset of records, and the number of indexed bytes of the file."""
     if not published.config.holds_records:
         return
     sizes: list[int] = []
@@ -91,7 +91,7 @@ def _verify_segment(path: Path) -> None:
 def _problem(folder: Path, name: str, check: Callable[[], object]) -> FileProblem | None:
     try:
         check()
-    # Ingestion may have replaced the file while it was read. Then its damage does not matter.
+    # Ingestion may have replaced the file during the check. Then the damage of the old file does not matter.
     except (CorruptStateError, UnavailableError, DataError) as error:
         return FileProblem(str(folder / name), error.message, time.time()) if _is_named(folder, name) else None
     return None

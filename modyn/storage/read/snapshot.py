@@ -1,4 +1,4 @@
-"""A dataset at one moment, the same for all readers in all processes, made from the publication in the dataset's folder."""
+"""Snapshots of a dataset, made from the publication in the dataset's folder. Readers in all processes get the same snapshots."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _NAMED_KEYS = 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DatasetSnapshot:
-    """A dataset at `version`: the places of samples, and the deleted keys. Immutable, so that readers need no lock.
+    """A dataset at `version`: the positions of samples, and the deleted keys. Immutable, so that readers need no lock.
 
-    identity: identity of this registration; a dataset that is registered under the same name later has another one. paths: full path of each file id.
-    altered: ids of files whose bytes are not those that were indexed, uint32; no sample may be read from them. may_lag: whether this is the
-    publication as another machine sees it, which may be older than storage's answers. schema: the schema by which `reader` reads files; None: files
-    are read as they are. late: labels that came after their samples.
+    identity: identity of this registration; a dataset that is registered later under the same name has another identity. paths: full path of each
+    file id. altered: ids of files whose indexed bytes have changed, uint32; their samples must not be read. may_lag: whether the snapshot may be
+    older than storage's answers, because another machine may have written the publication. schema: the schema by which `reader` reads files; None:
+    files are read as they are. late: the late labels.
     """
 
     config: DatasetConfig
@@ -59,7 +59,7 @@ class DatasetSnapshot:
         return self.config.name
 
     def refuse_other(self, identity: str) -> None:
-        """Raise NotFoundError unless this is the registration with this identity; empty: any."""
+        """Raise NotFoundError if this registration has another identity than `identity`; empty: any identity is accepted."""
         if identity not in ("", self.identity):
             raise NotFoundError(
                 f"dataset '{self.name}' was deleted, and another was registered under its name: its keys mean other samples now. Asked for "
@@ -71,9 +71,9 @@ class DatasetSnapshot:
         return ~self.index.contains(keys) | self.tombstones.keys.contains(keys)
 
     def refuse_unknown(self, keys: Int64Array) -> None:
-        """Check that each of `keys`, int64 (n,), belongs to a sample that exists or was deleted. Other keys are a mistake and are never skipped.
+        """Check that each of `keys`, int64 (n,), belongs to a sample that exists or was deleted. Any other key is an error and is never skipped.
 
-        Raises: UnavailableError: this index ends before a key, and may be too old to have this key. NotFoundError. Both name the first such keys.
+        Raises: UnavailableError: this index ends before a key, and may be too old to have the key. NotFoundError. The messages name the first keys.
         """
         unknown = keys[~self.index.contains(keys)]
         if not len(unknown):
@@ -106,7 +106,7 @@ class DatasetSnapshot:
         return SampleBatch(keys, found.timestamps, self.late.filled(keys, found.labels))
 
     def labelled(self, first: int, most: int) -> SampleBatch:
-        """Return at most `most` samples with late labels, including deleted ones, from number `first` on, in the order of the labels' arrival."""
+        """Return at most `most` samples with late labels, including deleted samples, from label number `first` on, in the order of arrival."""
         rows = self.late.rows(first, first + most)
         keys = np.ascontiguousarray(rows["key"])
         found = self.index.samples_by_key(keys)
@@ -115,7 +115,7 @@ class DatasetSnapshot:
         return SampleBatch(keys, found.timestamps, labels.view(np.float64) if self.float_labels else labels)
 
     def places(self, keys: Int64Array) -> list[SamplePlace]:
-        """Return the places of the samples of `keys`, int64 (n,), in this order. Raises NotFoundError if a sample is unknown or deleted."""
+        """Return the locations of the samples `keys`, int64 (n,), in this order. Raises NotFoundError if a sample is unknown or deleted."""
         samples, entries = self.samples_by_key(keys), self.index.entries(keys)
         assert entries is not None, "unknown keys are refused"
         lengths = np.broadcast_to(np.asarray(entries.lengths), len(keys)).tolist()
@@ -126,7 +126,7 @@ class DatasetSnapshot:
         ]
 
     def count(self, interval: Interval, end_key: int | None = None) -> int:
-        """Return the number of samples in [start, end); with `end_key` only of those with smaller keys."""
+        """Return the number of samples in [start, end). With `end_key`, count only samples with smaller keys."""
         return self.index.count_in_interval(interval, self.tombstones, end_key)
 
     def samples_in_interval(
@@ -138,23 +138,23 @@ class DatasetSnapshot:
         end_label: int | None = None,
     ) -> Iterator[SampleBatch]:
         """Yield the samples of [start, end) in the order (timestamp, key). Args: after: only samples after this (timestamp, key). end_key: only
-        samples with smaller keys. end_label: only the first `end_label` late labels are filled in."""
+        samples with smaller keys. end_label: use only the first `end_label` late labels."""
         return self.late.fill(self.index.samples_in_interval(interval, batch_size, after, self.tombstones, end_key), end_label)
 
     def samples_from(self, first_key: int, batch_size: int) -> Iterator[SampleBatch]:
-        """Yield the samples from `first_key` on in the order of keys, with the labels with which they were indexed."""
+        """Yield the samples from `first_key` on in the order of keys, with their labels in the index, without late labels."""
         return self.index.samples_from(first_key, batch_size, self.tombstones)
 
 
 def _named(keys: Int64Array) -> str:
-    """Return the first keys of `keys` as text, and how many further ones there are."""
+    """Return the first keys of `keys` and the number of further keys as text."""
     more = f" and {len(keys) - _NAMED_KEYS} more" if len(keys) > _NAMED_KEYS else ""
     return ", ".join(str(key) for key in keys[:_NAMED_KEYS]) + more
 
 
 class _WatchedFile:
-    """The file that was at a path when this object was made, or the absence of a file. The file is held open, so that no other file gets its inode. A
-    replaced file has another inode, and a file with appended data, such as tombstones, has another size.
+    """The file at a path when this object was made; there may be no file. The file stays open, so that no other file gets its inode. A file that
+    replaces it has another inode. After data was appended, such as tombstones, the file has another size.
     """
 
     def __init__(self, path: Path) -> None:
@@ -164,12 +164,12 @@ class _WatchedFile:
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            return  # The file is missing or unreadable; reading it raises the error.
+            return  # The file is missing or unreadable. A read of the file raises the error.
         status = os.fstat(self._descriptor)
         self._identity = status.st_dev, status.st_ino, status.st_size
 
     def is_current(self) -> bool:
-        """Whether the path still leads to this file, unchanged."""
+        """Whether the path still leads to the same, unchanged file."""
         try:
             status = os.stat(self._path)
         except OSError:
@@ -177,7 +177,7 @@ class _WatchedFile:
         return self._identity == (status.st_dev, status.st_ino, status.st_size)
 
     def __del__(self) -> None:
-        # No call closes the file, because another thread may be about to compare it.
+        # No other method closes the file, because another thread may be about to compare it.
         if self._descriptor is not None:
             os.close(self._descriptor)
 
@@ -197,17 +197,17 @@ class PublishedDataset:
         may_lag: bool = False,
         verify: bool = True,
     ) -> None:
-        """Args: tombstones: the tombstones that this process itself writes; None: the tombstones are read from the folder. may_lag: as in
-        `DatasetSnapshot`. verify: compare files with their checksums when they are first opened, which reads all of them.
+        """Args: tombstones: the tombstones, if this process itself writes them; None: the tombstones are read from the folder. may_lag: see
+        `DatasetSnapshot`. verify: whether to compare files with their checksums when they are first opened, which reads the whole files.
         """
         self.folder = folder
         self._readers = readers
         self._may_lag, self._verify = may_lag, verify
         self._tombstones = tombstones
-        # This process knows its own deletions without the file, so it need not watch it.
+        # If this process writes the tombstones, it knows all deletions, and need not watch the file.
         self._watched = (INDEX, LATE_LABELS) if tombstones is not None else (INDEX, TOMBSTONES, LATE_LABELS)
         self._lock = threading.Lock()
-        """Held by the one thread that reads the files. `_seen` is read without the lock, because a change assigns a new tuple."""
+        """Lets only one thread read the files. `_seen` is read without the lock, because a change assigns a new tuple."""
         self._seen: tuple[DatasetSnapshot, tuple[_WatchedFile, ...]] | None = None
         """The newest snapshot, and the files that it was made from."""
         self._segments: dict[str, Segment] = {}
@@ -220,7 +220,7 @@ class PublishedDataset:
         """Name of the file of newer stamps that was applied last."""
 
     def snapshot(self) -> DatasetSnapshot:
-        """Return the published dataset. If nothing has changed, this takes two or three `stat` calls.
+        """Return the newest snapshot. If nothing has changed, this takes two or three `stat` calls.
 
         Raises: NotFoundError: the dataset was deleted. CorruptStateError. UnavailableError.
         """
@@ -243,7 +243,7 @@ class PublishedDataset:
     def _read(self) -> DatasetSnapshot:
         published = Publication.read(self.folder)
         damaged = dict(published.damaged)
-        # A damaged file may have been replaced by an intact one of the same name, so it is opened again.
+        # An intact file of the same name may have replaced a damaged file, so the file is opened again.
         kept = {name: segment for name, segment in self._segments.items() if name not in self._damaged or name in damaged}
         segments = {name: kept.get(name) or self._open_segment(name, name not in damaged) for name in published.segments}
         if self._seen is not None and segments == self._segments and damaged == self._damaged:
@@ -272,7 +272,7 @@ class PublishedDataset:
                 self._may_lag,
             ),
         )
-        # These are set last: after an error, the segments of the previous snapshot are kept.
+        # Both fields are set last, so that after an error the fields still belong to the previous snapshot.
         self._segments, self._damaged = segments, damaged
         return snapshot
 
@@ -283,7 +283,7 @@ class PublishedDataset:
         return segment
 
     def _files(self, published: Publication) -> tuple[PathTable, RecordReader]:
-        """Return the names of all files, and their reader. New names are appended to the known ones, so the id of a file always has the same name."""
+        """Return the paths of all files, and their reader. New names are appended to the known names, so the name of a file id never changes."""
         if self._opened is None or published.schema != self._schema:
             table = self._opened and self._opened[0]
             self._opened = self._readers.open(located(published.config, self.folder), self.folder, published.schema, table)

@@ -1,4 +1,4 @@
-"""The intake of a dataset of records: checks and appends records, and turns them into samples shortly after."""
+"""The intake of a dataset of records: checks and appends records, and makes samples of the records shortly after."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ from modyn.storage.records.log import DurableLog, PreparedRecords, RecordLog, Re
 MOST_KEY_CHARACTERS: Final = 128
 """Largest length of an idempotency key."""
 _A_YEAR_S: Final = 365 * 86_400
-"""Smallest time, in seconds since 1970, that is suggested to the client as the meaning of a number in ms, us or ns. A number that would mean an
-earlier time is more likely in a coarser unit."""
+"""Error messages suggest that a number is in ms, us or ns only if its time is at least this number of seconds after 1970. If the time is earlier, the
+number is more likely in a coarser unit."""
 _AUTOMATIC: Final = TimeFormat()
 _DATES: Final = (TimeFormat("%Y%m%d"), TimeFormat("%Y%m%d%H%M%S"))
-"""Forms of dates that a client most likely sends as a number by mistake."""
+"""Date formats that clients are most likely to send as a number by mistake."""
 _SEND_SECONDS: Final = "send seconds since 1970, or none for the time of arrival"
 _DECLARE: Final = "where a dataset counts seconds from 0, `modyn data change NAME -o timestamp_format=s` says so, and any number is one of seconds"
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 30.0
-"""Longest pause after an error, before the next attempt to make samples. Each pause is twice as long as the one before."""
+"""Longest pause after an error, before the next attempt to make samples. Each pause is twice as long as the previous pause."""
 _SEALED_SAMPLES: Final = 1 << 18
-"""About this number of records are held in memory at once when they become samples."""
+"""Approximate number of records that are in memory at once while records become samples."""
 
 
 class RecordIntake:
     """Appends records to the log of one dataset, and makes samples of them in its own thread.
 
-    Records become samples when the first one has waited for `records.seal_s` seconds, or when there are `records.seal_samples` records. These records
-    become a segment, with the same commit and publication as for any dataset. After a crash, the next start makes samples of the records that are
-    only in the log.
+    Records become samples when the oldest record has waited for `records.seal_s` seconds, or when `records.seal_samples` records are waiting. All
+    waiting records become one segment, which is committed and published like a segment of any other dataset. After a crash, the next start makes
+    samples of the records that are only in the log.
     """
 
     def __init__(self, dataset: OpenDataset, settings: StorageConfig, limits: RecordLogLimits = RecordLogLimits()) -> None:  # noqa: B008  (frozen)
@@ -62,8 +62,7 @@ class RecordIntake:
         """Lets one thread open the log, and protects the next two fields."""
         self._log: RecordLog | None = None
         self._damage: CorruptStateError | None = None
-        """The damage of the log, because of which no record is accepted until storage is restarted. The error is kept, so that a call does not read
-        the damaged log again."""
+        """The error of a damaged log. Once the error is set, no record is accepted and no call reads the log again, until storage is restarted."""
         self._stopping = threading.Event()
         """Set once, to stop the thread. The event also ends the thread's pause after an error."""
         self._pending = threading.Event()
@@ -71,7 +70,7 @@ class RecordIntake:
         self._full = threading.Event()
         """Ends the thread's wait for more records when there are enough for a segment, or when the thread must stop."""
         self._thread = threading.Thread(target=self._run, name=f"records-{dataset.name}", daemon=True)
-        # The process before this one may have left records in the log; samples are made of them without a wait.
+        # The previous process may have left records in the log. The thread makes samples of these records without a wait.
         self._pending.set()
         self._full.set()
         self._thread.start()
@@ -80,7 +79,7 @@ class RecordIntake:
         """Append records. Returns one answer for each record, in order. Answered records are durable, and become samples soon.
 
         Raises: InvalidArgumentError: a record is not valid; then no record of the call is appended. UnavailableError: the disk cannot be written
-        to, or storage stops; the call may be repeated. CorruptStateError: the log is damaged.
+        to, or storage is stopping; the call may be repeated. CorruptStateError: the log is damaged.
         """
         float_labels = self._dataset.row.float_labels
         now = int(time.time())
@@ -88,7 +87,7 @@ class RecordIntake:
         log = self._open_log()
         self._refuse_dates(records, log)
         answers = log.append(PreparedRecords.of(records, float_labels=float_labels, now=now))
-        # The records may already be samples, if the thread was faster. Then there is nothing to wake it for.
+        # The thread need not be woken if it has already made samples of the records.
         if (num_pending := log.durable.next_key - self._dataset.row.next_key) > 0:
             self._pending.set()
             if num_pending >= self._settings.records.seal_samples:
@@ -96,8 +95,8 @@ class RecordIntake:
         return answers
 
     def set_labels(self, labels: Mapping[str, float]) -> list[AppendedRecord]:
-        """Set the labels of records that have none, by idempotency key, durably. Returns one answer for each label, in order. The first label of a
-        record is kept: a repeated label is marked as a duplicate, a different one also with `differs`.
+        """Durably set the labels of records without a label, by idempotency key. Returns one answer for each label, in order. A record keeps its
+        first label: the answer for a further label has `is_duplicate`, and `differs` if the labels are not equal.
 
         Raises: InvalidArgumentError: a label is not valid. NotFoundError: there is no such record. In both cases no label is set. UnavailableError:
         the disk cannot be written to; the call may be repeated. CorruptStateError: the log is damaged.
@@ -128,7 +127,7 @@ class RecordIntake:
         return self._dataset.set_labels(sample_keys, values)
 
     def seal(self) -> IngestProgress:
-        """Turn all remaining records into samples. Raises: UnavailableError, ConflictError, CorruptStateError: a record in the log is damaged."""
+        """Make samples of all remaining records. Raises: UnavailableError, ConflictError, CorruptStateError: a record in the log is damaged."""
         log = self._open_log()
         with hold_dataset(self._dataset):
             # Another process may have changed the dataset before its lock was taken.
@@ -144,12 +143,12 @@ class RecordIntake:
         return IngestProgress(num_files, num_files if added else 0, added, finished=True)
 
     def ask_to_stop(self) -> None:
-        """Refuse further records, and let the thread end after its present work. The method does not wait for the thread."""
+        """Refuse further records, and let the thread end after its current work. The method does not wait for the thread."""
         with self._opening:
             self._stopping.set()
             if self._log is not None:
                 self._log.close(self._refusal())
-        # Both waits of the thread must end for it to see that it is to stop.
+        # Both waits of the thread must end, so that the thread reads `_stopping`.
         self._pending.set()
         self._full.set()
 
@@ -204,7 +203,7 @@ class RecordIntake:
             return
         reason = why_no_seconds(records, self._dataset.snapshot().index.time_range)
         if reason and log.durable.next_key > self._dataset.row.next_key:
-            # Only samples are compared, so records that wait become samples: they may show that the dataset counts seconds from 0.
+            # `time_range` covers only samples. So waiting records become samples first: they may show that the dataset counts seconds from 0.
             self.seal()
             reason = why_no_seconds(records, self._dataset.snapshot().index.time_range)
         if reason:
@@ -222,7 +221,7 @@ class RecordIntake:
             self._full.wait(self._settings.records.seal_s)
             if self._stopping.is_set():
                 return
-            # Cleared before the work: a record that arrives during the work sets the events again, so it is not forgotten.
+            # Both events are cleared before the work. A record that arrives during the work sets the events again, so it is not forgotten.
             self._pending.clear()
             self._full.clear()
             try:
@@ -240,7 +239,7 @@ class RecordIntake:
                 if repr(error) != logged:
                     logger.exception("records_not_sealed", dataset=self._dataset.name)
                 logged = repr(error)
-            # Try again also without new records: the database or the disk may work again.
+            # Try again after the pause, without a wait for new records, because the database or the disk may work again.
             self._pending.set()
             self._stopping.wait(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -253,7 +252,7 @@ class _DamagedLogError(CorruptStateError):
 def why_not_taken(record: NewRecord, float_labels: bool, most_bytes: int, latest: float, times: TimeFormat = _AUTOMATIC) -> str:
     """Return why a record is not valid, and what to do; empty: the record is valid.
 
-    Args: most_bytes: largest size of a payload. latest: last time that is allowed. times: reads times by the `timestamp_format` of the dataset.
+    Args: most_bytes: largest size of a payload. latest: last time that is allowed. times: the `timestamp_format` of the dataset.
     """
     if not 1 <= len(record.key) <= MOST_KEY_CHARACTERS:
         if not record.key:
@@ -269,15 +268,13 @@ def why_not_taken(record: NewRecord, float_labels: bool, most_bytes: int, latest
 
 
 def why_no_seconds(records: Sequence[NewRecord], others: tuple[int, int] | None) -> str:
-    """Return what the times of the records of one call most likely are, by `TimeRange.why_no_seconds`; empty: the times are seconds."""
+    """Return why the times of one call's records are most likely not seconds, by `TimeRange.why_no_seconds`; empty: they are seconds."""
     given = [record.timestamp for record in records if record.timestamp is not None]
     return TimeRange.of(np.array(given)).why_no_seconds(others, f"{_SEND_SECONDS}; {_DECLARE}") if given else ""
 
 
 def _are_seconds(timestamp: int, latest: float, times: TimeFormat) -> bool:
-    """Whether a number is a time in seconds. By the rule for times in files, a number that is most likely a date or in another unit is no such
-    time.
-    """
+    """Whether a number is a time in seconds and, by the rule for times in files, neither most likely a date nor in another unit."""
     if not FIRST_SECOND <= timestamp <= latest:
         return False
     try:
@@ -301,11 +298,9 @@ def _advice(timestamp: int, latest: float) -> str:
 
 
 def _seal(dataset: OpenDataset, log: DurableLog) -> int:
-    """Make samples of the records that are not samples yet, in order. Returns the number of new samples. The caller holds the dataset by
-    `hold_dataset`.
-    """
+    """Make samples of the records that are not samples yet, in order. Returns the number of new samples. Call within `hold_dataset`."""
     first_key, last = dataset.row.next_key, len(dataset.files) - 1
-    # Equal numbers of records and of files: nothing was appended, and no file was begun, since the last time.
+    # If the numbers of records and of files are equal, no record was appended and no file was begun since the last call.
     if log.next_key == first_key and len(log.files) == last + 1:
         return 0
     if log.next_key < first_key:
@@ -340,12 +335,12 @@ def _seal(dataset: OpenDataset, log: DurableLog) -> int:
 
 
 def _add(dataset: OpenDataset, writer: SegmentWriter, row: FileRow, batches: Sequence[RecordBatch]) -> FileRow:
-    """Add the samples of batches of one file, whose row is `row`. Returns the row with these samples counted."""
+    """Add the samples of `batches`, which are in the file of `row`. Returns the row, updated with these samples."""
     if batches:
         writer.add(row.file_id, [_joined([batch.samples(float_labels=dataset.row.float_labels) for batch in batches])])
     end = batches[-1].end if batches else row.indexed_end
     path = dataset.filesystem.full_path(row.path)
-    # Only the indexed bytes count as the size of the file. When it has more, readers compare the last bytes before that size.
+    # `size` is the number of indexed bytes. If the file is longer, readers compare the last bytes before `size`.
     seen = SeenFile(row.path, end, os.stat(path).st_mtime_ns)
     row = row._replace(
         size=end,

@@ -1,10 +1,10 @@
 """The idempotency keys of a record log. The keys of the newest records are in memory, all other keys in immutable sorted files.
 
-The index has a digest of 128 bits in place of each idempotency key. A file (a *run*) has the digests of the records [first, end) in ascending order.
-Each digest comes with the key of the sample that the record became, and with a digest of the record's content: 40 bytes a record. A run is mapped
-into memory and searched by binary search. Each run begins where the one before ends. Neighbouring runs of similar size are merged in the background,
-so that there are about 16 runs for each factor of 16 in the length of the log. All content of a run is also in the log, so a damaged run is set aside
-and made again from the log.
+The index stores a digest of 128 bits instead of each idempotency key. A file (a *run*) contains the digests of the records [first, end) in ascending
+order. With each digest, it stores the key of the sample that the record became, and a digest of the record's content: 32 bytes per record. A run is
+mapped into memory and searched by binary search. Each run begins with the record after the previous run. Neighbouring runs of similar size are merged
+in the background. So there are about 16 runs for each factor of 16 in the number of records. All content of a run is also in the log, so a damaged
+run is set aside and built again from the log.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class KeyRun:
         return run
 
     def find(self, digests: UInt64Array, wanted: Int64Array, found: KnownKeys) -> None:
-        """Fill in `found` for those digests that this run has. `digests` is uint64 (n, 2). Only the positions `wanted` are looked up."""
+        """Look up `digests`, uint64 (n, 2), at the positions `wanted`, and write the keys and contents that this run has into `found`."""
         places = np.searchsorted(self.high, digests[wanted, 0])
         while len(wanted):  # One pass, unless the first words of digests are equal.
             here = places < len(self.high)
@@ -87,9 +87,7 @@ class KeyRun:
 
 
 class KeyIndex:
-    """The idempotency keys of one log. One thread at a time may call `add` and `flush`. Any thread may call `find` and `merge`, also while another
-    one adds keys.
-    """
+    """The idempotency keys of one log. One thread at a time may call `add` and `flush`. Any thread may call `find` and `merge` at any time."""
 
     def __init__(self, folder: Path, runs: tuple[KeyRun, ...]) -> None:
         """Args: folder: folder of the runs. runs: the runs, the first from record 0 on, without gaps."""
@@ -98,7 +96,7 @@ class KeyIndex:
         """Protects changes of `_runs`, because a merge may end while a run is added. `_runs` is read without the lock, because a change assigns a new
         list."""
         self._merging = threading.Lock()
-        """Lets one thread merge at a time: a second one would put back runs that the first has replaced, and lose runs that were added meanwhile."""
+        """Lets only one thread merge at a time: a second thread would restore runs that the first has replaced, and lose runs that were added."""
         self._held: dict[bytes, tuple[int, int]] = {}
         """The records that are in no run yet: digest → (key of the sample, digest of its content)."""
 
@@ -117,7 +115,7 @@ class KeyIndex:
             except CorruptStateError as error:
                 _set_aside(path, quarantine, error.message)
         kept: list[KeyRun] = []
-        # Of the runs that begin with one record, the longest comes first: a merged run replaces the runs that it was made of.
+        # Of the runs with the same first record, the longest comes first, because a merged run replaces the runs that it was made of.
         for run in sorted(found, key=lambda run: (run.first, -run.end)):
             end = kept[-1].end if kept else 0
             if run.end <= end:
@@ -131,7 +129,7 @@ class KeyIndex:
 
     @property
     def covered(self) -> int:
-        """Number of records from the first one on whose keys are in runs."""
+        """Number of records, counted from record 0, whose keys are in runs."""
         return self._runs[-1].end if self._runs else 0
 
     @property
@@ -145,12 +143,12 @@ class KeyIndex:
         return len(self._runs)
 
     def find(self, digests: UInt64Array) -> KnownKeys:
-        """Look up `digests`, uint64 (n, 2). The search in each run takes a time of O(log n)."""
+        """Look up `digests`, uint64 (n, 2). For each digest, the search in a run of m records takes O(log m)."""
         found = KnownKeys(np.full(len(digests), -1, np.int64), np.zeros(len(digests), np.uint64))
         for i, digest in enumerate(digest_bytes(digests)):
             if (known := self._held.get(digest)) is not None:
                 found.keys[i], found.contents[i] = known
-        # The newest runs come first, because a repeated call asks for recent records.
+        # The newest runs are searched first, because repeated calls usually contain recent records.
         for run in reversed(self._runs):
             wanted = np.flatnonzero(found.keys < 0)
             if not len(wanted):
@@ -159,7 +157,7 @@ class KeyIndex:
         return found
 
     def add(self, entries: Entries) -> None:
-        """Add the next records, which are durable in the log, and whose keys are all new. Raises: CorruptStateError: a key is known already."""
+        """Add the next records, which must be durable in the log and have only new keys. Raises: CorruptStateError: a key is known already."""
         first = self.end
         contents = entries["content"].tolist()
         for i, digest in enumerate(digest_bytes(entries["digest"])):
@@ -199,10 +197,10 @@ class KeyIndex:
         self._held = {}
 
     def merge(self, slice_rows: int = _SLICE_ROWS) -> None:
-        """Merge neighbouring runs of similar size, until there are no 16 such runs.
+        """Merge neighbouring runs of similar size, until no 16 neighbours have a similar size.
 
         Raises: UnavailableError, CorruptStateError.
-        Args: slice_rows: about how many digests are sorted at once.
+        Args: slice_rows: approximate number of digests that are sorted at once.
         """
         with self._merging:
             while True:
@@ -215,7 +213,7 @@ class KeyIndex:
                 with self._changing:
                     # Runs that were added during the merge stay at the end.
                     self._runs = (*runs[:-count], merged, *self._runs[len(runs) :])
-                # Removed last: after a crash before this, `open` removes them, because the merged run covers them.
+                # The old runs are removed last. After a crash before the removal, `open` removes them, because the merged run covers them.
                 for run in old:
                     run.path.unlink(missing_ok=True)
 
@@ -227,8 +225,8 @@ def digest_bytes(digests: npt.NDArray[Any]) -> list[bytes]:
 
 
 def _merge(folder: Path, old: tuple[KeyRun, ...], slice_rows: int) -> KeyRun:
-    """Write one run of several neighbours. Digests are spread evenly, so their range is merged in slices of about equal size, which limits the
-    memory.
+    """Merge neighbouring runs into one file. Digests are evenly distributed, so equal slices of their range have about equal numbers of rows. One
+    slice is merged at a time, which limits the memory.
     """
     first, end = old[0].first, old[-1].end
     path = _path(folder, first, end)

@@ -1,11 +1,11 @@
 """The log of a dataset of records: append-only files, in which each record counts exactly once by its idempotency key.
 
-The log answers an append when its records are on the disk. Calls that arrive while the disk is busy share the next write and its `fdatasync`. Record
-n of the log becomes the sample with the key n, so its key is known before it is a sample.
+An append returns when its records are on the disk. Calls that arrive while the disk is busy share the next write and its `fdatasync`. Record n of the
+log becomes the sample with the key n, so the key is known before the sample exists.
 
-After a crash, the files alone define the content of the log (`formats/record_file.py`). An incomplete batch was never acknowledged. The next records
-begin a new file. A complete batch counts although it may not have been acknowledged; a client that got no answer repeats the call, and gets
-"duplicate". Nothing is ever cut off or overwritten, so that readers of indexed records are not disturbed.
+After a crash, the files alone define the content of the log (`formats/record_file.py`). An incomplete batch was never acknowledged, and is ignored.
+The next records begin a new file. A complete batch is valid, although it may not have been acknowledged: a client without an answer repeats the call,
+and the answer marks the records as duplicates. Files are never truncated or overwritten, so that readers of indexed records are not disturbed.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from modyn.storage.records.key_index import KeyIndex, digest_bytes
 
 @dataclass(frozen=True, slots=True)
 class RecordLogLimits:
-    """file_bytes: size from which on the next append begins another file. write_bytes: about the largest size of one write. held_keys: number of
-    idempotency keys in memory (about 15 MB) from which on they are written to a file."""
+    """file_bytes: if the last file has at least this size, the next append begins another file. write_bytes: approximate largest size of a write.
+    held_keys: if at least this number of idempotency keys is in memory (about 15 MB), they are written to a file."""
 
     file_bytes: int = 1 << 28
     write_bytes: int = 1 << 26
@@ -63,7 +63,7 @@ class PreparedRecords:
 
     @staticmethod
     def of(records: Sequence[NewRecord], *, float_labels: bool, now: int) -> PreparedRecords:
-        """Compute the digests of records. Args: now: time of those that come without one, in seconds since 1970."""
+        """Compute the digests of records. Args: now: timestamp of the records without a timestamp, in seconds since 1970."""
         entries = np.zeros(len(records), ENTRY)
         keys, contents, labels = [], [], []
         for record in records:
@@ -93,7 +93,7 @@ class LogFile:
 
 @dataclass(frozen=True, slots=True)
 class DurableLog:
-    """The durable part of the log. end: number of bytes of the last file that are valid. next_key: number of records."""
+    """The durable content of the log. end: number of valid bytes of the last file. next_key: number of records."""
 
     files: tuple[LogFile, ...]
     end: int
@@ -110,7 +110,7 @@ class DurableLog:
             with open(file.path, "rb") as opened:
                 size = self.end if is_last else os.fstat(opened.fileno()).st_size
                 batches = read_batches(opened, start, size)
-                # Data after the last record was not acknowledged; the next file replaces it.
+                # Data after the last valid record was never acknowledged; the next file replaces this data.
                 while next_key < end_key:
                     batch = next(batches, None)
                     if batch is None or batch.first_key != next_key or batch.end_key > end_key:
@@ -124,10 +124,10 @@ class DurableLog:
 
 
 class RecordLog:
-    """A log that is open for appending, by one process. Any number of its threads may use it."""
+    """A log that one process has opened for appending. Any number of threads of this process may use the log."""
 
     def __init__(self, folder: Path, quarantine: Path, num_indexed: int, limits: RecordLogLimits = RecordLogLimits()) -> None:
-        """Open the log in `folder`, also one that a crash interrupted. The folder is made if it is missing.
+        """Open the log in `folder`, also after a crash. A missing folder is created.
 
         Args: quarantine: folder to which damaged files of idempotency keys are moved. num_indexed: number of records that are samples already.
         Raises: CorruptStateError: records are damaged or missing. UnavailableError: the disk cannot be used.
@@ -148,10 +148,10 @@ class RecordLog:
             make_folder(folder)
             for path in folder.glob(f"*{RECORD_FILE}.*{TEMPORARY_SUFFIX}"):
                 path.unlink(missing_ok=True)
-            # The keys come first: recovery then reads only the records that no file of keys covers.
+            # The files of keys are opened first, so that recovery reads only the records that no file of keys covers.
             self._keys = KeyIndex.open(folder, quarantine)
             self.durable = self._recover(num_indexed)
-            """The durable part of the log. Each write assigns a new object, so the field is read without a lock."""
+            """The durable content of the log. Each write assigns a new object, so the field is read without a lock."""
         except OSError as error:
             raise _unavailable(folder, error) from error
 
@@ -179,7 +179,7 @@ class RecordLog:
             with self._turn:
                 for taken, outcome in zip(calls, outcomes, strict=True):
                     taken.outcome = outcome
-                # Once its own records are written, a call passes the turn to a waiting one, so that no call writes for the others forever.
+                # A call whose records are written passes the turn to a waiting call, so that it does not write the records of other calls forever.
                 self._is_writing = call.outcome is None
                 self._turn.notify_all()
         if isinstance(call.outcome, BaseException):
@@ -187,13 +187,13 @@ class RecordLog:
         return call.outcome
 
     def find(self, keys: Sequence[str]) -> Int64Array:
-        """Return the keys of the samples of the records with these idempotency keys, int64 (n,); -1: there is no such record."""
-        # Records that are not samples yet have such a key too, because record n becomes sample n.
+        """Return the sample keys of the records with the idempotency keys `keys`, int64 (n,); -1: there is no such record."""
+        # A record that is not a sample yet has a sample key too, because record n becomes sample n.
         digests = b"".join(hashlib.blake2b(key.encode(), digest_size=16).digest() for key in keys)
         return self._keys.find(np.frombuffer(digests, "<u8").reshape(-1, 2)).keys
 
     def _take(self) -> list[_Call]:
-        """Take the calls to write next, in order: calls with at most `write_bytes` bytes together, but at least one call."""
+        """Remove and return the calls to write next, in order: at least one call, and several calls only up to `write_bytes` bytes in total."""
         count = num_bytes = 0
         for call in self._waiting:
             num_bytes += call.num_bytes
@@ -220,7 +220,7 @@ class RecordLog:
         return [[next(remaining) for _ in call.records.payloads] for call in calls]
 
     def _judge(self, entries: Entries) -> tuple[list[AppendedRecord], list[int]]:
-        """Return the answer for each record, and the positions of the new ones."""
+        """Return the answer for each record, and the positions of the new records."""
         known = self._keys.find(entries["digest"])
         found_keys, found_contents = known.keys.tolist(), known.contents.tolist()
         answers, new, seen = list[AppendedRecord](), list[int](), dict[bytes, tuple[int, int]]()
@@ -246,30 +246,30 @@ class RecordLog:
                 write_at(self._descriptor, content, log.end)
                 os.fdatasync(self._descriptor)
             except OSError:
-                # The batch may be on the disk. The next append begins a file with the same record, and thereby makes the batch invalid.
+                # The batch may be on the disk. The next append begins a file with the same record number, which makes the batch invalid.
                 self._close_file()
                 raise
         except OSError as error:
             raise _unavailable(self._folder, error) from error
-        # Only after the sync: a key that is known here is answered as durable.
+        # The keys are added only after the sync, because a record with a known key is answered as durable.
         self._keys.add(entries)
         self._unwritten_bytes += len(content)
         self.durable = DurableLog(log.files, log.end + len(content), log.next_key + len(entries))
 
     def _begin_file(self) -> None:
-        """Begin another file with the next record. If the last file has no record, the new one takes its place, so that calls on a full disk do not
-        leave one file each. Raises: OSError, UnavailableError."""
+        """Begin another file with the next record. If the last file has no record, the new file replaces it, so that failed calls on a full disk do
+        not leave one file each. Raises: OSError, UnavailableError."""
         self._close_file()
         log = self.durable
         kept = log.files[:-1] if log.end == HEAD_BYTES else log.files
         file = LogFile(self._folder / f"{len(kept):08d}{RECORD_FILE}", log.next_key)
         write_atomically(file.path, [encode_head(len(kept), file.first_key)])
-        # From now on, a batch at the end of the previous file that was not acknowledged is invalid.
+        # From now on, an unacknowledged batch at the end of the previous file is invalid.
         self.durable = DurableLog((*kept, file), HEAD_BYTES, log.next_key)
         self._descriptor = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
 
     def _tidy(self) -> None:
-        """If the keys in memory are many, or their records have many bytes, write the keys to a file."""
+        """Write the keys in memory to a file, if there are many keys, or if their records have many bytes."""
         if self._keys.num_held < self._limits.held_keys and self._unwritten_bytes < self._limits.file_bytes:
             return
         logger = get_logger("storage")
@@ -280,11 +280,11 @@ class RecordLog:
             # The records are durable, and their keys are known. After a restart the keys are read from the log.
             logger.warning("keys_not_written", folder=str(self._folder), error=error.message)
         except Exception:
-            # Also this failure harms no record, and the calls that wait must get their turn.
+            # An unexpected failure loses no record either. The error is not raised, so that waiting calls continue.
             logger.exception("keys_not_written", folder=str(self._folder))
 
     def merge_keys(self) -> None:
-        """Merge small files of idempotency keys. Appends may go on meanwhile. Raises: UnavailableError, CorruptStateError."""
+        """Merge small files of idempotency keys. Appends may run meanwhile. Raises: UnavailableError, CorruptStateError."""
         self._keys.merge()
 
     def close(self, error: ModynError) -> None:
@@ -304,15 +304,15 @@ class RecordLog:
     # Recovery
 
     def _recover(self, num_indexed: int) -> DurableLog:
-        """Read the log as the last process left it, from the first record on whose key is in no file. Raises: OSError, ModynError."""
+        """Read the log that the last process left, from the first record whose key is in no file of keys. Raises: OSError, ModynError."""
         files = self._files()
         if not files:
             self._check_complete(0, num_indexed)
             return DurableLog((), 0, 0)
-        # An earlier process may have written data without a sync. From here on that data is durable, so it may be acknowledged.
+        # An earlier process may have written data without a sync. After this sync the data is durable, so it may be acknowledged.
         sync(files[-1].path)
         sync(self._folder)
-        # A file whose last records are in no file of keys is read from its beginning; `_remember` skips those that are known.
+        # A log file whose last records are in no file of keys is read from its beginning; `_remember` skips records with known keys.
         first = max(i for i, file in enumerate(files) if i == 0 or file.first_key <= self._keys.covered)
         log = DurableLog(tuple(files), 0, files[-1].first_key)
         for number in range(first, len(files) - 1):
@@ -342,7 +342,7 @@ class RecordLog:
         return DurableLog(log.files, end, next_key)
 
     def _remember(self, batch: RecordBatch) -> None:
-        """Add the keys of a batch that are not known yet to the index."""
+        """Add the unknown keys of a batch to the index."""
         if (skipped := self._keys.end - batch.first_key) < len(batch.entries):
             self._keys.add(batch.entries[skipped:])
             self._unwritten_bytes += batch.end - batch.start

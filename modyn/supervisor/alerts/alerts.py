@@ -1,6 +1,6 @@
 """Alerts of runs. A separate thread reads the events from the journal, so that no run waits for an alert.
 
-Events older than the start of this process are not reported, even if the previous supervisor was killed before the report.
+Events from before the start of this process are never reported, even if the previous supervisor did not report them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from modyn.supervisor.journal.states import TERMINAL, RunState
 from modyn.supervisor.services.run_clients import STOPPED_WITH_SUPERVISOR
 
 HOLD_BACK_S = 3600.0
-"""Seconds within which the same trouble of a run is reported only once. The next alert says how often the trouble has occurred since the last alert.
-"""
+"""Smallest number of seconds between two reports of the same trouble of a run. The next report counts the occurrences since the last report."""
 
 WORKING = frozenset(RunState) - TERMINAL - {RunState.SUBMITTED, RunState.WAITING_FOR_DATA}
-"""States in which a run without progress has stalled."""
+"""States in which a run without progress counts as stalled."""
 
 _LOG = get_logger("supervisor")
 
@@ -43,7 +42,7 @@ class Finding(NamedTuple):
 
 
 def finding(event: RunEvent) -> Finding | None:
-    """Return the finding that a kept event reports; None if the event is not reported.
+    """Return the finding of a journalled event; None if the event is not reported.
 
     >>> finding(RunEvent(7, 0.0, EventKind.RUN_STATE, None, {"state": "failed", "error": "no such file"}))
     Finding(kind='failed', message='no such file', trouble='')
@@ -65,7 +64,7 @@ def finding(event: RunEvent) -> Finding | None:
             found = f"trigger {event.trigger_id}: inputs are unusual: {'; '.join(detail['unusual_inputs'])}"
             return Finding("degraded", found, "inputs")
         case EventKind.STEP, "finished" if detail["step"] == "train" and detail.get("model_id") is None:
-            if not detail.get("tests_only"):  # Online steps pause on purpose, so that the pause is not reported.
+            if not detail.get("tests_only"):  # A pause of online steps is intended, and not reported.
                 return Finding("degraded", f"trigger {event.trigger_id} made no model: {detail.get('reason', '')}", "train")
     return None
 
@@ -78,10 +77,10 @@ class _Followed:
     moved_at: float
     state: RunState = RunState.SUBMITTED
     marks: dict[tuple[object, ...], object] = field(default_factory=dict)
-    """Progress of each job of the run at its last change."""
+    """Job of the run → the numbers that the job reported last."""
     is_stall_reported: bool = False
     troubles: dict[str, tuple[float, int]] = field(default_factory=dict)
-    """Time of the last report of each trouble, and the number of later occurrences of the trouble."""
+    """Trouble → time of the last report, and number of occurrences since this report."""
 
 
 class RunAlerts:
@@ -100,22 +99,22 @@ class RunAlerts:
         self._queues = queues
         self._clock = clock
         self._since = time.time()
-        # A stalled run is found at most a tenth of `stalled_after_s` late. The bounds keep the thread from polling all the time, or too rarely.
+        # A stall is detected at most one poll interval late: a tenth of `stalled_after_s`. The bounds prevent a busy thread and long intervals.
         self._poll_s = min(max(config.stalled_after_s / 10, 0.05), 30.0)
         self._lock = threading.Lock()  # Guards the next two fields, and the marks and times of followed runs.
         self._news: set[str] = set()
         self._followed: dict[str, _Followed] = {}
-        # Wakes the thread early: set by news in a journal, and by `close`.
+        # Wakes the thread early: set when a journal has news, and by `close`.
         self._changed = threading.Event()
         self._closing = False
         self._thread = threading.Thread(target=self._follow, name="alerts", daemon=True)
 
     def start(self) -> None:
-        """Start the thread that polls: after news in a journal, and periodically to find stalled runs."""
+        """Start the thread. The thread polls when a journal has news, and periodically to find stalled runs."""
         self._thread.start()
 
     def notice(self, run_id: str, progress: RunEvent | None) -> None:
-        """Record progress of a run, or that the run's journal has news. `EventHub` calls this function."""
+        """Record progress of a run, or the news of the run's journal if `progress` is None. `EventHub` calls this method."""
         with self._lock:
             if progress is None:
                 self._news.add(run_id)
@@ -124,7 +123,7 @@ class RunAlerts:
                 job = (progress.kind, progress.trigger_id, progress.detail.get("handler"), progress.detail.get("dataset"))
                 detail = progress.detail
                 mark = (detail.get("samples_seen", detail.get("num_samples")), detail.get("samples_scored"), detail.get("stage"))
-                # A stalled job may repeat its reports. Only new numbers are progress.
+                # Only changed numbers are progress, because a stalled job may repeat its reports.
                 if run.marks.get(job) != mark:
                     run.marks[job] = mark
                     self._note_progress(run)
@@ -135,12 +134,12 @@ class RunAlerts:
         self._changed.set()
         if self._thread.is_alive():
             self._thread.join(CLOSE_S)
-        # The queues close after the thread, whose last poll still puts alerts into them.
-        with ThreadPoolExecutor(len(self._queues)) as pool:  # All queues close at once, so that they share the time.
+        # The queues close after the thread has ended, because the thread's last poll adds alerts to the queues.
+        with ThreadPoolExecutor(len(self._queues)) as pool:  # All queues close in parallel, within the same time.
             list(pool.map(lambda queue: queue.close(), self._queues))
 
     def poll(self) -> None:
-        """Report all news, and stalled runs. If the journal of a run cannot be read now, the run is polled again later."""
+        """Report new events and stalled runs. If the journal of a run cannot be read now, the run is polled again later."""
         with self._lock:
             news, self._news = self._news, set()
             stalled = [run_id for run_id, run in self._followed.items() if self._is_stalled(run)]
@@ -161,11 +160,11 @@ class RunAlerts:
     def _follow(self) -> None:
         closing = False
         while not closing:
-            # The wait is bounded, because a stalled run has no news. The event is cleared before the poll, so that news during the poll wakes the
-            # thread again.
+            # The wait has a timeout, because a stalled run has no news. The event is cleared first, so that news during the poll wakes the thread
+            # again.
             self._changed.wait(self._poll_s)
             self._changed.clear()
-            closing = self._closing  # Read before the last poll, which sees everything written before `close`.
+            closing = self._closing  # Read before the poll: the last poll then reports all events from before `close`.
             self.poll()
 
     def _read(self, run_id: str) -> None:
@@ -180,12 +179,12 @@ class RunAlerts:
             for event in events:
                 if event.kind is EventKind.RUN_STATE:
                     run.state = RunState(event.detail["state"])
-                if event.kind is not EventKind.MESSAGE:  # A run that waits for a service writes messages without progress.
+                if event.kind is not EventKind.MESSAGE:  # Runs that wait for a service write messages without progress.
                     with self._lock:
                         run.marks.clear()
                         self._note_progress(run)
                 if event.kind is EventKind.STEP and event.detail["state"] == "finished":
-                    # The run has made progress since the last interruption, so that the next interruption is reported.
+                    # The run has made progress since the last interruption. Therefore, the next interruption is reported.
                     run.troubles.pop("interrupted", None)
                 if (found := finding(event)) is not None:
                     self._report(run_id, run, found, event.time)
@@ -198,9 +197,7 @@ class RunAlerts:
         return run.state in WORKING and not run.is_stall_reported and self._clock() - run.moved_at >= self._config.stalled_after_s
 
     def _report_stall(self, run_id: str) -> None:
-        """Report a run as stalled if the newest events in the run's journal confirm it. Another supervisor may have written progress into the
-        journal.
-        """
+        """Report a stalled run, unless the newest events in its journal show progress, which another supervisor may have written."""
         run = self._followed[run_id]
         with self._lock:
             if not self._is_stalled(run):

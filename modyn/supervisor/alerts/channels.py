@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from apprise.plugins import NotifyBase
 
 TIMEOUT_S = 10.0
-"""Timeout of one answer of a receiver, in seconds."""
+"""Timeout of one response of a receiver, in seconds."""
 QUEUED = 100
 """Largest number of alerts that wait at one channel; further alerts are dropped and counted."""
 RETRIES = RetryPolicy(600.0, first_pause_s=1.0, longest_pause_s=60.0)
@@ -73,7 +73,7 @@ class Alert:
 
 
 class AlertChannel(Protocol):
-    """A way to send alerts."""
+    """Sends alerts to one other system."""
 
     @property
     def name(self) -> str:
@@ -98,7 +98,7 @@ class Webhook:
     name = "webhook"
 
     def __init__(self, url: str, secret: str) -> None:
-        """Args: secret: key of the HMAC, which the receiver has."""
+        """Args: secret: key of the HMAC; the receiver must have the same key."""
         self._url = url
         self._secret = secret.encode()
         self._opener = urllib.request.build_opener(_NoRedirects)
@@ -147,7 +147,7 @@ class Mail:
     def send(self, alert: Alert) -> None:
         """Send an alert. Raises: see `AlertChannel.send`."""
         try:
-            # The connection is closed without QUIT, because an error of QUIT would send the e-mail twice.
+            # The connection is closed without QUIT, because after an error of QUIT, a retry would send the e-mail again.
             with closing(self._connect()) as server:
                 refused = server.send_message(self._message(alert))
         except smtplib.SMTPResponseException as error:
@@ -214,7 +214,7 @@ class AppriseService:
         """Return the service of an Apprise URL. Raises: ConfigError: the URL is invalid, or Apprise is not installed; the message does not show the
         URL.
 
-        Args: setting: names the URL in messages.
+        Args: setting: name of the option with the URL, for messages.
         """
         try:
             from apprise import Apprise, AppriseAsset, OverflowMode
@@ -238,7 +238,7 @@ class AppriseService:
     def send(self, alert: Alert) -> None:
         """Send an alert. Raises: see `AlertChannel.send`; messages do not show the address."""
         warnings, log = _Warnings(), logging.getLogger("apprise")
-        # Apprise writes the status of an answer only into its log.
+        # The log of Apprise is the only source of the HTTP status.
         log.addHandler(warnings)
         try:
             is_sent = self._service.notify(alert.text, alert.title, self._TYPES[alert.kind], body_format="text")
@@ -309,7 +309,7 @@ class AlertQueue:
     def put(self, alert: Alert) -> None:
         """Queue an alert. If the queue is full, drop the alert and count it."""
         with self._changed:
-            # `put` never waits, because a slow channel must not delay the alerts of others.
+            # `put` never waits, because a slow channel must not delay the alerts of other channels.
             kept = len(self._waiting) < self._queued and not self._closing
             if kept:
                 self._waiting.append(alert)
@@ -324,7 +324,7 @@ class AlertQueue:
         with self._changed:
             self._closing = True
             self._changed.notify()
-        # Alerts may still be sent until the token ends the pauses between attempts. The thread then ends after the current call.
+        # The cancelled token ends the pauses between attempts, so that the thread ends after its current call.
         self._thread.join(patience_s * 3 / 4)
         self._token.cancel(CancelledError("the supervisor stops"))
         self._thread.join(patience_s / 4)

@@ -32,8 +32,8 @@ def check_online(pipeline: Mapping[str, Any]) -> list[Problem]:
 
 
 def check_serving(pipeline: Mapping[str, Any]) -> list[Problem]:
-    """Return every mistake in the section `serving`: invalid inputs, inputs next to a section `preprocessing`, and observations that the run could
-    not train on.
+    """Return every mistake in the section `serving`: invalid inputs, inputs in addition to a section `preprocessing`, and observations that the run
+    cannot train on.
 
     The evaluator checks the metrics of `promote_if`; `check_references` checks datasets and models.
     """
@@ -55,7 +55,7 @@ def check_serving(pipeline: Mapping[str, Any]) -> list[Problem]:
 
 
 def served_datasets(pipeline: Mapping[str, Any]) -> dict[str, object]:
-    """Return the datasets that the section `serving` names, by the place of each name in the pipeline. Unreadable entries are left out."""
+    """Return the datasets that the section `serving` names, by the path of each name in the pipeline. Unreadable entries are left out."""
     section = section_at(pipeline, "serving")
     found = {OBSERVATIONS: section.get("observations")}
     conditions = section.get("promote_if")
@@ -68,6 +68,6 @@ def served_datasets(pipeline: Mapping[str, Any]) -> dict[str, object]:
 
 
 def pinned_models(pipeline: Mapping[str, Any]) -> dict[str, object]:
-    """Return the models that the section `serving` pins, by the place of each model in the pipeline."""
+    """Return the models that the section `serving` pins, by the path of each model in the pipeline."""
     pinned = section_at(pipeline, "serving").get("pinned")
     return {f"serving.pinned.{i}": model_id for i, model_id in enumerate(pinned if isinstance(pinned, list) else [])}

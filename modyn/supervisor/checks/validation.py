@@ -27,7 +27,7 @@ from modyn.supervisor.run.scored_turns import check_scored_turns
 from modyn.supervisor.triggers import check_trigger_section, with_defaults
 
 Check = Callable[[Mapping[str, Any]], list[Problem]]
-"""Lists the mistakes in the sections that one service uses, given the whole pipeline."""
+"""Function that takes a whole pipeline and lists the mistakes in the sections of one service."""
 
 
 def check_pipeline(yaml: str, file_name: str, section_checks: Iterable[Check], references: Check | None = None) -> list[Problem]:
@@ -59,7 +59,7 @@ def checked_pipeline(yaml: str, file_name: str, section_checks: Iterable[Check])
 def find_problems(source: YamlSource, section_checks: Iterable[Check], references: Check | None = None) -> list[Problem]:
     """List every mistake in a pipeline once, in the order of the file, including the mistakes from `section_checks` and `references`.
 
-    If the service that uses a value finds a mistake, the service's message replaces all other messages at the same place.
+    If the service that uses a value finds a mistake, the service's message replaces all other messages for the same path.
     """
     source = pipeline_source(source)
     data = source.data
@@ -74,7 +74,7 @@ def find_problems(source: YamlSource, section_checks: Iterable[Check], reference
     found += check_online(data) + check_serving(data)
     found += check_scored_turns(data) + check_batch_size(data) + (references(data) if references else [])
     of_services = [problem for check in section_checks for problem in check(asked)]
-    # The message of the service that uses a value is more precise than the supervisor's message at the same place.
+    # The message of the service that uses a value is more precise than the supervisor's message for the same path.
     mistakes = {problem.path for problem in of_services if problem.severity is Severity.ERROR}
     found = [problem for problem in found if problem.path not in mistakes]
     return sorted({*found, *of_services}, key=lambda problem: (source.locate(problem.path), problem))
@@ -83,7 +83,7 @@ def find_problems(source: YamlSource, section_checks: Iterable[Check], reference
 @dataclass(frozen=True, slots=True)
 class StreamExtent:
     """The samples that a run will receive: the samples of the registered dataset with keys below `end_key`, and the first `end_label` late labels.
-    Numbers are None for live data.
+    The three numbers are None for live data.
     """
 
     dataset_identity: str
@@ -97,8 +97,8 @@ class StreamExtent:
 def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_storage: ModelStorageClient) -> list[Problem]:
     """Check the datasets and models that a pipeline names.
 
-    Mistakes: a dataset or model does not exist, a dataset takes no observations, files lack a column, or the label is a feature. Warnings: files have
-    problems, or a dataset is too small for one batch or for the windows of a season.
+    Mistakes: a dataset or model does not exist, a dataset accepts no observations, files lack a column, or the label is a feature. Warnings: files
+    have problems, or a dataset is too small for one batch or for the compared seasons.
     """
     found, data = list[Problem](), section_at(pipeline, "data")
     training, entries = section_at(pipeline, "training"), section_at(pipeline, "evaluation").get("datasets")
@@ -106,7 +106,7 @@ def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_
         f"evaluation.datasets.{i}": entry for i, entry in enumerate(entries if isinstance(entries, list) else [])
     }
     named = {f"{path}.dataset_id": entry.get("dataset_id") for path, entry in sections_in(sections).items()}
-    # These mistakes do not depend on the size of a dataset. A warning about the size would repeat them.
+    # If the batch size is refused for every dataset, a warning about this dataset is omitted.
     is_refused = any(problem.severity is Severity.ERROR for problem in check_batch_size(pipeline))
     for path, name in {**named, **served_datasets(pipeline)}.items():
         if not isinstance(name, str):
@@ -138,7 +138,7 @@ def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_
 
 
 def _wrong_columns(pipeline: Mapping[str, Any], storage: StorageClient) -> list[Problem]:
-    """Compare the section `preprocessing` with the columns of the pipeline's datasets, and with the form of their rows, as far as they are known."""
+    """Compare the section `preprocessing` with the known columns and row formats of the pipeline's datasets."""
     found = dict[Problem, None]()
     for data in decoding_sections(pipeline):
         section, name = data.get(PREPROCESSING), data.get("dataset_id")
@@ -148,7 +148,7 @@ def _wrong_columns(pipeline: Mapping[str, Any], storage: StorageClient) -> list[
             info = storage.dataset(name)
             found |= dict.fromkeys(wrong := wrong_form(section, info.config))
             if any(problem.severity is Severity.ERROR for problem in wrong):
-                continue  # Rows are read in another way, so that their fields are others.
+                continue  # With a wrong row format, the fields cannot be compared.
             if info.schema is not None or info.num_samples or info.config.holds_records:
                 found |= dict.fromkeys(wrong_names(section, name, info.schema))
             if isinstance(names := section.get("names"), list) and (number := _num_fields(storage, info)):
@@ -157,18 +157,18 @@ def _wrong_columns(pipeline: Mapping[str, Any], storage: StorageClient) -> list[
 
 
 def _num_fields(storage: StorageClient, dataset: DatasetInfo) -> int:
-    """Return the largest number of fields of a row in CSV files without names; 0: it is not known."""
+    """Return the largest number of fields in a row of CSV files without column names; 0 if the number is not known."""
     if dataset.config.file_wrapper != "CsvFileWrapper" or dataset.schema is not None or not dataset.num_samples:
         return 0
     try:
-        return len(storage.column_names(dataset.name))  # No field is named if all samples that storage looks at were deleted.
+        return len(storage.column_names(dataset.name))  # Empty if all samples that storage reads were deleted.
     except (DataError, UnavailableError):
-        return 0  # A file cannot be read; a run says why.
+        return 0  # A file cannot be read; a run reports the reason.
 
 
 def checked_references(pipeline: Pipeline, storage: StorageClient, model_storage: ModelStorageClient) -> list[Problem]:
     """Return the warnings of `check_references`. Raises: ConfigError: `check_references` finds a mistake about columns. NotFoundError:
-    `check_references` finds another mistake.
+    `check_references` finds any other mistake.
     """
     found = check_references(pipeline.as_dict(), storage, model_storage)
     of_columns = [problem for problem in found if problem.path.startswith(f"{PREPROCESSING}.")]
@@ -181,7 +181,7 @@ def checked_references(pipeline: Pipeline, storage: StorageClient, model_storage
 def label_among_features(pipeline: Mapping[str, Any], path: str, dataset: DatasetInfo) -> list[Problem]:
     """Return a mistake if the section `preprocessing` uses the label of a dataset as a feature; return a warning if the payloads contain the label.
 
-    Args: path: place in the pipeline that names the dataset.
+    Args: path: path of the dataset's name in the pipeline.
     """
     options, preprocessing = dataset.config.file_wrapper_config, section_at(pipeline, PREPROCESSING)
     names, index = preprocessing.get("names") or (dataset.schema and dataset.schema.names), options.get("label_index")
@@ -199,7 +199,7 @@ def label_among_features(pipeline: Mapping[str, Any], path: str, dataset: Datase
 
 
 def unreached_handlers(run: Run) -> list[str]:
-    """Return a warning if handlers evaluate at the end of a run that ends only on request; empty otherwise."""
+    """Return a warning if a run ends only on request and has handlers that evaluate at its end; an empty list otherwise."""
     if run.mode is not RunMode.PRODUCTION or run.max_triggers is not None:
         return []
     waiting = [h.name for h in Evaluation.load(run.pipeline.get("evaluation")).handlers if h.execution_time == "after_pipeline"]
@@ -209,8 +209,8 @@ def unreached_handlers(run: Run) -> list[str]:
 
 
 def check_batch_size(pipeline: Mapping[str, Any]) -> list[Problem]:
-    """Refuse a batch size larger than every trigger set, because `drop_last_batch` would drop each batch. Warn if the batch size is larger than
-    the first trigger set.
+    """Return a mistake if the batch size is larger than every trigger set: `drop_last_batch` would drop every batch. Return a warning if the batch
+    size is larger than the first trigger set.
     """
     path, limit, sizes = "training.batch_size", section_at(pipeline, "selection_strategy").get("limit"), _set_sizes(pipeline)
     found = list[Problem]()
@@ -231,7 +231,7 @@ def check_batch_size(pipeline: Mapping[str, Any]) -> list[Problem]:
 def _set_sizes(pipeline: Mapping[str, Any]) -> tuple[int, int | None] | None:
     """Return the size of the first trigger set, and the largest size of a later set (None if each selection includes all earlier samples).
 
-    Return None if the sizes are not known. The sizes are known for a DataAmountTrigger, unless labels of several samples may arrive together.
+    Return None if the sizes are not known. The sizes are known for a DataAmountTrigger, unless `label_delay` lets several labels arrive together.
     """
     trigger, tail = section_at(pipeline, "trigger"), section_at(pipeline, "selection_strategy").get("tail_triggers")
     amount, delay = trigger.get("num_samples"), section_at(pipeline, "data").get("label_delay")
@@ -259,11 +259,10 @@ def _of_largest(largest: int, num_samples: int) -> str:
 
 
 def _without_batch(pipeline: Mapping[str, Any], num_samples: int, *, presampled: bool = False) -> Iterator[tuple[str, str]]:
-    """If no batch would be trained on, yield one pair: a phrase that says how many of the `num_samples` samples of the trigger remain (empty if all
-    remain), and the reason. Yield nothing if a batch is trained on, or if the sections are invalid.
+    """Yield one pair if a trigger with `num_samples` samples trains on no batch; yield nothing otherwise, or if the sections are invalid. The pair
+    is a phrase with the number of samples that remain after the selection (empty if all remain), and the reason.
 
-    With batch-then-sample, every number of samples gives a batch. Args: presampled: whether `num_samples` is the number of samples that presampling
-    leaves.
+    With batch-then-sample, every number of samples gives a batch. Args: presampled: whether `num_samples` is the number after presampling.
     """
     training, selection = section_at(pipeline, "training"), section_at(pipeline, "selection_strategy")
     size, left, kept = training.get("batch_size"), num_samples, ""
@@ -287,7 +286,7 @@ def _without_batch(pipeline: Mapping[str, Any], num_samples: int, *, presampled:
 
 
 def measure_stream(pipeline: Pipeline, options: RunOptions, storage: StorageClient) -> StreamExtent:
-    """Return the samples that a run of the pipeline will receive. A replay receives only samples that the dataset holds now.
+    """Return the samples that a run of the pipeline will receive. A replay receives only samples that are indexed now.
 
     Raises: NotFoundError: the dataset does not exist. InvalidArgumentError: there are no samples to replay.
     """
@@ -297,7 +296,7 @@ def measure_stream(pipeline: Pipeline, options: RunOptions, storage: StorageClie
     evaluated = {entry["dataset_id"]: storage.dataset(entry["dataset_id"]).identity for entry in entries}
     if options.mode is RunMode.PRODUCTION:
         return StreamExtent(info.identity, evaluated)
-    # `next_key` fixes the end of the replay: samples that are indexed from now on are not part of it.
+    # `next_key` fixes the end of the replay: samples that are indexed later are left out.
     num_samples = storage.count_samples(dataset, options.interval, info.next_key, info.identity)
     if num_samples == 0:
         advice = f"`modyn data ingest {dataset}` indexes its files, `modyn data problems {dataset}` lists those set aside"

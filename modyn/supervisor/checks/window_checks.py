@@ -1,4 +1,4 @@
-"""Warn about policies that compare windows: the dataset cannot fill a window, or the labels of the dataset are not classes."""
+"""Warn about policies that compare windows, if the dataset cannot fill a window or its labels are not classes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_windows(pipeline: Mapping[str, Any], dataset: DatasetInfo) -> list[Pro
 
 
 def _too_short(compared: Part, path: str, dataset: DatasetInfo) -> Iterator[Problem]:
-    """Warn if the dataset is shorter than the seasons that the policy compares."""
+    """Warn if the dataset covers less time than the seasons that the policy compares."""
     section = compared[WINDOWS]
     if not isinstance(section, Mapping) or section.get("season") is None or check_section(TimeWindowingStrategy, section, ""):
         return

@@ -1,6 +1,4 @@
-"""Decision criteria, registered by `id`, one criterion per file: criteria of drift metrics, whose large values are bad, and of scores, whose low
-values are bad.
-"""
+"""Decision criteria, registered by `id`: criteria for drift metrics (high values are bad) and criteria for scores (low values are bad)."""
 
 from __future__ import annotations
 

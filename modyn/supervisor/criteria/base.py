@@ -66,7 +66,7 @@ class DecisionCriterion(ABC):
 
     @classmethod
     def compares_with_earlier(cls) -> bool:
-        """Return whether the criterion compares a value with earlier values, and therefore calibrates."""
+        """Return whether the criterion compares a value with earlier values, and therefore needs calibration."""
         return "window_size" in cls.Config.model_fields
 
     @abstractmethod

@@ -111,9 +111,9 @@ class StaticNumberMisclassificationConfig(Section):
 
 
 class StaticNumberMisclassificationCriterion(ThresholdDecisionCriterion):
-    """A number of avoidable misclassifications since the last trigger above `avoidable_misclassification_threshold` is unusual. A model trained now
-    would avoid these misclassifications: their number is the sum of (expected accuracy - accuracy) · samples over the checks since the last trigger,
-    a real number. A sum equal to the threshold, up to rounding, is not unusual (`exceeds`).
+    """A check is unusual if the number of avoidable misclassifications since the last trigger exceeds `avoidable_misclassification_threshold`. A
+    model trained now would avoid these misclassifications. Their number is a real number: the sum of (expected accuracy - accuracy) · samples over
+    the checks since the last trigger. A sum equal to the threshold, up to rounding, is not unusual (`exceeds`).
 
     >>> config = StaticNumberMisclassificationConfig(avoidable_misclassification_threshold=100)
     >>> StaticNumberMisclassificationCriterion(config).decide(Measurement(120), [])

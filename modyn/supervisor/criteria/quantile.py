@@ -49,5 +49,5 @@ def quantile_of(values: Sequence[float], share: float) -> float:
     if below + 1 >= len(ordered):
         return ordered[-1]
     a, b, part = ordered[below], ordered[below + 1], index - below
-    # As NumPy does, interpolate from the nearer neighbour, which gives the same last digit.
+    # Interpolate from the nearer neighbour, like NumPy, so that even the last digit is the same.
     return b - (b - a) * (1 - part) if part >= 0.5 else a + (b - a) * part

@@ -23,7 +23,7 @@ class DynamicRollingAverageThresholdCriterion(DecisionCriterion):
     """A value that is worse than the mean of the last `window_size` values by more than `deviation` is unusual.
 
     A difference equal to `deviation`, up to rounding, is not unusual. A relative deviation is a share of the absolute value of the mean, because
-    estimators without bias may be negative.
+    unbiased estimators of a distance may be negative.
 
     >>> criterion = DynamicRollingAverageThresholdCriterion(RollingAverageConfig(deviation=0.5))
     >>> criterion.decide(Measurement(-0.25), [-1.0, -0.5])

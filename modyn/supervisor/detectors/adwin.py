@@ -29,8 +29,7 @@ class ADWIN(StreamDetector):
     """Detects that the means of two parts of a window differ by more than chance allows; the window grows while the mean stays the same
     (Bifet and Gavaldà: Learning from Time-Changing Data with Adaptive Windowing, 2007). The numbers may be any real numbers.
 
-    The window is an exponential histogram: row i has at most five buckets, each with the sum of 2^i numbers. n numbers therefore take O(log n)
-    memory.
+    The window is an exponential histogram: row i has at most five buckets, each with the sum of 2^i numbers. Memory: O(log n) for n numbers.
 
     >>> detector = ADWIN(ADWINConfig())
     >>> [at for at, number in enumerate([0.0] * 100 + [1.0] * 100) if detector.update(number)]
@@ -81,7 +80,7 @@ class ADWIN(StreamDetector):
         """Return whether the means of two parts of the window differ by more than the bound, at any division between two buckets."""
         least = self.config.min_window_length
         older, older_sum = 0, 0.0
-        # From the oldest bucket to the newest: the buckets of row i hold 2^i numbers each, and later rows are older.
+        # Iterate from the oldest to the newest bucket. Each bucket of row i contains 2^i numbers, and rows with a larger i are older.
         for row in range(len(self._rows) - 1, -1, -1):
             for bucket_sum in self._rows[row]:
                 older += 2**row
@@ -99,7 +98,7 @@ class ADWIN(StreamDetector):
         return False
 
     def _chance(self, older: int, newer: int) -> float:
-        """Return how far the means of two parts may differ without a change, with confidence 1 - delta."""
+        """Return the largest difference of two means that chance explains, with confidence 1 - delta."""
         least = self.config.min_window_length
         log = math.log(2 * math.log(self._width) / self.config.delta)
         inverse = 1 / (older - least + 1) + 1 / (newer - least + 1)

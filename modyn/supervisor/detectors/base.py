@@ -1,4 +1,4 @@
-"""Base class of stream detectors. A detector takes a series number by number and reports changes of the numbers' distribution."""
+"""Base class of stream detectors. A detector receives a series number by number, and reports changes of the distribution."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class StreamDetector(ABC):
 
     Config: ClassVar[type[Section]]
     takes: ClassVar[Literal["errors", "shares", "numbers"]] = "numbers"
-    """The kind of numbers that the detector takes: errors (0 or 1), shares (from 0 to 1), or any real numbers."""
+    """The numbers that the detector accepts: errors (0 or 1), shares (from 0 to 1), or any real numbers."""
 
     def __init__(self, config: Any, seed: int = 0) -> None:
         """Args: config: a checked `Config`. seed: seed of random draws."""
@@ -25,14 +25,14 @@ class StreamDetector(ABC):
 
     @abstractmethod
     def update(self, value: float) -> bool:
-        """Take the next number of the series, and return whether the distribution has changed by this number.
+        """Process the next number of the series; return whether the detector detects a change at this number.
 
-        Args: value: a number of the kind of `takes`.
+        Args: value: a number of the type that `takes` names.
         """
 
     @abstractmethod
     def evidence(self) -> Sequence[Evidence]:
-        """Return the numbers of the newest verdict. The first record has the compared number and its threshold. The list is empty while there is no
+        """Return the numbers of the newest verdict. The first record has the compared number and its threshold. The list is empty before the first
         comparison.
         """
 

@@ -23,8 +23,8 @@ class DDMConfig(Section):
 
 
 class DDM(StreamDetector):
-    """Detects that the error rate p, with the deviation s = sqrt(p (1 - p) / n), exceeds the smallest earlier value: p + s > p_min + 3 s_min (Gama
-    and others: Learning with Drift Detection, 2004).
+    """Detects an increase of the error rate p with standard deviation s = sqrt(p (1 - p) / n): p + s > p_min + 3 s_min, with p_min and s_min from
+    the smallest p + s so far (Gama and others: Learning with Drift Detection, 2004).
 
     >>> detector = DDM(DDMConfig())
     >>> [at for at, number in enumerate([0, 0, 0, 1] * 25 + [1] * 20) if detector.update(number)]

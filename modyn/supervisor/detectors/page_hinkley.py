@@ -24,8 +24,8 @@ class PageHinkleyConfig(Section):
 
 
 class PageHinkley(StreamDetector):
-    """Detects that the sum of the deviations from the mean so far, each minus `delta`, rises by `threshold` above the smallest earlier sum (Page
-    1954; Gama and others: A Survey on Concept Drift Adaptation, 2014).
+    """Detects that the sum of (number - mean so far - `delta`) exceeds its smallest earlier value by more than `threshold` (Page 1954; Gama and
+    others: A Survey on Concept Drift Adaptation, 2014).
 
     >>> detector = PageHinkley(PageHinkleyConfig(threshold=5))
     >>> [at for at, number in enumerate([0.0] * 50 + [1.0] * 50) if detector.update(number)]

@@ -1,6 +1,4 @@
-"""Evaluation handlers, which decide when to evaluate which models on which datasets and intervals. Each strategy has its own file and returns the
-intervals.
-"""
+"""Evaluation handlers. A handler defines which models are evaluated, when, and on which datasets. The handler's strategy returns the intervals."""
 
 from __future__ import annotations
 
@@ -65,7 +63,7 @@ class EvaluationHandler(Section):
 
 
 def check_handlers(evaluation: Mapping[str, Any]) -> list[Problem]:
-    """Return every mistake in the handlers of an `evaluation` section, including names used twice and unknown datasets."""
+    """Return every mistake in the handlers of an `evaluation` section, including duplicate names and unknown datasets."""
     handlers = entries if isinstance(entries := evaluation.get("handlers"), list) else []
     known = sorted({str(entry.get("dataset_id")) for entry in sections_in(evaluation.get("datasets")).values()})
     found, names = list[Problem](), dict[str, int]()
@@ -95,11 +93,11 @@ def check_handlers(evaluation: Mapping[str, Any]) -> list[Problem]:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A section `evaluation`; the defaults are the section of a pipeline without evaluation."""
+    """The section `evaluation` of a pipeline. The defaults describe a pipeline without this section."""
 
     handlers: tuple[EvaluationHandler, ...] = ()
     datasets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Entries of `evaluation.datasets` by `dataset_id`, which the evaluator reads."""
+    """Entries of `evaluation.datasets` by `dataset_id`. The evaluator reads these entries."""
     device: str = "cpu"
     after_training_workers: int = 5
     """Largest number of evaluations made at the same time while the run continues."""

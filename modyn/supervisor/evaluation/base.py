@@ -19,15 +19,15 @@ class TrainedModel:
     training_interval: Interval
     """Times of the samples that arrived since the previous trigger, [first, last + 1)."""
     data_end: int
-    """See `TriggerRecord.data_end`: no sample before the trigger has reached this time."""
+    """Largest timestamp before the trigger, plus 1; see `TriggerRecord.data_end`."""
 
 
 class EvaluationStrategy:
-    """An interval generation function (Modyn, SIGMOD'25, section 3.1). A subclass overrides one or more of the three methods, which return no
-    intervals by default.
+    """An interval generation function (Modyn, SIGMOD'25, section 3.1). A subclass overrides one or more of the three methods. By default, the
+    methods return no intervals.
 
     The methods are pure: the same configuration and arguments give the same intervals. Intervals are never empty, and are returned in the order of
-    their anchors, over all calls. Intervals may overlap; an interval that is returned again counts once.
+    their anchors, also across calls. Intervals may overlap; an interval that is returned twice counts once.
     """
 
     Config: ClassVar[type[Section]]
@@ -38,9 +38,7 @@ class EvaluationStrategy:
         self.config = config
 
     def intervals(self) -> Iterator[EvalInterval]:
-        """Return the intervals that do not depend on the run. The data of an interval is [start, end). The `anchor` decides which model is active for
-        the interval.
-        """
+        """Return the intervals that do not depend on the run. The data are in [start, end). The `anchor` decides which model is active."""
         return iter(())
 
     def after_training(self, models: Sequence[TrainedModel]) -> Iterator[EvalInterval]:
@@ -53,6 +51,6 @@ class EvaluationStrategy:
     def at_end(self, models: Sequence[TrainedModel], stream_end: int) -> Iterator[EvalInterval]:
         """Return the intervals that the end of the run adds.
 
-        Args: models: all models of the run, at least one. stream_end: first time that no sample of the run has reached (last timestamp + 1).
+        Args: models: all models of the run, at least one. stream_end: largest timestamp of the run, plus 1.
         """
         return iter(())

@@ -19,7 +19,7 @@ class BetweenTwoTriggersEvalStrategy(EvaluationStrategy):
     the end of the last trigger's data to the end of the stream.
 
     With late samples, a trigger's data may end before the data of the previous trigger. Therefore each end is the largest end so far, and empty
-    intervals are left out. The anchor of an interval is its start, so that the model in use was trained on all earlier data.
+    intervals are left out. The anchor of an interval is its start. Therefore, the model in use was trained on all data before the interval.
     Source: Modyn, SIGMOD'25, section 3.1.
 
     >>> from modyn.records import Interval

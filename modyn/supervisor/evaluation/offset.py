@@ -34,10 +34,10 @@ class OffsetConfig(Section):
 
 
 class OffsetEvalStrategy(EvaluationStrategy):
-    """One interval before, on or after the data of the training, for each training and offset.
+    """One interval for each training and offset: before, during or after the time of the training's data.
 
-    The anchor for every offset is the end of the data up to the training. With `models: active`, each model is therefore evaluated around the model's
-    own data, and late data does not make a model older than the previous model.
+    The anchor of every interval is the largest timestamp before the training, plus 1. Therefore, `models: active` evaluates each model around its
+    own data, and late data never gives a model an earlier anchor than the previous model.
 
     >>> strategy = OffsetEvalStrategy(OffsetConfig(offsets=["-5s", "0s", "inf"]))
     >>> found = strategy.after_training([TrainedModel(0, 1, Interval(10, 20), data_end=20)])
@@ -49,7 +49,7 @@ class OffsetEvalStrategy(EvaluationStrategy):
     config: OffsetConfig
 
     def after_training(self, models: Sequence[TrainedModel]) -> Iterator[EvalInterval]:
-        """Return the intervals in the order of `offsets`, clipped to 64 bits of seconds, without empty intervals."""
+        """Return the intervals in the order of `offsets`, clipped to the range of int64, without empty intervals."""
         for offset in self.config.offsets:
             around = _around(models[-1].training_interval, offset)
             if around.start < around.end:

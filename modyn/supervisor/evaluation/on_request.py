@@ -53,9 +53,9 @@ class EvaluationOrder:
     handlers: Sequence[str] = ()
     """Names of the handlers to evaluate."""
     datasets: Sequence[str] = ()
-    """Datasets to evaluate on instead of the datasets of the handlers."""
+    """Datasets that replace the datasets of the handlers."""
     metrics: Sequence[str] = ()
-    """Metrics to measure, with default options, instead of the metrics of the datasets."""
+    """Metrics, with default options, that replace the metrics of the datasets."""
     yaml: str = ""
     """YAML text of a handler, or of a section with `handlers` and `datasets`, that replaces the run's own section; empty to replace nothing."""
 
@@ -64,7 +64,7 @@ class RequestedEvaluations:
     """Makes requested evaluations, which never change the state of the run. Each method may be called from any thread."""
 
     def __init__(self, journal: Journal, hub: EventHub, open_clients: Callable[[], RunClients], config: SupervisorConfig) -> None:
-        """Args: open_clients: opens clients of the services; the thread of each request calls it and closes the clients."""
+        """Args: open_clients: opens clients of the services. The thread of each request calls this function and closes the clients."""
         self._journal = journal
         self._hub = hub
         self._open_clients = open_clients
@@ -73,9 +73,9 @@ class RequestedEvaluations:
         self._tokens: dict[tuple[str, int], CancellationToken] = {}
         """Tokens of the requests that this supervisor executes now. This supervisor holds the advisory lock of each of these requests."""
         self._taking = Lock()
-        """Lock that a thread holds while it takes an advisory lock and stores the token of the request, so that `cancel` sees both or neither."""
+        """Lock that a thread holds while it acquires an advisory lock and stores the token of the request: `cancel` finds both or neither."""
         self._closing = CancellationToken()
-        # Repeats calls of PostgreSQL and of requests that another supervisor executes, until this supervisor closes.
+        # Retries failed calls of PostgreSQL, and requests that another supervisor executes now, until this supervisor closes.
         self._until_closed = Retrier(RetryPolicy(float("inf"), longest_pause_s=2.0), self._closing)
 
     def recover(self) -> None:
@@ -102,8 +102,7 @@ class RequestedEvaluations:
         return request
 
     def cancel(self, run_id: str, number: int) -> RequestedEvaluation:
-        """Cancel a request: waiting evaluations are not made, running evaluations are stopped, and results are kept. A request that has ended is not
-        changed.
+        """Cancel a request: drop waiting evaluations, stop running evaluations, and keep results. A request that has ended is not changed.
 
         Raises: NotFoundError. ConflictError: another supervisor executes the request.
         """
@@ -112,7 +111,8 @@ class RequestedEvaluations:
             return request
         with ExitStack() as stack:
             with self._taking:
-                # The lock is free if no supervisor executes the request. Held until the end is recorded, it keeps others from taking the request.
+                # The lock is free if no supervisor executes the request. The lock is held until the end is recorded, so that no other thread starts
+                # the request.
                 waits = stack.enter_context(self._journal.database.advisory_lock(_lock_name(request)))
                 token = self._tokens.get((run_id, number))
             if not waits and token is None:
@@ -134,7 +134,7 @@ class RequestedEvaluations:
 
     def close(self, cause: ModynError) -> None:
         """Interrupt running requests; the next supervisor executes these requests again."""
-        # The token is cancelled first: it ends the calls and pauses of running requests, for which the shutdown of the pool waits.
+        # The token is cancelled first, because it ends running requests, and the shutdown of the pool waits for running requests.
         self._closing.cancel(cause)
         self._pool.shutdown(wait=True, cancel_futures=True)
 
@@ -146,8 +146,8 @@ class RequestedEvaluations:
                 _LOG.exception("requested_evaluations_left", run_id=request.run_id)
 
     def _make_alone(self, request: RequestedEvaluation) -> None:
-        """Execute a request, unless the request has ended. Raises: UnavailableError: another supervisor executes the request; this supervisor may end
-        before the request is finished.
+        """Execute a request, unless the request has ended. Raises: UnavailableError: another supervisor executes the request. The caller retries,
+        because the other supervisor may end before the request is finished.
         """
         key = (request.run_id, request.number)
         with ExitStack() as stack:
@@ -168,7 +168,7 @@ class RequestedEvaluations:
         try:
             failures, reason = self._evaluate(request, token), ""
         except CancelledError:
-            return  # The end of the request is already written.
+            return  # `cancel` has already written the end of the request.
         except Exception as error:  # noqa: BLE001 - the user sees it as the end of the request
             if self._closing.cause is not None:
                 return
@@ -185,8 +185,7 @@ class RequestedEvaluations:
         with ExitStack() as stack:
             stack.callback(self._closing.on_cancel(token.cancel))  # `on_cancel` returns a function that removes the token again.
             clients = stack.enter_context(closing(self._open_clients()))
-            # The clients are closed after the token is cancelled. Closing the clients ends waiting calls, and the token prevents a repetition of
-            # these calls.
+            # The clients are closed after the token is cancelled. Closing the clients ends waiting calls, and the token prevents retries.
             stack.callback(self._closing.on_cancel(lambda _: clients.close()))
             snapshot = retrier.call(self._journal.snapshot, request.run_id)
             evaluation = Evaluation.load(request.section or snapshot.run.pipeline.get("evaluation"))
@@ -202,13 +201,13 @@ class RequestedEvaluations:
 
 
 def _identities(evaluation: Evaluation, snapshot: RunSnapshot, find: Callable[[str], DatasetInfo]) -> dict[str, str]:
-    """Return the identity of each dataset by name. Datasets of the run have the identity at the submission of the run; other datasets have the
-    present identity.
+    """Return the identity of each dataset by name. Datasets of the run have the identity at its submission; other datasets have the present
+    identity.
     """
     found = dict(snapshot.evaluation_identities)
     for name in evaluation.datasets:
         if name not in found:
-            with suppress(NotFoundError):  # Each evaluation on this dataset fails with this reason.
+            with suppress(NotFoundError):  # Each evaluation on the missing dataset fails.
                 found[name] = find(name).identity
     return found
 
@@ -246,7 +245,7 @@ def corrected_section(pipeline: Mapping[str, Any], order: EvaluationOrder) -> di
             raise ConfigError(f"evaluation.{part}: each entry must be a mapping, as `modyn explain evaluation.{part}` shows")
     entries = {str(entry.get("dataset_id")): dict(entry) for entry in section.get("datasets") or []}
     if order.datasets:
-        # A dataset that is missing from the section is read like the other datasets, or like the run's own data.
+        # A dataset without an entry in the section gets the options of the first entry, or of the run's own data.
         model = next(iter(entries.values()), {**(pipeline.get("data") or {}), "metrics": []})
         entries = {name: entries.get(name) or {**model, "dataset_id": name} for name in order.datasets}
         section["handlers"] = [{**handler, "datasets": list(order.datasets)} for handler in section.get("handlers") or []]
@@ -280,7 +279,7 @@ def _chosen(snapshot: RunSnapshot, order: EvaluationOrder, section: Mapping[str,
 
 
 def _tasks(request: RequestedEvaluation, evaluation: Evaluation, snapshot: RunSnapshot) -> Iterable[EvaluationTask]:
-    """Return the evaluations of a request. If the request names no handlers, the run's failed evaluations are included under their own names."""
+    """Return the evaluations of a request. If the request names no handlers, the run's failed evaluations are included, and keep their step names."""
     models = trained_models(snapshot.triggers)
     if not models:
         return []

@@ -29,8 +29,7 @@ class AnchorWindow:
 
 
 def parse_window(value: object) -> AnchorWindow:
-    """Parse a window such as `[-2d; +0d]`: two offsets with a unit, -inf or +inf; `[` and `]` include the end of the window, `(` and `)` exclude the
-    end.
+    """Parse a window such as `[-2d; +0d]`: two offsets with a unit, -inf or +inf; `[` and `]` include an end of the window, `(` and `)` exclude it.
 
     Raises: ValueError: the text is invalid, or the window contains no second.
 
@@ -46,7 +45,7 @@ def parse_window(value: object) -> AnchorWindow:
             "or '(-inf; 0d]'"
         )
     opening, left_sign, left, left_unit, right_sign, right, right_unit, closing = match.groups()
-    # A window includes its left end and excludes its right end. The next whole second corrects ends that are meant otherwise.
+    # `AnchorWindow` includes its left end and excludes its right end. Therefore, `(` and `]` add one second.
     window = AnchorWindow(
         -inf if left is None else _seconds(left_sign, left, left_unit) + (opening == "("),
         inf if right is None else _seconds(right_sign, right, right_unit) + (closing == "]"),
@@ -92,7 +91,7 @@ class PeriodicEvalStrategy(EvaluationStrategy):
     config: PeriodicConfig
 
     def intervals(self) -> Iterator[EvalInterval]:
-        """Return one window for each anchor, clipped to 64 bits of seconds."""
+        """Return one window for each anchor, clipped to the range of int64."""
         window = self.config.interval
         for anchor in range(self.config.start_timestamp, self.config.end_timestamp + 1, self.config.every):
             start, end = max(anchor + window.left, MIN_TIMESTAMP), min(anchor + window.right, MAX_TIMESTAMP)

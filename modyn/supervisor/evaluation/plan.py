@@ -19,7 +19,7 @@ Cells = Iterator[tuple[TrainedModel, tuple[EvalInterval, ...]]]
 class EvaluationPlan:
     """The cells of the matrix of models × intervals that one handler requests. Each cell is returned as soon as the cell is certain.
 
-    A model's own row is certain after the model's training. Under `active` and `train`, the intervals between two trainings are certain after the
+    A model's own row is certain after the model's training. With `active` and `train`, the intervals between two trainings are certain after the
     second training. The end of the run decides the remaining intervals: the intervals before the end of the first model's data, the intervals of the
     last model, and the intervals that depend on the triggers. Each interval is processed a fixed number of times, for any number of models.
     """
@@ -33,9 +33,9 @@ class EvaluationPlan:
         self._asked = dict.fromkeys(strategy.intervals(), False)
         """Interval → whether `due_now` has returned the interval, for all intervals so far, in order. `matrix` does not use the value."""
         self._waiting = deque(self._asked)
-        """Intervals that no model's data has reached, in the order of the anchors."""
+        """Intervals whose anchor is at or after the end of all models' data, in the order of the anchors."""
         self._row = tuple(self._asked)
-        """The keys of `_asked`; only `matrix` uses and updates this tuple. The rows of many models share one object."""
+        """The keys of `_asked`, as one tuple that the rows of many models share. Only `matrix` uses and updates the tuple."""
         self._row_lengths: list[int] = []
         """Length of the row that `due_now` has returned for each model."""
 
@@ -50,9 +50,7 @@ class EvaluationPlan:
                 self._waiting.append(interval)
 
     def due_now(self) -> Cells:
-        """Return the cells that the newest model makes certain. Call this method after each `add`, or never; `due_at_end` returns the remaining
-        cells.
-        """
+        """Return the cells that the newest model makes certain. Call this after each `add`, or never; `due_at_end` returns the other cells."""
         newest = len(self._models) - 1
         if self._choice == "matrix":
             if len(self._row) < len(self._asked):
@@ -60,7 +58,8 @@ class EvaluationPlan:
             self._row_lengths[newest] = len(self._row)
             return self._cells({newest: self._row})
         due: list[EvalInterval] = []
-        # Intervals wait in the order of their anchors. The models of anchors before the newest end are certain, because later models end later.
+        # Intervals wait in the order of their anchors. If an anchor is before the end of the newest model's data, the model of the interval is
+        # certain, because the data of later models never end earlier.
         while self._waiting and self._waiting[0].anchor < self._ends[newest]:
             interval = self._waiting.popleft()
             if newest and interval.anchor >= self._ends[newest - 1]:
@@ -71,11 +70,11 @@ class EvaluationPlan:
     def due_at_end(self, stream_end: int | None) -> Cells:
         """Return the cells that `due_now` has not returned; all models must be known.
 
-        Args: stream_end: first time that no sample of the run has reached; None if the run had no sample.
+        Args: stream_end: largest timestamp of the run, plus 1; None if the run had no samples.
         """
         last = () if stream_end is None or not self._models else self._strategy.at_end(self._models, stream_end)
         intervals = tuple(dict.fromkeys((*self._asked, *last)))
-        # In a matrix each model is evaluated on all intervals. `_row_lengths` counts the intervals that each model has had so far.
+        # In a matrix, each model is evaluated on all intervals. `_row_lengths` counts the intervals that `due_now` has returned for each model.
         if self._choice == "matrix":
             lengths = zip(self._models, self._row_lengths, strict=True)
             return ((model, row) for model, length in lengths if (row := intervals[length:]))
@@ -176,17 +175,15 @@ class TrainedModels:
             self._untrained = trigger
 
     def check_any(self) -> None:
-        """Check at the end of a run that the run has a model, if there were samples to train on. Raises: TrainingError: there is no model; the
-        error has the newest reason.
+        """Check at the end of a run that the run has a model, if there were samples to train on. Raises: TrainingError: there is no model; the error
+        contains the reason of the newest trigger.
         """
         if not self.models and self._untrained is not None:
             number, reason = self._untrained.trigger_id, self._untrained.training_result.nothing_trained
             raise TrainingError(f"no trigger of the run made a model; the newest, trigger {number}, trained nothing: {reason}")
 
     def training_of(self, model_id: int) -> TriggerRecord | None:
-        """Return the trigger that made a model, if this trigger is the newest retraining; None otherwise. Policies look only at the newest
-        retraining.
-        """
+        """Return the newest retraining if it made the model `model_id`; None otherwise. Policies use only the newest retraining."""
         newest = self._newest_training
         return newest if newest is not None and newest.model_id == model_id else None
 

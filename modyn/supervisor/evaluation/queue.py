@@ -35,18 +35,18 @@ class RunContext:
     """A journal whose writes are repeated by the retrier."""
     hub: EventHub
     retrier: Retrier
-    """Carries the run's retry policy and its cancellation token."""
+    """Retrier with the retry policy and the cancellation token of the run."""
     cache: Mapping[str, Any] = field(default_factory=dict)
     """Section `cache` of the pipeline."""
     dataset_identities: Mapping[str, str] = field(default_factory=dict)
-    """Identity of each dataset to evaluate on, by name; every registration of other datasets is accepted."""
+    """Dataset name → the only identity that is accepted. For other datasets, every registration is accepted."""
 
 
 class EvaluationQueue:
     """Makes evaluations concurrently with the run's main loop.
 
-    A failed evaluation is journalled with a reason and blocks no other evaluation; `drain` returns the reasons. If a service or space on a disk was
-    missing, the evaluation is made again at the end. If the evaluator is unavailable for longer than the run's patience, evaluations wait without
+    A failed evaluation is journalled with a reason and blocks no other evaluation; `drain` returns the reasons. If a service or disk space was
+    missing, `drain` makes the evaluation again. If the evaluator is unavailable for longer than the run's patience, evaluations wait without
     blocking the run. Evaluations that still wait when the patience of `drain` ends are journalled as failed; a user can then request them. Every
     other error cancels the token.
 
@@ -58,14 +58,14 @@ class EvaluationQueue:
         """Args: evaluated: evaluation steps that are finished in the journal."""
         self._context = context
         self._token = context.retrier.token
-        # The advice says how an interrupted run continues. An evaluation that waits does not interrupt the run.
+        # The advice is removed: it describes how to resume an interrupted run, but a waiting evaluation does not interrupt the run.
         policy = replace(context.retrier.policy, advice="")
         self._retrier = context.retrier.under(policy)
-        # Used while the evaluator is known to be unavailable, so that each further attempt is not reported again.
+        # Used while the evaluator is known to be unavailable, so that further attempts are not reported.
         self._silent_retrier = context.retrier.under(policy, silent=True)
         self._evaluation = evaluation
         self._known = set(evaluated)
-        # The threads of the pool change this list (one operation under the interpreter's lock); `drain` reads the list when no evaluation is open.
+        # The threads of the pool add entries (one operation under the interpreter's lock); `drain` reads the entries when no evaluation is open.
         self._failures: dict[EvaluationTask, ModynError] = {}
         # Guards the fields below. Notified when an evaluation has ended, and when the evaluator becomes unavailable or answers again.
         self._changed = threading.Condition()
@@ -76,7 +76,7 @@ class EvaluationQueue:
         self._came_back = False
         """Whether the evaluator has answered again, and no message has reported this yet."""
         self._draining = False
-        """Whether an evaluation gives up after the run's patience instead of waiting on."""
+        """Whether an evaluation gives up after the run's patience instead of waiting longer."""
         self._given_up: ModynError | None = None
         """Error of all evaluations that were still waiting when `drain` gave up."""
         self._start_workers(evaluation.after_training_workers)
@@ -112,8 +112,8 @@ class EvaluationQueue:
 
     def drain(self) -> list[str]:
         """Wait for all queued evaluations; return the errors of failed evaluations. The run calls this method at its end. From now on, evaluations
-        wait for an unavailable evaluator only for the run's patience. Evaluations that failed because a service or disk space was missing are made
-        again.
+        wait for an unavailable evaluator only for the run's patience. Evaluations that failed because a service or disk space was missing are
+        repeated.
         """
         with self._changed:
             self._draining = True
@@ -146,7 +146,7 @@ class EvaluationQueue:
             while steps & self._open:
                 self._changed.wait_for(lambda: self._is_away or not steps & self._open)
                 if not self._changed.wait_for(lambda: not self._is_away or not steps & self._open, patience_s):
-                    # The run fails here. Cancelling the token ends the waiting evaluations, for which `close` waits.
+                    # The run fails here. `close` waits for the waiting evaluations, and the cancelled token ends these evaluations.
                     self._token.cancel(self._undecided())
         self._token.check()
         ids = [self._request(task).evaluation_id for task in tasks]
@@ -166,7 +166,7 @@ class EvaluationQueue:
         self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix=f"{self._context.run_id}-evaluation")
 
     def _evaluate(self, task: EvaluationTask) -> None:
-        """Make one evaluation, in a thread of the pool. An error from outside the evaluation ends the run."""
+        """Make one evaluation, in a thread of the pool. Any error other than a failed evaluation ends the run."""
         try:
             if self._token.cause is None:
                 self._evaluate_journalled(task)
@@ -213,14 +213,14 @@ class EvaluationQueue:
             self._stays_away(failure, for_good=is_last)
 
     def _report_return(self) -> None:
-        # Several evaluations may end after the return. Only one reports it.
+        # Several evaluations may end after the evaluator's return; only the first evaluation reports the return.
         with self._changed:
             came_back, self._came_back = self._came_back, False
         if came_back:
             self._context.journal.message("the evaluator is back; the waiting evaluations are made")
 
     def _stays_away(self, error: ModynError, for_good: bool) -> None:
-        # Only the first of several waiting evaluations reports that the evaluator is away. `results` is woken and begins to count its patience.
+        # Only the first of several waiting evaluations reports that the evaluator is away. The notification starts the timeout of `results`.
         with self._changed:
             is_known, self._is_away = self._is_away, True
             if for_good:
@@ -245,7 +245,7 @@ class EvaluationQueue:
             answered = False
             status = evaluator.start(request)
             answered = True
-            # The evaluator answers. This wakes `results`, which waits for its return.
+            # The evaluator has answered. The notification wakes `results`, which waits for the evaluator.
             with self._changed:
                 self._came_back |= self._is_away
                 self._is_away = False

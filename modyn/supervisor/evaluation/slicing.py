@@ -13,7 +13,7 @@ from modyn.records import EvalInterval
 from modyn.supervisor.evaluation.base import EvaluationStrategy
 
 MAX_INTERVALS = 100_000
-"""Largest number of intervals. More intervals are refused, because the unit is most likely wrong."""
+"""Largest number of intervals. More intervals are refused, because they most likely come from a wrong unit of time."""
 
 
 class SlicingConfig(Section):

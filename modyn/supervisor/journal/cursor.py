@@ -11,7 +11,7 @@ from modyn.records import SampleBatch
 
 
 class Stretch(NamedTuple):
-    """Summary of one or more consecutive samples, and of the labels that arrive with these samples. `Cursor.after` takes such a summary."""
+    """Summary of one or more consecutive samples, and of the labels that arrive with these samples. The summary is the argument of `Cursor.after`."""
 
     number: int
     last: int
@@ -45,7 +45,7 @@ def labels_of(labelled: SampleBatch) -> tuple[int, int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Position of a run in its stream, from which it can continue. Fields are the columns of table `cursors`.
+    """Position of a run in its stream, from which the run can resume. The fields are columns of the table `cursors`.
 
     A sample is pending if its label has arrived since the last trigger that was not online.
     """
@@ -71,7 +71,7 @@ class Cursor:
     next_label: int = 0
     """Number of the next late label of storage to read."""
     first_waiting: int | None = None
-    """No sample before this position waits for a label that is due by stream time; None if no sample waits."""
+    """Position of the first sample that may wait for a label which arrives by stream time; None if there is no such sample."""
 
     @property
     def num_labelled(self) -> int:
@@ -133,12 +133,12 @@ class Cursor:
         return replace(self, num_triggers=self.num_triggers + 1)
 
     def after_trigger(self) -> Cursor:
-        """Return the cursor after a trigger has taken all pending samples."""
+        """Return the cursor after a retraining: no sample is pending."""
         return replace(self, num_pending=0, first_pending=None, last_pending=None, num_triggers=self.num_triggers + 1)
 
 
 def explain_end(cursor: Cursor, trigger: Mapping[str, Any], lacking: str = "") -> str:
-    """Return which samples of an ended stream were not trained on, and why; empty if all samples were trained on.
+    """Return a message about the samples of an ended stream that were not trained on, with the reason; empty if all samples were trained on.
 
     Args: trigger: section of the pipeline. lacking: the policy's reason, as `Trigger.lacking` returns it.
     """

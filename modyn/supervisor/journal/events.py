@@ -1,4 +1,4 @@
-"""Delivery of events to watchers. Watchers read kept events from the journal. Progress events pass through bounded queues and may get lost."""
+"""Delivery of events to watchers. Watchers read journalled events from the journal. Progress events pass through bounded queues and may get lost."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class RunWatcher:
         self.progress: deque[RunEvent] = deque(maxlen=PROGRESS_KEPT)
         self.closed = False
         self.last: dict[tuple[str, int | None, str], float] = {}
-        """Last time, by the hub's clock, at which progress of each kind, trigger and dataset was passed on. Protected by the hub's lock."""
+        """Kind, trigger, and dataset with state and stage → time of the last progress event, by the hub's clock. Protected by the hub's lock."""
 
     def close(self) -> None:
-        """End the wait, from any thread."""
+        """End `wait`; may be called from any thread."""
         self.closed = True
         self.changed.set()
 
@@ -45,7 +45,7 @@ class RunWatcher:
 
 
 class EventHub:
-    """Passes events of the runs that this process executes to their watchers."""
+    """Passes the events of the runs that this process executes to the watchers of each run."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Args: clock: monotonic clock in seconds."""
@@ -70,7 +70,7 @@ class EventHub:
     def progress(self, run_id: str, kind: EventKind, detail: Mapping[str, Any], trigger_id: int | None = None) -> None:
         """Send progress to the watchers of a run, at most PROGRESS_PER_S events a second for each kind, trigger, dataset, state and stage.
 
-        Args: detail: what `kind` documents. trigger_id: the trigger that the event is about; None if the event is about the whole run.
+        Args: detail: see the docstring of `kind`. trigger_id: the trigger that the event is about; None if the event is about the whole run.
         """
         now = self._clock()
         about = (str(kind), trigger_id, " ".join(str(detail.get(name, "")) for name in ("dataset", "state", "stage")))
@@ -99,7 +99,7 @@ class EventHub:
                     del self._watchers[run_id]
 
     def close(self) -> None:
-        """End all watching."""
+        """Close all watchers."""
         with self._lock:
             for watcher in (watcher for of_run in self._watchers.values() for watcher in of_run):
                 watcher.close()
@@ -113,10 +113,10 @@ def watch(
     evaluation: int | None = None,
     newest: int | None = None,
 ) -> Iterator[RunEvent]:
-    """Yield the kept events after `after_seq` without a gap, and progress in between, until the run is terminal.
+    """Yield the journalled events after `after_seq` without a gap, and progress between them, until the run is terminal.
 
-    Args: watcher: watcher registered for the run; after the watcher is closed, the stream ends with UnavailableError. newest: start with this number
-    of newest kept events. None: start with all kept events, after a message if older events were removed. evaluation:
+    Args: watcher: watcher registered for the run; after the watcher is closed, the stream ends with UnavailableError. newest: number of the newest
+    journalled events to start with; None to start with all of them, after a message if older events were removed. evaluation:
     `RequestedEvaluation.number` of a request. The stream then ends with this request instead of with the run.
     """
     first = journal.first_event(run_id, newest)
@@ -133,7 +133,7 @@ def watch(
             return
         if len(events) == EVENTS_PER_PAGE:  # The journal may have more events.
             continue
-        # A commit between the query above and this wait has set `changed`. The wait then ends at once, and no event is missed.
+        # A commit between the query above and this wait sets `changed`. The wait then ends at once, and no event is missed.
         progress = watcher.wait(POLL_S)
         if watcher.closed:
             raise UnavailableError(f"the supervisor is stopping; watch {run_id} again when it is back")

@@ -53,16 +53,14 @@ class Journal(JournalQueries):
         self.events_kept = events_kept
 
     def create(self, new: NewRun) -> Run:
-        """Record a run, unless the submission is already recorded. The run's id is the pipeline's name and a number that no other run of the pipeline
-        ever had.
-        """
+        """Record a run, unless the submission is already recorded. The run's id is the pipeline's name and a number, which is never reused."""
         with self.database.session() as session:
             # The pipeline's row is locked until the row of the run is written, so that simultaneous submissions get different numbers.
             count = upsert(PIPELINES).values(slug=slug(new.pipeline_name), num_runs=1)
             counted = count.on_conflict_do_update(index_elements=["slug"], set_={"num_runs": PIPELINES.c.num_runs + 1})
             of_pipeline = session.execute(counted.returning(PIPELINES.c.num_runs)).scalar_one()
             earlier = select(RUNS.c.run_id).where(RUNS.c.submission_id == new.submission_id)
-            # A repeated submission leaves out a number of the pipeline's runs. Numbers only need to be unique.
+            # A repeated submission skips a number. This is allowed, because numbers must be unique but not consecutive.
             if new.submission_id is not None and (known := session.scalar(earlier)) is not None:
                 return from_row(run_row(session, known), Run)
             run_id = RunId(f"{slug(new.pipeline_name)}-{of_pipeline:04d}")
@@ -74,15 +72,13 @@ class Journal(JournalQueries):
             write.event(EventKind.RUN_STATE, {"state": str(RunState.SUBMITTED)})
             session.execute(insert(RUNS).values(values | {"last_seq": len(write.events)}))
             session.execute(insert(EVENTS), write.events)
-            # The run is read within the transaction. An error after the commit would tell the user that a recorded run was refused.
+            # The run is read within the transaction: after the commit, the user would take an error of this read for a refusal of the run.
             run = from_row(run_row(session, run_id), Run)
         self._committed(run_id)
         return run
 
     def accept(self, run_id: str) -> None:
-        """Record that the submission of a run is complete. The run is then executed even if this supervisor ends. The acceptance counts as the first
-        attempt.
-        """
+        """Record that the submission of a run is complete. The run is then executed even if this supervisor ends. The acceptance is attempt 1."""
         with self.database.session() as session:
             session.execute(update(RUNS).where(RUNS.c.run_id == run_id, RUNS.c.attempt == 0).values(attempt=1))
 
@@ -103,7 +99,7 @@ class Journal(JournalQueries):
         return RunJournal(self, RunId(run_id), attempt)
 
     def become(self, run_id: str, to: RunState, **detail: str) -> Run:
-        """Change the state of a run from outside the run's executor, together with columns of the run's row, such as `error`.
+        """Change the state of a run, and columns of the run's row such as `error`. The executor of a run does not use this method.
 
         Raises: NotFoundError. ConflictError: this transition is not allowed."""
         with self.write(run_id) as write:
@@ -125,7 +121,7 @@ class Journal(JournalQueries):
         return self.run(run_id)
 
     def request_finish(self, run_id: str) -> None:
-        """Record that the run is to end its stream now. The record counts for every attempt that executes the run."""
+        """Record that the run must end its stream now. Every later attempt to execute the run obeys this record too."""
         with self.write(run_id) as write:
             write.changes["finish_requested"] = True
             write.event(EventKind.MESSAGE, {"message": "the run was asked to finish: it reads no more samples"})
@@ -149,7 +145,7 @@ class Journal(JournalQueries):
 
         Args: handlers: names of the evaluation handlers. section: replaces the run's `evaluation`; None to use the run's own section.
         """
-        with self.write(run_id) as write:  # The lock of the run's row orders the numbers of the requests.
+        with self.write(run_id) as write:  # The lock of the run's row keeps the numbers of requests unique.
             of_run = EVALUATIONS.c.run_id == run_id
             number = 1 + (write.session.scalar(select(func.max(EVALUATIONS.c.number)).where(of_run)) or 0)
             request = RequestedEvaluation(
@@ -167,7 +163,7 @@ class Journal(JournalQueries):
     def end_evaluation(
         self, request: RequestedEvaluation, failures: Sequence[str], error_reason: str = "", *, stopped: bool = False
     ) -> None:
-        """Record the end of requested evaluations, unless the end is already recorded: failed with these reasons, or finished.
+        """Record the end of requested evaluations, unless the end is already recorded. The evaluations failed if `failures` is not empty.
 
         Args: error_reason: machine-readable reason of the first failure. stopped: the user has cancelled the evaluations.
         """
@@ -213,7 +209,7 @@ class Journal(JournalQueries):
             if write.events:
                 if write.replaces_last:
                     last = (EVENTS.c.run_id == run_id, EVENTS.c.seq == write.last_seq, EVENTS.c.kind == str(EventKind.RUN_STATE))
-                    # A run that waits for data would otherwise fill its journal with these two states.
+                    # Otherwise, a run that often waits for data would fill its journal with the two idle states.
                     session.execute(delete(EVENTS).where(*last, EVENTS.c.detail["state"].astext.in_(IDLE_STATES)))
                 session.execute(insert(EVENTS), write.events)
                 write.changes["last_seq"] = write.last_seq + len(write.events)
@@ -224,7 +220,7 @@ class Journal(JournalQueries):
 
 
 class RunJournal:
-    """Writes of one attempt to execute a run, in the order of a trigger's life.
+    """Writes of one attempt to execute a run. The methods follow the order of a trigger's states.
 
     A write that is repeated changes nothing. Every write raises ConflictError once another attempt has begun.
     """
@@ -232,9 +228,10 @@ class RunJournal:
     def __init__(
         self, journal: Journal, run_id: RunId, attempt: int | None, retrier: Retrier = _NO_RETRIES, *, online: bool = False
     ) -> None:
-        """Args: attempt: None if the run could not be claimed; only the run's `end` may be written in this case. retrier: repeats every write.
-        online: whether the run may take online steps. Writes of online steps go through an outbox, and every other write waits until the outbox is
-        empty."""
+        """Args: attempt: None to write without a claim: requested evaluations, or the `end` of a run that could not be claimed. retrier: retries
+        writes. online: whether the run may take online steps. Writes of online steps go through an outbox, and every other write waits until the
+        outbox is empty.
+        """
         self._journal = journal
         self.run_id = run_id
         self.attempt = attempt
@@ -280,21 +277,19 @@ class RunJournal:
         def change(write: Write) -> None:
             values = to_row(record, CHECKS) | {"evidence": evidence_to_json(record.evidence)}
             statement = upsert(CHECKS).values(run_id=self.run_id, **values).on_conflict_do_nothing()
-            # A resumed run repeats the call. Only a new row is an event.
+            # A resumed run repeats the call. Only the first call adds a row and an event.
             if write.session.execute(statement.returning(CHECKS.c.position)).scalar() is not None:
                 write.event(EventKind.CHECK, {name: value for name, value in values.items() if name != "memory"})
 
         self._write(change)
 
     def selecting(self, trigger: TriggerRecord, num_samples: int, message: str = "") -> None:
-        """Record that the policy fired, `num_samples` samples after the last trigger; the selector selects the trigger set next. Args: message: text
-        that watchers receive.
-        """
+        """Record that the policy fired, `num_samples` samples after the last trigger; the selection is next. Args: message: text for watchers."""
 
         def change(write: Write) -> None:
             values = to_row(trigger, TRIGGERS)
             statement = upsert(TRIGGERS).values(run_id=self.run_id, **values).on_conflict_do_nothing()
-            # A resumed run repeats the call. Only a new row is an event.
+            # A resumed run repeats the call. Only the first call adds a row and an event.
             if write.session.execute(statement.returning(TRIGGERS.c.trigger_id)).scalar() is not None:
                 if message:
                     write.event(EventKind.MESSAGE, {"message": message}, trigger.trigger_id)
@@ -319,8 +314,8 @@ class RunJournal:
         self._write_of(trigger, change, ends=True)
 
     def training(self, trigger: TriggerRecord) -> None:
-        """Record that the selector has selected the trigger set, and that the training is next. All earlier writes are made first, so that no
-        training starts for a trigger that the journal does not know.
+        """Record that the selector has selected the trigger set, and that the training is next. All earlier writes are made first, because the
+        journal must contain a trigger before the trigger's training starts.
         """
         self._flush()
 
@@ -355,7 +350,7 @@ class RunJournal:
             found = {"model_id": None, "reason": sanitize(reason), **training_detail(trigger)}
             nothing = f"trigger {trigger.trigger_id} trained nothing: {reason}; the model before, if there is one, stays in use"
             if write.end_step(trigger.trigger_id, "train", trigger.seconds["train"], **found):
-                # Steps that only test train nothing on purpose, and need no message.
+                # A test without training is intended, and needs no message.
                 is_meant = trigger.state is TriggerState.TESTED
                 for message in (*(() if is_meant else (nothing,)), *training_messages(trigger)):
                     write.event(EventKind.MESSAGE, {"message": message}, trigger.trigger_id)
@@ -387,10 +382,10 @@ class RunJournal:
         self._write(lambda write: write.event(EventKind.MESSAGE, {"message": message}))
 
     def warn(self, warning: str) -> None:
-        """Show a warning to watchers and with the run, after the message of the run's submission. Args: warning: empty to remove the warning."""
+        """Send a warning to watchers, and show it after the message of the run's submission. Args: warning: empty to remove the warning."""
 
         def change(write: Write) -> None:
-            if self._announced is None:  # Without this read, the message would already contain a warning of this attempt.
+            if self._announced is None:  # Read before the first warning changes the message.
                 self._announced = write.session.scalar(select(RUNS.c.message).where(RUNS.c.run_id == self.run_id))
             write.changes["message"] = "\n".join(filter(None, (self._announced, sanitize(warning))))
             write.event(EventKind.MESSAGE, {"message": warning or "what the run warned of is over"})
@@ -398,10 +393,9 @@ class RunJournal:
         self._write(change)
 
     def end(self, to: RunState, *, error: str = "", error_reason: str = "", message: str = "") -> None:
-        """Record that the run is terminal. A run that an outage interrupts while the run is stopping becomes stopped, as the user asked.
+        """Record that the run is terminal. If an outage interrupts a stopping run, the run becomes stopped, as the user asked.
 
-        Args: error: why the run failed or was interrupted; error_reason: machine-readable name of the error. message: further information for the
-        user.
+        Args: error: why the run failed or was interrupted; error_reason: machine-readable name of the error. message: information for the user.
         """
 
         def change(write: Write) -> None:
@@ -426,9 +420,9 @@ class RunJournal:
         self._transact([change])
 
     def _write_of(self, trigger: TriggerRecord, change: Change, *, ends: bool = False) -> None:
-        """Make a change of a trigger. A change of an online trigger goes into a queue, and the run continues. Args: ends: the trigger has ended."""
+        """Make a change of a trigger. A change of an online trigger is queued, and the run continues at once. Args: ends: the trigger has ended."""
         if self._outbox is not None and trigger.online:
-            # A lost change of an online trigger costs only the repetition of its steps. All other changes wait for the disk.
+            # If a change of an online trigger is lost, only the trigger's steps are repeated. The run waits for the commit of all other changes.
             self._outbox.put(change, ends_trigger=ends)
         else:
             self._write(change)

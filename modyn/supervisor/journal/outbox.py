@@ -1,4 +1,4 @@
-"""Changes of a run's journal that are written by a thread, so that online steps do not wait for the disk."""
+"""Changes of a run's journal that a separate thread writes, so that online steps do not wait for the disk."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ _NEXT_TRIGGER_S: Final = 0.02
 class Outbox:
     """Writes changes in their order, in a separate thread; changes that wait together share a transaction.
 
-    Online steps make several models per second, and PostgreSQL waits for the disk at each commit. A run that is killed before a change is written
-    repeats the step that the change reports. The repeated step finds the earlier result by the trigger's number: the trigger set at the selector, and
-    the model at model storage. After a write has failed, nothing more is written, and every later call of `put` or `flush` raises the error of this
-    write.
+    Online steps make several models per second, and PostgreSQL waits for the disk at each commit. If a run is killed before a change is written, the
+    resumed run repeats the step that the change reports. The repeated step finds the earlier result by the trigger's number: the trigger set at the
+    selector, and the model at model storage. After a failed write, nothing more is written, and later calls of `put` or `flush` raise this error.
 
     One thread calls `put`; any thread may call `flush`.
     """
@@ -36,7 +35,7 @@ class Outbox:
         self._ends_trigger = False
         """Whether the newest change ends a trigger."""
         self._num_flushing = 0
-        """Number of threads that wait in `flush`. The writer does not wait for the next trigger while a thread waits."""
+        """Number of threads that wait in `flush`. While a thread waits in `flush`, the writer does not wait for the next trigger."""
         self._closed = False
         self._error: BaseException | None = None
         """Error of the failed write; the writer has ended."""
@@ -48,7 +47,7 @@ class Outbox:
             if self._error is not None:
                 raise self._error
             if self._writer is None:
-                # The writer starts with the first change, so that a run without online triggers has no such thread.
+                # The writer starts with the first change, so that a run without online triggers has no writer thread.
                 self._writer = threading.Thread(target=self._write_waiting, name="journal", daemon=True)
                 self._writer.start()
             self._waiting.append(change)
@@ -86,7 +85,7 @@ class Outbox:
                 if self._ends_trigger and len(self._waiting) == 1:
                     # Woken by the next `put`, by `flush` and by `close`.
                     self._changed.wait_for(lambda: len(self._waiting) > 1 or self._num_flushing or self._closed, _NEXT_TRIGGER_S)
-                # The changes stay in the list during the write, so that `flush` waits for the commit. `put` appends after them.
+                # The changes stay in the list during the write, so that `flush` waits for the commit. `put` appends later changes.
                 changes = list(self._waiting)
             error: BaseException | None = None
             # The lock is not held here: `put` must not wait for the disk.

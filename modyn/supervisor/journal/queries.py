@@ -1,4 +1,4 @@
-"""Reads of the journal: runs, triggers, events, and the snapshot from which an executor starts. Columns become the fields of the same names."""
+"""Reads of the journal: runs, triggers, events, and the snapshot from which an executor starts. Columns become fields of the same name."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from modyn.supervisor.triggers.base import CheckRecord
 CURSOR_VERSION = 1
 """Format of the rows of `cursors`. A release refuses to continue a run whose cursor has another version."""
 EVENTS_PER_PAGE = 500
-"""Number of events that one query reads. A full page means that the journal may have more."""
+"""Number of events that one query reads. A full page means that the journal may have more events."""
 _ROWS_PER_PAGE = 200
 """Number of rows read in one transaction. A run may have more triggers and checks than fit into memory."""
 _NO_CHECK = (-1, -1)
@@ -66,14 +66,14 @@ class RunSnapshot:
     dataset_identity: str
     evaluation_identities: Mapping[str, str]
     finish_requested: bool
-    """Whether the run is to end its stream at the cursor, and then make the final evaluations."""
+    """Whether the run must end its stream at the cursor, and then make the final evaluations."""
     cursor: Cursor
     policy_state: dict[str, Any] | None
-    """State of the trigger policy; None if the run has not seen a batch."""
+    """State of the trigger policy; None if the run has not received a batch."""
     triggers: tuple[TriggerRecord, ...]
     checks: tuple[CheckRecord, ...]
-    """Checks after the cursor, in order, whose verdicts are replayed. Checks of `online.trigger` begin at the cursor's position; the policy's state
-    says which of these checks the policy knows.
+    """Checks after the cursor, in order. A resumed run replays their verdicts. Checks of `online.trigger` start at the cursor's position; the state
+    of this policy shows which of the checks the state already includes.
     """
     evaluated: frozenset[tuple[int, str]]
     """(trigger, name) of the evaluations that are finished."""
@@ -112,7 +112,7 @@ class JournalQueries:
             return from_row(run_row(session, run_id), Run)
 
     def users_of(self, samples: DeletedSamples) -> list[RunId]:
-        """List the runs that have a model and whose stream has reached these samples, or that evaluate on the dataset, oldest first."""
+        """List the runs with a model, oldest first, whose stream has reached these samples or whose evaluations use their dataset."""
         if samples.first_key is None:
             return []
         read_until = func.coalesce(RUNS.c.end_key, CURSORS.c.last_key + 1)
@@ -129,14 +129,12 @@ class JournalQueries:
             return bool(run_row(session, run_id)["removing"])
 
     def runs_in_removal(self) -> list[str]:
-        """List the runs whose removal has begun and not ended."""
+        """List the runs whose removal has begun but not ended."""
         with self.database.session() as session:
             return list(session.scalars(select(RUNS.c.run_id).where(RUNS.c.removing).order_by(RUNS.c.number)))
 
     def newest_models(self, run_id: str) -> set[int]:
-        """Return the models that a run needs to continue: the newest model, which may be the next parent, and the newest model of a retraining, which
-        trigger policies look at.
-        """
+        """Return the models that a run needs to continue: the newest model (the next parent) and the newest model of a retraining (for policies)."""
         query = select(TRIGGERS.c.model_id).where(TRIGGERS.c.run_id == run_id, TRIGGERS.c.model_id.is_not(None))
         newest = query.order_by(TRIGGERS.c.trigger_id.desc()).limit(1)
         with self.database.session() as session:
@@ -271,7 +269,7 @@ class JournalQueries:
     ) -> tuple[list[RunEvent], bool]:
         """Return at most `limit` events after `after_seq`, and whether the run is terminal and has no more events.
 
-        Args: evaluation: `RequestedEvaluation.number` of a request. The end of this request then counts instead of the end of the run.
+        Args: evaluation: `RequestedEvaluation.number` of a request. The second value is then about this request instead of the run.
 
         Raises: NotFoundError.
         """
@@ -313,7 +311,7 @@ _TRIGGER_COUNTS = (
     select(
         TRIGGERS.c.run_id,
         func.count().label("num_triggers"),
-        # The sum of bigint is numeric in PostgreSQL.
+        # In PostgreSQL, the sum of bigint values has the type numeric.
         cast(func.sum(_TRAINED_ON).filter(TRIGGERS.c.state == str(TriggerState.TRAINED)), BigInteger).label("trained"),
         func.max(TRIGGERS.c.position).label("trigger_position"),
     )
@@ -328,7 +326,7 @@ def _is_own(steps: FromClause) -> ColumnElement[bool]:
 
 _OWN = _is_own(STEPS)
 """SQL condition for the run's own evaluations, by the last part of `EvaluationTask.step_name`; requested evaluations do not match."""
-# A failed evaluation that is made again has the state `started`; the evaluation counts as failed until it has succeeded.
+# In a terminal run, a started evaluation counts as failed: the evaluation never ended, or repeats a failed evaluation.
 _FAILED = or_(STEPS.c.state == "failed", and_(STEPS.c.state == "started", _OWN, RUNS.c.state.in_([str(s) for s in TERMINAL])))
 
 _MADE = STEPS.alias("made")
@@ -362,7 +360,7 @@ _LONG_OF_TRAINING = ("losses", "epoch_losses", "validation_losses")
 
 
 def _run_query(*columns: Any) -> Select[Any]:
-    # The newest trigger may be further in the stream than the stored cursor.
+    # The newest trigger may have a later position than the stored cursor.
     position = func.greatest(func.coalesce(CURSORS.c.position, 0), func.coalesce(_TRIGGER_COUNTS.c.trigger_position, 0))
     counts = (
         _MISSING_EVALUATIONS.label("failed_evaluations"),

@@ -30,7 +30,7 @@ _TAG: Final = re.compile(r"[\w.:/=-]{1,64}", re.ASCII)
 
 
 def slug(name: str) -> str:
-    """Return `name` as the start of a run's id, which is used as a file name.
+    """Return `name` in the form that begins a run's id. The form is valid in file names.
 
     >>> slug("Digits, 10 years!")
     'digits-10-years'
@@ -44,7 +44,7 @@ class RunMode(StrEnum):
     EXPERIMENT = "experiment"
     """Replay history in the order (timestamp, key)."""
     PRODUCTION = "production"
-    """Follow the dataset in order of arrival until stopped, beginning with the samples that the dataset already holds."""
+    """Follow the dataset in order of arrival until stopped, beginning with the samples that the dataset already contains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,13 @@ class RunOptions:
     to_timestamp: int | None = None
     max_triggers: int | None = None
     final_trigger: bool = False
-    """Whether the samples that remain when the stream ends are trained on, although the policy has not fired."""
+    """Whether a last trigger trains on the samples that remain when the stream ends."""
     tags: Sequence[str] = ()
     """Labels by which the user finds the run."""
 
     @property
     def interval(self) -> Interval:
-        """The timestamps [start, end) whose samples the run receives."""
+        """Interval [start, end) of the timestamps of the samples that the run receives."""
         return Interval(
             MIN_TIMESTAMP if self.from_timestamp is None else self.from_timestamp,
             MAX_TIMESTAMP if self.to_timestamp is None else self.to_timestamp,
@@ -131,7 +131,7 @@ class Run:
 
     @property
     def options(self) -> RunOptions:
-        """The options that the run was submitted with."""
+        """The options of the run's submission."""
         return RunOptions(self.mode, self.from_timestamp, self.to_timestamp, self.max_triggers, self.final_trigger, self.tags)
 
     @property
@@ -143,7 +143,7 @@ class Run:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether no part of the run executes any more."""
+        """Whether the run has ended: its state is terminal."""
         return self.state in TERMINAL
 
 
@@ -165,7 +165,7 @@ class RequestedEvaluation:
     section: dict[str, Any] | None = None
     """The `evaluation` section that replaces the run's own section."""
     after_seq: int = 0
-    """The run's newest event at submission."""
+    """Sequence number of the run's newest event at submission."""
 
 
 class EventKind(StrEnum):
@@ -181,11 +181,11 @@ class EventKind(StrEnum):
     skipped_steps and num_steps, ignored_labels and num_labels, and unusual_inputs; for online steps also `tested` (number of samples), tests_only,
     rollbacks (number), and prequential_error or prequential_loss. evaluate: handler, dataset, seconds, error"""
     CHECK = "check"
-    """position, timestamp, fires, seconds, evidence, online: a check of a trigger policy that looked at data, as in `CheckRecord`"""
+    """position, timestamp, fires, seconds, evidence, online: a check of a trigger policy that measured data, as in `CheckRecord`"""
     MESSAGE = "message"
     """message"""
     STREAM_PROGRESS = "stream_progress"
-    """num_samples, total_samples (0 = not known), timestamp. Events of this kind and of the kinds below are not kept."""
+    """num_samples, total_samples (0 = not known), timestamp. Events of this kind and of the kinds below are not journalled."""
     TRAINING_PROGRESS = "training_progress"
     """state (queued: waits for a worker | running), samples_seen, samples_total (0 = not known yet), batches_seen, loss, samples_per_s; while
     a selection scores candidates, samples_scored and samples_to_score; stage, as in `TrainingStatus`, if there is one"""
@@ -200,10 +200,10 @@ PROGRESS = frozenset({EventKind.STREAM_PROGRESS, EventKind.TRAINING_PROGRESS, Ev
 
 @dataclass(frozen=True, slots=True)
 class RunEvent:
-    """Something that happened in a run."""
+    """One event of a run."""
 
     seq: int
-    """Number of a kept event within the run: 1, 2, …; 0 for progress."""
+    """Number of a journalled event within the run: 1, 2, …; 0 for progress."""
     time: float
     kind: EventKind
     trigger_id: int | None
@@ -232,7 +232,7 @@ class ServingStatus:
     """Seconds within which the slowest server answered 99 of 100 requests."""
     num_servers: int = 0
     versions: tuple[ServedVersion, ...] = ()
-    """Versions that servers use, serving versions first; several versions have the same role if servers differ."""
+    """Versions that servers use, serving versions first; several versions have the same role if servers use different versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +272,7 @@ class TriggerRecord:
     last_timestamp: int
     """Largest timestamp of the same samples as `first_timestamp`."""
     fired_at_timestamp: int
-    """Stream time of the decision: the largest timestamp seen until the decision."""
+    """Stream time of the decision: the largest timestamp of the stream up to the decision."""
     state: TriggerState
     started_at: float
     finished_at: float | None = None
@@ -284,9 +284,7 @@ class TriggerRecord:
     weights_sha256: str | None = None
     training_result: TrainingResult = NO_RESULT
     seconds: dict[str, float] = field(default_factory=dict)
-    """Seconds of work of each known stage: select, train, store, evaluate, total. The values are computed from the steps; the table has no such
-    column.
-    """
+    """Seconds of work of each known stage: select, train, store, evaluate, total. Computed from the steps, without a column in the table."""
     downsampling_turn: int | None = None
     """Position of the trigger's policy in `downsampling_list`, if a score decides by `downsampling_thresholds`. None if no score decides, if the
     trigger is one of `warmup_triggers`, or if the decision is still open.
@@ -300,9 +298,7 @@ class TriggerRecord:
 
     @classmethod
     def fired(cls, cursor: Cursor, times: tuple[int, int], known: TriggerRecord | None, *, online: bool) -> TriggerRecord:
-        """Return the trigger that fires at a cursor. Args: times: first and last timestamp of the trigger's samples. known: the trigger's record in
-        the journal.
-        """
+        """Return the trigger that fires at a cursor. Args: times: first and last timestamp of the trigger's samples. known: the journalled record."""
         assert cursor.max_timestamp is not None
         return cls(
             trigger_id=cursor.num_triggers,
@@ -318,8 +314,8 @@ class TriggerRecord:
 
     @property
     def data_end(self) -> int:
-        """End of the data of the trigger: one second after the largest timestamp before the trigger. A newer model therefore never counts as older,
-        even if its own samples are late.
+        """End of the data of the trigger: one second after the largest timestamp before the trigger. Therefore, the data of a newer model never ends
+        earlier, even if the model's own samples are late.
         """
         return self.fired_at_timestamp + 1
 
@@ -341,9 +337,7 @@ class TriggerRecord:
 
     @property
     def num_skipped(self) -> int | None:
-        """Number of samples of the trigger set left out because they were deleted or bad, counted again in each epoch. None if no training has
-        finished.
-        """
+        """Number of deleted or bad samples of the trigger set, which are left out; counted again in each epoch. None before the training ends."""
         return None if self.model_id is None else self.training_result.counts.num_skipped
 
     @property
@@ -357,8 +351,8 @@ class TriggerRecord:
         return self.training_result.seconds.get("forward")
 
     def outcome(self) -> TriggerOutcome:
-        """Return what trigger policies are told about the trigger. Evaluations are left out: evaluations overlap the next trigger, and must not
-        influence a decision.
+        """Return the facts about the trigger that trigger policies receive. Evaluations are left out, because evaluations overlap the next trigger
+        and must not influence a decision.
         """
         seconds = {stage: seconds for stage, seconds in self.seconds.items() if stage != "evaluate"}
         known = {field.name: getattr(self, field.name) for field in fields(TriggerOutcome) if hasattr(self, field.name)}
@@ -402,7 +396,7 @@ def model_at(ends: Sequence[int], anchor: int, *, following: bool = False) -> in
     >>> [model_at([10, 20, 30], anchor, following=True) for anchor in (9, 10, 19, 20, 99)]
     [2, 1, 1, 2, 2]
     """
-    active = bisect_right(ends, anchor) - 1  # Ends are exclusive, so that data which ends at the anchor is before the anchor.
+    active = bisect_right(ends, anchor) - 1  # Ends are exclusive: data that ends at the anchor is before the anchor.
     if not following:
         return active
     return len(ends) - 1 if active < 0 else min(active + 1, len(ends) - 1)

@@ -8,12 +8,12 @@ from modyn.errors import ConflictError
 
 
 class RunState(StrEnum):
-    """What a run does now. The position of the run in its stream is kept in the journal's cursor."""
+    """The current activity of a run. The journal's cursor stores the position of the run in its stream."""
 
     SUBMITTED = "submitted"
     """The run is accepted or resumed, and waits until a worker executes it."""
     STREAMING = "streaming"
-    """The run reads samples, asks the trigger policy and informs the selector."""
+    """The run reads samples, calls the trigger policy, and informs the selector."""
     WAITING_FOR_DATA = "waiting_for_data"
     """The run, in production mode, has processed all samples that arrived, and waits for more."""
     SELECTING = "selecting"
@@ -22,7 +22,7 @@ class RunState(StrEnum):
     EVALUATING = "evaluating"
     """The stream has ended, and the remaining evaluations are made."""
     STOPPING = "stopping"
-    """The user asked the run to stop, and the work of the run is being stopped."""
+    """The user asked the run to stop, and the run is ending its work."""
     FINISHED = "finished"
     STOPPED = "stopped"
     FAILED = "failed"
@@ -51,30 +51,29 @@ TRANSITIONS: dict[RunState, frozenset[RunState]] = {
 """The states that may follow each state. Requested evaluations have a separate queue and change no state."""
 
 TERMINAL = frozenset({RunState.FINISHED, RunState.STOPPED, RunState.FAILED, RunState.INTERRUPTED})
-"""Terminal states: no part of the run executes, and only a resumption by the user or the reconciler changes the state. Watching ends in these states.
-"""
+"""Terminal states: no part of the run executes, and only the user or the reconciler changes the state. Watching ends in these states."""
 
 RESUMABLE = frozenset({RunState.STOPPED, RunState.FAILED, RunState.INTERRUPTED})
 """States from which `modyn resume` continues a run."""
 
 
 def check_transition(run_id: str, state: RunState, to: RunState) -> None:
-    """Check a change of state by the table of transitions. Raises ConflictError unless a run may go from `state` to `to`."""
+    """Check a change of a run's state. Raises: ConflictError: `TRANSITIONS` does not allow the change from `state` to `to`."""
     if to not in TRANSITIONS[state]:
         allowed = ", ".join(sorted(TRANSITIONS[state]))
         raise ConflictError(f"run {run_id} is {state} and cannot become {to}; from here it may become: {allowed}")
 
 
 class TriggerState(StrEnum):
-    """Progress of a trigger. Evaluations are no part of the progress, because evaluations overlap the next training."""
+    """Progress of a trigger. The progress does not include evaluations, because evaluations overlap the next training."""
 
     FIRED = "fired"
     SELECTED = "selected"
     TRAINED = "trained"
     EMPTY = "empty"
-    """The selection policy chose no sample, so that no training was made."""
+    """The selection policy chose no sample, and there was no training."""
     UNTRAINED = "untrained"
-    """The training made no model, because the training had no whole batch or diverged. The previous model stays in use."""
+    """The training made no model, because there was no full batch or the training diverged. The previous model stays in use."""
     TESTED = "tested"
     """Online steps are paused: the new samples were only tested."""
 

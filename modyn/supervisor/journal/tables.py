@@ -20,9 +20,9 @@ RUNS = Table(
     Column("pipeline", JSONB),
     # Seed of the selection: training.seed, or a number drawn at submission, which a resumed run needs again.
     Column("selection_seed", BigInteger),
-    # The user asked the run to end its stream and to make its final evaluations, `modyn finish`.
+    # Whether the user asked the run by `modyn finish` to end its stream and to make its final evaluations.
     Column("finish_requested", Boolean),
-    # `modyn rm` has begun to remove the run; the state is kept.
+    # Whether `modyn rm` has begun to remove the run; the column `state` stays the same.
     Column("removing", Boolean),
     Column("tags", JSONB),
     Column("evaluation_identities", JSONB),
@@ -47,10 +47,9 @@ CURSORS = Table(
     *columns(Text, "run_id", primary_key=True),
     *columns(Integer, "version"),
     *columns(BigInteger, "position last_timestamp last_key max_timestamp num_triggers last_check"),
-    # Number of samples since the last trigger, and smallest and largest timestamp of these samples.
+    # Number of pending samples, and smallest and largest timestamp of these samples.
     *columns(BigInteger, "num_pending first_pending last_pending"),
-    # Samples before the position whose labels have not come, the position of the first sample whose label may come by the clock, and the number of
-    # storage's labels that were looked at.
+    # See the fields of `Cursor` with the same names.
     *columns(BigInteger, "num_waiting first_waiting next_label"),
     *columns(JSONB, "policy_state"),
     *columns(Boolean, "stream_ended"),
@@ -110,7 +109,7 @@ EVALUATIONS = Table(
     # The `evaluation` section that replaces the run's own section.
     Column("section", JSONB(none_as_null=True)),
     *columns(Float, "submitted_at finished_at"),
-    # The run's newest event at submission: watchers begin after it.
+    # The run's newest event at submission: watchers start after this event.
     *columns(BigInteger, "after_seq"),
 )
 

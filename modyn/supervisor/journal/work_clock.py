@@ -29,8 +29,7 @@ class WorkClock:
 
 
 def stage_seconds(seconds: Mapping[str, float], result: TrainingResult) -> dict[str, float]:
-    """Return the seconds of each stage of a trigger, from the seconds of each step. `store` is a part of `train`; `total` is the sum of `select` and
-    `train`.
+    """Return the seconds of each stage of a trigger, from the seconds of each step. `train` includes `store`; `total` is `select` plus `train`.
 
     >>> stage_seconds({"select": 0.5, "train": 2.0}, TrainingResult(seconds={"forward": 1.0, "store": 0.25}))
     {'select': 0.5, 'train': 2.0, 'store': 0.25, 'total': 2.5}

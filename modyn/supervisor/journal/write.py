@@ -48,9 +48,9 @@ class Write:
     def event(self, kind: EventKind, detail: Mapping[str, Any], trigger_id: int | None = None) -> None:
         """Add an event with the next sequence number. The event is written when the transaction commits.
 
-        Args: detail: what `kind` documents. trigger_id: the trigger that the event is about; None if the event is about the whole run.
+        Args: detail: see the docstring of `kind`. trigger_id: the trigger that the event is about; None if the event is about the whole run.
         """
-        # Text that JSON would accept is cleaned too, because watchers get the text through protobuf.
+        # Text is sanitised even if JSON accepts the text, because watchers receive the text through protobuf.
         cleaned = {name: sanitize(value) if isinstance(value, str) else value for name, value in detail.items()}
         # The lock on the run's row excludes other writers, so that the numbers of events have no gaps.
         event = RunEvent(self.last_seq + len(self.events) + 1, time.time(), kind, trigger_id, cleaned)
@@ -61,7 +61,7 @@ class Write:
         self.session.execute(delete(EVENTS).where(EVENTS.c.run_id == self.run_id, EVENTS.c.seq <= self.last_seq - kept))
 
     def update_trigger(self, trigger: TriggerRecord) -> None:
-        """Bring the row of a trigger to the record's state, unless the row already has this state. Raises: ConflictError: the trigger's state does
+        """Write the record of a trigger to its row, unless the row already has the record's state. Raises: ConflictError: the trigger's state does
         not allow the change.
         """
         is_trigger = (TRIGGERS.c.run_id == self.run_id, TRIGGERS.c.trigger_id == trigger.trigger_id)
@@ -79,7 +79,7 @@ class Write:
         update_unfinished = statement.on_conflict_do_update(
             index_elements=["run_id", "trigger_id", "step", "name"], set_=values, where=STEPS.c.state != "finished"
         )
-        # No row is returned if the step is finished. The step then has its event already.
+        # If the step is finished, no row is returned, and the step's event exists already.
         if self.session.execute(update_unfinished.returning(STEPS.c.step)).scalar() is not None:
             self.event(EventKind.STEP, {"step": step, "state": "started", **detail}, trigger_id)
 
@@ -88,7 +88,7 @@ class Write:
     ) -> bool:
         """Record that a step is finished or failed, unless the step was finished before. Return whether the record was written.
 
-        Args: seconds: seconds of work, by a monotonic clock. name: see `start_step`. state: finished or failed. detail: what the step found or made.
+        Args: seconds: seconds of work, by a monotonic clock. name: see `start_step`. state: finished or failed. detail: results of the step.
         """
         is_step = (STEPS.c.run_id == self.run_id, STEPS.c.trigger_id == trigger_id, STEPS.c.step == step, STEPS.c.name == name)
         detail = {**detail, "seconds": seconds}

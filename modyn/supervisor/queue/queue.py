@@ -47,7 +47,7 @@ _LOG = get_logger("supervisor")
 class RunQueue:
     """The supervisor's operations that change runs. Each method may be called from any thread. Reads are in `journal`.
 
-    Until the queue is closed, `clients` and `removal` serve the calls that are not part of an executing run.
+    `clients` and `removal` are for calls that are not part of an executing run, until the queue is closed.
     """
 
     def __init__(self, journal: Journal, hub: EventHub, open_clients: Callable[[], RunClients], config: SupervisorConfig) -> None:
@@ -73,9 +73,9 @@ class RunQueue:
         self._requested = RequestedEvaluations(journal, hub, open_clients, config)
         owners = (self.clients.selector, self.clients.model_storage, self.clients.evaluator)
         self._section_checks = [*(client.validate for client in owners), self._check_training]
-        # Guards the three fields below, and the change of `QueuedRun.thread` from None to the thread. `stop` reads that field without the lock: a
-        # thread in that field stays there, and `_stop_waiting` also cancels the token of a thread that starts during the read. `close` sorts the
-        # entries under the lock, and no thread starts after `close`. The lock is never held during a call to PostgreSQL or another service.
+        # Guards the three fields below, and the only change of `QueuedRun.thread`, from None to a thread. `stop` may read `QueuedRun.thread` without
+        # the lock, because `_stop_waiting` also cancels the token of a thread that starts during the read. `close` sets `_closing` under the lock,
+        # and then no thread starts any more. The lock is never held during a call to PostgreSQL or another service.
         self._lock = threading.RLock()
         self._entries: list[QueuedRun] = []
         self._accepted: set[RunId] = set()
@@ -120,7 +120,7 @@ class RunQueue:
         if messages := [*with_lines(warnings, pipeline.source), *unreached_handlers(run)]:
             run = self.journal.announce(run.run_id, "\n".join(messages))
         _LOG.info("submitted", run_id=run.run_id, mode=str(run.mode))
-        # This step is the last one. If an earlier step fails, the user gets the error and submits again.
+        # The acceptance is the last step: if an earlier step fails, the user gets the error and submits again.
         self.journal.accept(run.run_id)
         if run.state is RunState.INTERRUPTED:  # The run was changed between the first call and this call.
             self._resume_interrupted(run.run_id)
@@ -131,7 +131,7 @@ class RunQueue:
     def stop(self, run_id: str) -> Run:
         """Ask a run to end soon. A terminal run is not changed.
 
-        If the run is stopping already, this method cancels the calls of the run, because the user asks again when a service does not end its work.
+        If the run is stopping already, this method ends the calls of the run: a second request means that a service does not respond.
 
         Raises: NotFoundError. ConflictError: another supervisor executes the run.
         """
@@ -156,7 +156,7 @@ class RunQueue:
         try:
             self.journal.become(run_id, RunState.STOPPING)
         except ConflictError as error:
-            # The run is just starting, or has become terminal; its thread sees the token.
+            # The run is just starting, or has become terminal. The run's thread reads the token.
             _LOG.info("stopping_unannounced", run_id=run_id, reason=error.message)
         entry.token.cancel(entry.stopping)
         return self.journal.run(run_id)
@@ -221,7 +221,7 @@ class RunQueue:
         self.removal.remove_model(model_id, even_promoted=even_promoted)
 
     def close(self, within_s: float = SHUTDOWN_S) -> None:
-        """End all runs as interrupted, so that the runs can be resumed, and end all watching.
+        """Interrupt all runs, which can be resumed later, and close all watchers.
 
         Args: within_s: time for executing runs to end by themselves.
         """
@@ -245,8 +245,8 @@ class RunQueue:
                 entry.thread.join(max(give_up - time.monotonic(), 0.0))
                 if entry.has_begun and entry.thread.is_alive():
                     self._take_from_thread(entry.run_id, cause)
-        # The threads write the ends of the runs until this point, and repeat these writes under this token. The clients are closed last, because
-        # calls of users are made with them.
+        # Until this cancellation, the threads write the ends of their runs and retry these writes. The clients are closed last: users' calls need
+        # them.
         self._attempts.until_closed.token.cancel(cause)
         self._requested.close(cause)
         self._hub.close()

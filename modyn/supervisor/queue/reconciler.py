@@ -1,4 +1,4 @@
-"""Make the runs that a supervisor holds match the runs that should execute according to the journal: every 30 s and at each resumption.
+"""Compare the runs of this supervisor with the runs that should execute according to the journal, every 30 s, and correct the differences.
 
 These runs should execute: every run that is not terminal, and every interrupted run that is resumed automatically. A supervisor holds the runs of its
 queue, and keeps a lock of the database for each run that it executes.
@@ -34,7 +34,7 @@ OWNER_GONE_S: Final = 2.0
 FIRST_PAUSE_S: Final = 10.0
 """Seconds before an interrupted run is resumed for the first time. Each further pause is twice as long."""
 LONGEST_PAUSE_S: Final = 600.0
-"""Largest length of a pause in seconds. A run that goes well for this long begins with the first pause again."""
+"""Largest length of a pause in seconds. If no interruption occurs for this time after a pause, the next pause has the first length again."""
 
 RUNS_TO_RESUME = Gauge(
     "modyn_supervisor_runs_to_resume",
@@ -60,9 +60,10 @@ class _Pause:
 class Reconciler:
     """Interrupts orphaned runs, and resumes interrupted runs after pauses that double. Each method may be called from any thread.
 
-    An orphaned run is active according to the journal, but no thread executes the run: the supervisor was killed, or the thread ended without writing
-    the end of the run. A run also looks orphaned for a moment while it is submitted, while its thread ends, or after the connection that holds its
-    lock broke; therefore `CONFIRMING_PASSES` passes in a row must find the run orphaned. A run of another supervisor has a lock and is left alone.
+    An orphaned run is active according to the journal, but no thread executes the run: the supervisor was killed, or the thread ended without
+    writing the end of the run. A run also looks orphaned for a moment while it is submitted, while its thread ends, or after the connection that
+    holds its lock broke; therefore `CONFIRMING_PASSES` passes in a row must find the run orphaned. A run of another supervisor has a lock, and is
+    not changed.
 
     Interrupted runs in production mode are resumed; with `resume_on_start`, all interrupted runs are resumed. A run that was executed for longer than
     the longest pause starts with the first pause again.
@@ -134,9 +135,9 @@ class Reconciler:
     def reconcile(self) -> None:
         """Make one pass over the journal. Raises: UnavailableError: PostgreSQL cannot be reached; the next pass repeats the work."""
         database = self._journal.database
-        # Locks that a broken connection has released are taken again, so that no other supervisor takes over the runs of this one.
+        # Locks that a broken connection has released are taken again, so that no other supervisor takes over the runs of this supervisor.
         database.keep_locks()
-        # The journal is read first. A run that is active in the journal and not held afterwards is therefore not about to be queued.
+        # The journal is read before the queue. In the other order, a run that is queued between the two reads would look orphaned.
         runs = list(self._journal.each_run(with_pipelines=False, states=_WANTED))
         held = self._held()
         active = [run for run in runs if not run.is_terminal and run.run_id not in held]
@@ -198,7 +199,7 @@ class Reconciler:
 
     def _interrupt_or_enqueue(self, run: Run) -> None:
         if run.state is RunState.SUBMITTED:
-            # A waiting run has no lock, so that another supervisor may have the run in its queue.
+            # A waiting run has no lock and may be in the queue of another supervisor. Only runs that this supervisor accepted are queued again.
             if run.run_id in self._accepted():
                 _LOG.warning("queued_again", run_id=run.run_id)
                 self._enqueue(run.run_id)

@@ -46,8 +46,7 @@ class RunRemoval:
 
         Args: even_promoted: remove the run even if one of the run's models is promoted. end_evaluations: called first with the run's id; without this
         function, the run is not removed while evaluations are under way.
-        Raises: NotFoundError. ConflictError: the run is active, a server takes labels for the run, or one of the run's models is promoted or needed
-        by another run.
+        Raises: NotFoundError. ConflictError: the run is active, a server takes labels for the run, or a model is promoted or needed by another run.
         """
         wait_s = OWNER_ENDS_S if self._journal.run(run_id).is_terminal else 0.0
         with self._journal.database.advisory_lock(f"run/{run_id}", wait_s) as held:
@@ -78,13 +77,13 @@ class RunRemoval:
         self, run_id: RunId, even_promoted: bool, end_evaluations: Callable[[str], object], waiting: Path | None
     ) -> None:
         models = [info.version for info in self._clients.model_storage.list(run_id)]
-        # A removal that has begun is always finished: its checks have passed before.
+        # A removal that has begun is always continued, because its checks have passed.
         if not self._journal.is_removing(run_id):
             self._refuse_needed(models, even_promoted, besides=run_id)
             if self._journal.run(run_id).is_terminal:
                 end_evaluations(run_id)
         self._mark(run_id)
-        # First the services that may still write about the run, then the services that keep results for others.
+        # The services that may still write about the run come first, then the services that store data of other services.
         self._clients.trainer_server.delete_run(run_id)
         self._clients.evaluator.delete_run(run_id, [model.model_id for model in models])
         self._clients.selector.delete_run(run_id)
@@ -97,7 +96,7 @@ class RunRemoval:
                 raise UnavailableError(
                     f"cannot remove {waiting}: {error.strerror or error}; make it writable for the supervisor, or remove it"
                 ) from error
-        # The rows go last, in one transaction. If the removal is interrupted before, the row of the run remains, and the removal is repeated.
+        # The rows are deleted last, in one transaction. If the removal is interrupted earlier, the run's row remains, and the removal is repeated.
         with self._journal.database.session() as session:
             for table in (EVENTS, EVALUATIONS, STEPS, CHECKS, TRIGGERS, CURSORS, SERVED, RUNS):
                 session.execute(delete(table).where(table.c.run_id == run_id))

@@ -25,7 +25,7 @@ from modyn.supervisor.journal.tables import RUNS, SERVED
 from modyn.supervisor.queue.removal import RunRemoval
 
 _REMOVABLE = frozenset({RunState.FINISHED, RunState.STOPPED, RunState.FAILED})
-"""States of removable runs. An interrupted run will continue and is not removable."""
+"""States of removable runs. An interrupted run can continue and is not removable."""
 
 _GONE_S: Final = 7 * 86_400.0
 """Seconds without a report after which a server counts as gone."""
@@ -57,7 +57,7 @@ class ServedModels:
             .group_by(SERVED.c.run_id)
             .subquery()
         )
-        # The versions of a run's last reports. Versions that were reported only earlier are no longer served.
+        # Only the versions in the last reports about a run are still served.
         reported = select(SERVED.c.model_id).join(
             last, (SERVED.c.run_id == last.c.run_id) & (SERVED.c.last_at >= last.c.at - _LAST_S)
         )
@@ -74,7 +74,7 @@ class ServedModels:
 
 
 class Retention:
-    """Enforces the limits of runs and models. A run or model that is needed, promoted, or used by a server stays regardless of the limits."""
+    """Enforces the limits of runs and models. A run or model that is needed, promoted, or used by a server is kept regardless of the limits."""
 
     def __init__(self, journal: Journal, removal: RunRemoval, models: ModelStorageClient, config: RetentionConfig) -> None:
         self._journal = journal
@@ -86,7 +86,7 @@ class Retention:
         """Remove the runs and models that exceed the limits now. A failed removal is logged and does not prevent other removals.
 
         Raises: UnavailableError: runs or models cannot be listed. Other errors: the first error of a removal, after all removals. The next sweep
-        tries again.
+        retries.
         """
         failed = [error for remove in self._removals() if (error := _error_of(remove)) is not None]
         if failed:
@@ -98,7 +98,7 @@ class Retention:
             yield partial(self._removal.remove_run, run_id, even_promoted=True)
         if not (self._config.runs or self._config.models or self._config.models_of_run):
             return
-        # Versions that servers use, and the runs that hold them, are never removed.
+        # Versions that servers use, and the runs that made these versions, are never removed.
         served = ServedModels.read(self._journal.database, time.time())
         if self._config.runs:
             ended = self._journal.each_run(with_pipelines=False, states=_REMOVABLE)

@@ -28,8 +28,7 @@ NEVER_BEGAN: Final = (
     "the supervisor went away before the run was accepted; `modyn resume` starts it, `modyn rm` removes it: if its submission seemed to fail, "
     "and you have submitted it again, it is there twice"
 )
-"""Error of a run whose submission was not completed. Such a run is not resumed automatically, because the user may have submitted another run
-instead.
+"""Error of a run whose submission was not completed. This run is not resumed automatically, because the user may have submitted the pipeline again.
 """
 
 _LOG = get_logger("supervisor")
@@ -45,8 +44,8 @@ class QueuedRun:
     """Cancelled when the run is asked to finish."""
     stopping: CancelledError | None = None
     """The cause of a stop. A stop first sets the cause, then writes to the journal that the run is stopping, and then cancels `token`. After this
-    write, the journal refuses the next write of the run with a ConflictError. The cause counts only together with such an error, because the write to
-    the journal may have failed.
+    write, the journal refuses the next write of the run with a ConflictError. The cause counts only together with this ConflictError, because the
+    write to the journal may have failed.
     """
     thread: threading.Thread | None = None
     """The thread of the run; None while the run waits."""
@@ -99,7 +98,7 @@ class RunAttempts:
         self._config = config
         self._ended = ended
         self.until_closed = Retrier(RetryPolicy(float("inf"), longest_pause_s=2.0))
-        """Repeats calls of PostgreSQL without a limit, until the supervisor cancels its token. The end of a run must not be lost in an outage."""
+        """Retries calls of PostgreSQL until the supervisor cancels the token, because the end of a run must not be lost in an outage."""
 
     def drive(self, entry: QueuedRun) -> None:
         """Execute the run and write the end of the run, under the lock that excludes other supervisors on this database.
@@ -118,7 +117,7 @@ class RunAttempts:
                 raise
             except Exception as error:  # noqa: BLE001 - the user sees it as the end of the run
                 outcome = Outcome(self._as_modyn_error(entry, error))
-            # From here on this thread writes the end of the run, unless `RunQueue.close` takes the run from it.
+            # From here on this thread writes the end of the run, unless `RunQueue.close` takes over the run.
             entry.has_begun = True
             outcome = outcome or self._execute(entry, journal)
             if outcome is not None:
@@ -126,10 +125,9 @@ class RunAttempts:
                 self._ended(self.until_closed.call(self._journal.run, entry.run_id))
 
     def interrupt_if_abandoned(self, run_id: str, wait_s: float = 0.0) -> bool:
-        """Mark the run as interrupted if the run is active in the journal and no supervisor executes the run. Return False if a supervisor executes
-        the run.
+        """Mark a run as interrupted if it is active in the journal and no supervisor executes it. Return False if a supervisor executes it.
 
-        Args: wait_s: seconds to wait until PostgreSQL notices that the supervisor that executed the run is gone.
+        Args: wait_s: seconds to wait until PostgreSQL notices the end of the supervisor that executed the run.
         """
         with self._journal.database.advisory_lock(f"run/{run_id}", wait_s) as held:
             if not held:
@@ -162,7 +160,7 @@ class RunAttempts:
         """Return the error that the user sees as the end of the run: the cause of a cancellation, or else the error itself."""
         if entry.token.cause is not None:
             return entry.token.cause
-        # The journal refuses writes of a run that is stopping. The user sees why the run stops, not the refusal.
+        # The journal refuses writes of a stopping run. The user must see the cause of the stop instead of this refusal.
         if isinstance(error, ConflictError) and entry.stopping is not None and self._is_stopping(entry.run_id):
             return entry.stopping
         if isinstance(error, ModynError):
@@ -171,7 +169,7 @@ class RunAttempts:
         return ModynError(f"run {entry.run_id} failed: {type(error).__name__}: {error}; the supervisor's log has the details")
 
     def _is_stopping(self, run_id: RunId) -> bool:
-        """Return whether the journal says that the run is stopping. If the write of this state has failed, a conflict has another cause."""
+        """Return whether the run is stopping according to the journal. If the write of this state has failed, a conflict has another cause."""
         return self.until_closed.call(self._journal.run, run_id).state is RunState.STOPPING
 
     def _write_end(self, journal: RunJournal, outcome: Outcome) -> None:

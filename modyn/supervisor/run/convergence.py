@@ -15,7 +15,7 @@ from modyn.trainer_server.client import ErrorRow, mean_error
 
 
 class ConvergenceCheck:
-    """Decides whether the next online steps pause, from the triggers of a run in order. `ConvergenceConfig` documents the rule.
+    """Decides from the triggers of a run, in order, whether the next online steps pause. `ConvergenceConfig` documents the rule.
 
     Steps resume after a trigger that is not online. The decision changes only at triggers, never between two steps of one trigger.
     """
@@ -95,7 +95,7 @@ class RecentRows:
             self._held -= self._rows.popleft().num
 
     def newest(self, num_samples: int) -> Iterator[ErrorRow]:
-        """Return the newest rows with `num_samples` samples in total, in order; all rows if the total is smaller."""
+        """Return the newest rows with at least `num_samples` samples in total, in order; all rows if all have fewer samples."""
         count = held = 0
         for row in reversed(self._rows):
             count, held = count + 1, held + row.num
@@ -104,8 +104,8 @@ class RecentRows:
         return islice(self._rows, len(self._rows) - count, None)
 
     def halves(self, window: int) -> tuple[float, float] | None:
-        """Return the mean error before the newest `window` samples, and the mean error of these samples, both over whole rows. Return None if the
-        earlier rows have fewer than `window` samples.
+        """Return two mean errors over whole rows: of the rows before the newest `window` samples, and of the rows with the newest `window` samples.
+        Return None if the earlier rows have fewer than `window` samples.
         """
         newest = list(self.newest(window))
         before = list(islice(self._rows, len(self._rows) - len(newest)))
@@ -115,12 +115,11 @@ class RecentRows:
 
 
 class RiseTest:
-    """Page-Hinkley test of new rows against earlier rows. The number of each row is the mean of the row minus `level`, divided by the standard
-    deviation of a mean of as many samples.
+    """Page-Hinkley test of new rows against earlier rows. The test number of a row with n samples is the row's mean minus `level`, divided by the
+    standard deviation of a mean of n samples.
 
     The standard deviation of one sample is estimated from the earlier rows, which also pass through the test before the new rows. For errors, the
-    deviation is at least the deviation for an error rate of (errors + 1) / (samples + 2), because a model without errors so far may still make an
-    error.
+    deviation is at least the deviation for an error rate of (errors + 1) / (samples + 2), because a model may make its first error later.
     """
 
     def __init__(self, config: ConvergenceConfig, before: list[ErrorRow], errors: bool) -> None:
@@ -139,7 +138,7 @@ class RiseTest:
             self._test.update(self._standardized(row))
 
     def add(self, row: ErrorRow) -> bool:
-        """Take the next row, and return whether the error has risen."""
+        """Process the next row; return whether the error has risen."""
         self.newest = row.total / row.num
         return self._test.update(self._standardized(row))
 

@@ -45,7 +45,7 @@ _BLOCK: Final = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """Options for decoding the samples of a stream, and the device that computes models and distances."""
+    """Options for decoding the samples of a stream, and the device for models and distances."""
 
     section: Mapping[str, Any]
     """A `data` section with `batch_size`, and possibly `dataloader_workers`."""
@@ -63,7 +63,7 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class RunTrainings:
-    """The trainings of one run, which made the models that a policy looks at."""
+    """The trainings of one run. A policy uses the models of these trainings."""
 
     run_id: RunId
     pipeline: Pipeline
@@ -82,7 +82,7 @@ class RunTrainings:
         share = Share(trigger_set, training.percent_held_out, held_out=True, seed=training.seed or 0)
         partitions = (selector.keys(trigger.trigger_id, number).keys for number in range(trigger_set.num_partitions))
         keys = np.sort(np.concatenate([np.empty(0, np.int64), *(found[share.rows(found)] for found in partitions)]))
-        # The stream is read backwards in blocks, until enough held-out samples are found or all have been seen.
+        # The stream is read backwards in blocks, until enough held-out samples are found or none are left.
         chosen, missing, unseen, stop = [np.empty(0, np.int64)], count, len(keys), trigger.position
         while missing and unseen and stop:
             start = max(0, stop - _BLOCK)
@@ -107,7 +107,7 @@ class RunEvidence:
         trainings: RunTrainings | None = None,
         load: Callable[[], ServingLoad | None] = lambda: None,
     ) -> None:
-        """Args: trainings: trainings of the models in questions; None if the trainings are not known. load: answers `LoadQuestion`."""
+        """Args: trainings: trainings of the models that questions name; None if the trainings are not known. load: answers `LoadQuestion`."""
         self._load = load
         self._run_id = run_id
         self._evaluator = evaluator

@@ -1,7 +1,7 @@
 """Execute one run: samples → triggers → trigger sets → models → evaluations, each step journalled before and after.
 
-A resumed run continues from its cursor, after the last whole batch. The run may reach triggers that the journal already holds. The decisions about
-these triggers must be the same; each step of these triggers is finished or repeated, and no step takes effect twice.
+A resumed run continues from its cursor, after the last whole batch. The run may reach triggers that the journal already contains. The decisions
+about these triggers must be the same; each step of these triggers is finished or repeated, and no step takes effect twice.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class RunExecutor:
 
     @property
     def _cursor(self) -> Cursor:
-        """Position of the run in the stream, with the samples for the next retraining."""
+        """Position of the run in the stream, with the pending samples of the next retraining."""
         return self._retrainings.cursor
 
     def execute(self) -> str:
@@ -110,7 +110,7 @@ class RunExecutor:
                 self._follow_stream()
             return self._finish()
         finally:
-            # Running evaluations still write to the journal, so that the journal is closed after them.
+            # The journal is closed after the evaluations, because running evaluations write to the journal.
             self._evaluations.close()
             self._journal.close()
             if self._lag is not None:
@@ -173,8 +173,7 @@ class RunExecutor:
     def _repeat_held_samples(self) -> None:
         """Process the samples after the cursor that the selector received before an interruption.
 
-        These samples are read from the selector, not from storage: policies have decided on exactly these samples, and storage may have changed since
-        the decision.
+        These samples are read from the selector, not from storage: policies have decided on exactly these samples, and storage may have changed.
         """
         while not self._has_enough():
             batch = self._selector.samples(self._cursor.position, self._batch_size)
@@ -185,14 +184,14 @@ class RunExecutor:
 
     def _process(self, batch: SampleBatch) -> None:
         """Send a batch to the selector, and train at each position at which a policy fires."""
-        # The whole batch is sent first. A resumed run would do the same, and a policy may read samples after the position at which the policy fires.
+        # The whole batch is sent first, because a policy may read samples after the position at which the policy fires. A resumed run does the same.
         batch, received = self._labels.inform(self._cursor, batch), 0
         for track in self._tracks:
             track.begin(batch)
         while True:
             track = first_due(self._tracks)
             at = track.next_check
-            # The policies observe the samples before the next check, or the rest of the batch if no policy decides in it.
+            # The policies observe the samples before the next check, or the rest of the batch if no further check is due.
             self._receive(batch.slice(received, len(batch) if at is None else at))
             if at is None:
                 return
@@ -224,9 +223,7 @@ class RunExecutor:
 
     @property
     def _final_track(self) -> TriggerTrack:
-        """Return the track for training on the last samples of the stream: the track of online steps, if a model exists from which the steps
-        continue.
-        """
+        """Return the track that trains on the last samples of the stream: the track of online steps, if there is a model to continue from."""
         return self._online if self._online is not None and self._trained.models else self._retrainings
 
     def _num_untrained(self) -> int:
@@ -242,11 +239,10 @@ class RunExecutor:
             self._hub.progress(self._run_id, EventKind.STREAM_PROGRESS, stream_progress(self._cursor, self._run.total_samples))
 
     def _trigger(self, track: TriggerTrack) -> None:
-        """Select, train and start the evaluations of a trigger. Steps that the journal has as finished are not repeated."""
+        """Select, train and start the evaluations of a trigger. Steps that are finished in the journal are not repeated."""
         cursor, known = self._cursor, self._known.get(self._cursor.num_triggers)
         due = track.take(partial(self._selector.samples, labelled=True))
-        # After a restart, the policies must fire the triggers that the journal has. Otherwise the models of the run would not belong to its
-        # decisions.
+        # After a restart, the policies must fire the journalled triggers. Otherwise, the models of the run would not match the decisions.
         if known is not None and (known.position, known.online) != (cursor.position, track.online):
             raise diverged(self._run_id, f"fired trigger {known.trigger_id} after {known.position} samples", cursor.position)
         fired = TriggerRecord.fired(cursor, (due.first, due.last), known, online=track.online)
@@ -280,7 +276,7 @@ class RunExecutor:
         self._journal.selecting(trigger, due.number, self._convergence.change if online else "")
         started, tests_only = time.monotonic(), self._tests_only(trigger)
         trigger_set = self._selector.trigger(trigger.trigger_id, due.stop, online=online, tests_only=tests_only)
-        # A trigger whose selection was finished before keeps the journalled seconds.
+        # If an earlier attempt finished the selection, the journalled seconds are kept.
         trigger = replace(trigger, seconds={"select": time.monotonic() - started, **trigger.seconds})
         if trigger.keys_checksum not in (None, trigger_set.keys_checksum):
             raise CorruptStateError(
@@ -363,9 +359,7 @@ class RunExecutor:
         self._warning.show(of_policy, self._online.warning if self._online else "")
 
     def _look_at_lag(self, *, batch_ends: bool = False) -> None:
-        """Update the warning about slow checks. The run calls this method after each check and not only after each batch, because a batch may have
-        many checks.
-        """
+        """Update the warning about slow checks. The run calls this method after each check, because a batch may have many checks."""
         seconds = sum(track.seconds for track in self._tracks)
         if self._lag is not None and self._lag.look(self._cursor, seconds, batch_ends=batch_ends):
             self._warn()
@@ -375,7 +369,7 @@ class RunExecutor:
         self._evaluations.drain()
         self._trained.check_any()
         if self._trained.models:
-            # This replaces the pool of threads, and therefore needs the drained queue.
+            # `use_final_workers` replaces the pool of threads, and therefore needs a drained queue.
             self._evaluations.use_final_workers()
             self._evaluations.add(self._schedule.at_end(self._stream_end()))
             # A failed evaluation does not fail the run.

@@ -1,4 +1,4 @@
-"""Hold late labels of live data until the run has received the samples of these labels."""
+"""Queue late labels of live data until the run has received the samples of these labels."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class LateLabelQueue:
             return None
         ready, self._waiting = self._waiting.slice(0, number), self._waiting.slice(number, len(waits))
         is_received = (is_inside & ~is_newer)[:number]
-        # A deleted sample with an old key may have been deleted before or after the run received it. Only the received samples tell.
+        # A sample with an old key may have been deleted before or after the run received the sample. Only the stream shows which.
         if len(doubtful := np.flatnonzero(is_received & ready.deleted)):
             is_received[doubtful] = self._received(keys[doubtful], cursor.position)
         found = ready.samples

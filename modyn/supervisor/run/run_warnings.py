@@ -36,17 +36,18 @@ class _Look:
 class CheckLag:
     """Warns while the checks of a production run take longer than the arrival of the run's data.
 
-    The class looks at the dataset from time to time. The warning begins if, between two looks, more samples have arrived than were decided on, and
-    checks have taken more than half of the time. The warning ends when no more samples wait than are decided on between two looks. A run that catches
-    up with the samples of its start gets no warning. The run makes checks in the order of the stream, so that checks never overlap. If checks are
-    slow, samples wait.
+    If checks are slow, samples wait, because checks run one after another, in the order of the stream. The class polls the dataset from time to
+    time. The warning starts if, between two polls, more samples arrive than the run decides on, and checks take more than half of the time. The
+    warning ends when the number of waiting samples is at most the number that the run decides on between two polls. A run that catches up with
+    samples from before its start gets no warning.
     """
 
     def __init__(
         self, run_id: str, next_key: Callable[[], int], look_every_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Args: next_key: asks storage for the key of the next new sample of the run's dataset. look_every_s: shortest time between two questions, in
-        seconds. clock: monotonic clock in seconds."""
+        """Args: next_key: returns the dataset's next key. look_every_s: shortest time between two polls, in seconds. clock: monotonic clock in
+        seconds.
+        """
         self._run_id = run_id
         self._next_key = next_key
         self._look_every_s = look_every_s
@@ -68,8 +69,8 @@ class CheckLag:
     def look(self, cursor: Cursor, check_seconds: float, *, batch_ends: bool = False) -> bool:
         """Compare the number of arrived samples with the cursor, unless the last comparison is recent. Return whether the warning changed.
 
-        Args: check_seconds: time of all checks of the run's attempt. batch_ends: whether a batch ends here. The next batch may come late, so that an
-        existing warning is checked now, even if the last comparison is recent.
+        Args: check_seconds: time of all checks of the run's attempt. batch_ends: whether a batch ends here. In this case, an existing warning is
+        always checked, because the next batch may arrive late.
         """
         now, last = self._clock(), self._last
         if last is not None and now - last.at < self._look_every_s and not (batch_ends and self._warned):
@@ -102,8 +103,8 @@ class CheckLag:
 
 
 class LateSamples:
-    """Warns when all samples after the sample with the newest timestamp are older than this sample, and span some time. The cause is often a sample
-    with a timestamp in the future.
+    """Warns if all samples after the sample with the newest timestamp are older than this sample, and their timestamps span a given time. The cause
+    is often a sample with a timestamp in the future.
 
     >>> late = LateSamples(None)
     >>> times = np.array([0, 1000, 11, 15, 21])

@@ -99,7 +99,7 @@ def scored_turns(
 
 
 def check_scored_turns(pipeline: Mapping[str, Any]) -> list[Problem]:
-    """Check the handler whose scores decide, if scores decide. The evaluator checks the metric."""
+    """Return the mistakes about the handler whose scores decide; empty if no scores decide. The evaluator checks the metric."""
     if (found := turns_by_score(pipeline)) is None:
         return []
     (thresholds, path), evaluation = found, section_at(pipeline, "evaluation")

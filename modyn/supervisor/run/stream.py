@@ -58,7 +58,7 @@ class SampleStream:
                     identity=source.identity,
                     **late,
                 )
-            # In production, samples come in the order of their keys, and the largest processed key is enough to continue.
+            # In production, samples arrive in the order of their keys, and the largest processed key is enough to continue.
             first_key = 0 if last is None else last[1] + 1
             return storage.new_samples(source.dataset, first_key, source.batch_size, source.identity)
 
@@ -72,9 +72,7 @@ class SampleStream:
         if source.first_label is not None:
             self._labels = storage.new_labels(source.dataset, source.first_label, source.batch_size, source.identity)
         self._ahead: Queue[SampleBatch | LateLabelBatch | BaseException | None] = Queue(READ_AHEAD + 1)
-        """Queue of batches. None follows the last batch when the stream has ended or was closed. An error follows all batches that were read before
-        the error.
-        """
+        """Queue of batches. None follows the last batch when the stream has ended or was closed. An error follows all earlier batches."""
         # Set before the queue is emptied. Each thread then puts at most one more batch, which it has read already, and ends.
         self._closed = threading.Event()
         for batches in (self._batches, self._labels):
@@ -120,7 +118,7 @@ class SampleStream:
         self._batches.cancel()
         if self._labels is not None:
             self._labels.cancel()
-        # Emptying the queue makes room for the batches that the threads hold, so that the threads end, and for the None that wakes the reader.
+        # An empty queue has room for the last batches of the threads, so that the threads end, and for the None that wakes the reader.
         with suppress(Empty):
             while True:
                 self._ahead.get_nowait()

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class StreamLabels:
-    """Adds to each batch of samples the labels that arrive with the batch. If labels have no delay, batches are unchanged until the first sample
-    without a label.
+    """Adds to each batch of samples the labels that arrive with the batch. Without a delay, batches are unchanged until the first sample without a
+    label.
 
     The samples alone decide which labels arrive with a batch, so that a resumed run informs the selector in the same way.
     """
@@ -47,12 +47,11 @@ class StreamLabels:
     def held(
         self, cursor: Cursor, storage: StorageClient, source: StreamSource, retrier: Retrier
     ) -> tuple[SampleBatch, int] | None:
-        """Return the labels that the selector has but the cursor does not count, and the number of the first later label of storage. Return None if
-        there are no such labels.
+        """Return the labels that the selector has but the cursor does not count, and the number of storage's next label; None without such labels.
 
-        An earlier attempt of the run has sent these labels to the selector, and the policies of this attempt may have used the labels.
+        An earlier attempt of the run has sent these labels to the selector, and policies may have used the labels.
 
-        Args: cursor: cursor of the run, which has received all samples of the selector.
+        Args: cursor: cursor of the run, after all samples that the selector has received.
         """
         if not cursor.num_waiting or source.first_label is None:
             return None
@@ -92,7 +91,7 @@ class StreamLabels:
             self._clock.restore(self._restored_from.first_waiting, cursor.position, cursor.max_timestamp)
             self._restored_from = None
         if not self._has_begun:
-            # The selector is informed of late labels before the samples, because the selector then copies only samples with labels.
+            # This empty call tells the selector, before the samples, that labels arrive late. The selector then copies only samples with labels.
             self._selector.inform_labels(cursor.num_labelled, SampleBatch.empty())
         self._is_late = self._has_begun = True
         self._selector.inform(cursor.position, batch)

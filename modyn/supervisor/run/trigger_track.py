@@ -29,7 +29,7 @@ _KEPT: Final = ("num_pending", "first_pending", "last_pending", "last_check")
 
 @dataclass(frozen=True, slots=True)
 class TriggeredSamples:
-    """The samples that a trigger takes from the samples whose labels have arrived since the last trigger."""
+    """The samples that a trigger takes from the pending samples."""
 
     number: int
     stop: int
@@ -41,7 +41,7 @@ class TriggeredSamples:
 
     @classmethod
     def pending(cls, cursor: Cursor) -> TriggeredSamples:
-        """Return all pending samples at a cursor. Without pending samples, the timestamps are the stream's time."""
+        """Return all pending samples at a cursor. Without pending samples, both timestamps are the largest timestamp of the stream."""
         assert cursor.max_timestamp is not None
         now = cursor.max_timestamp
         first, last = (now if time is None else time for time in (cursor.first_pending, cursor.last_pending))
@@ -51,11 +51,11 @@ class TriggeredSamples:
 class TriggerTrack:
     """Asks one trigger policy for its verdicts, in the order of the stream, and counts the samples that wait for the next trigger of the policy.
 
-    A run has one track for retrainings; a run with a section `online` has a second track for online steps. The online policy is also told of
+    A run has one track for retrainings; a run with a section `online` has a second track for online steps. The online policy also receives
     retrainings and their models, because online steps continue from the newest model of any kind. The samples of online steps stay pending for the
     next retraining.
 
-    All methods are called by the run's thread.
+    The run's thread calls all methods.
     """
 
     def __init__(
@@ -111,8 +111,7 @@ class TriggerTrack:
         self.cursor = self.cursor.plus(samples) if len(samples) else self.cursor.with_labels(samples.labelled)
 
     def check(self, *, has_model: bool = False) -> bool:
-        """Return whether the policy fires here; a journalled verdict is replayed. Online steps fire only with a model to continue from and a pending
-        sample.
+        """Return whether the policy fires here; a journalled verdict is replayed. Online steps fire only with a model and a pending sample.
 
         Raises: CorruptStateError: a journalled verdict was passed over.
         """
@@ -129,7 +128,7 @@ class TriggerTrack:
             record = CheckRecord(cursor.position, check.fires and may_fire, *made)
             if self._verdicts and (check.evidence or self._verdicts[0].position < cursor.position):
                 raise self._passed_over()
-            # A verdict without evidence depends only on the stream. A resumed run computes it again, so that it needs no record.
+            # A verdict without evidence needs no record: the verdict depends only on the stream, and a resumed run computes it again.
             if check.evidence:
                 self._journal.checked(record)
         self.policy.checked(record)
@@ -144,7 +143,7 @@ class TriggerTrack:
     def take(self, read: Callable[[int, int], SampleBatch]) -> TriggeredSamples:
         """Return the samples of a trigger that fires here; the other samples wait for the next trigger.
 
-        Args: read: called with a start and a number; returns at most this number of samples with labels from the start on.
+        Args: read: read(start, number) returns samples with labels from index `start` on, at most `number`.
         """
         if self._max_samples is None:
             return TriggeredSamples.pending(self.cursor)
@@ -167,7 +166,7 @@ class TriggerTrack:
             self.cursor = self.cursor.after_steps()
             return
         self.policy.triggered(outcome)
-        # With `max_samples`, a batch of steps may leave samples for the next batch. A retraining takes all of them.
+        # With `max_samples`, a step batch may leave samples for the next step batch. A retraining takes all samples.
         left = self.cursor.num_pending - self._num_taken if outcome.online else 0
         self.cursor = replace(self.cursor.after_trigger(), num_pending=left)
 

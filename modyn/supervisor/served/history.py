@@ -45,7 +45,7 @@ class ServedHistory:
     def __init__(self, journal: Journal, now: Callable[[], float] = time.time) -> None:
         self._journal, self._now = journal, now
         self._lock = threading.Lock()  # Protects `_unwritten`.
-        # Held during a flush. The flush of `each` waits for a flush of another thread, and therefore finds the counts that it writes.
+        # Held during a flush, so that the flush in `each` waits for a flush of another thread, whose counts `each` must return.
         self._flushing = threading.Lock()
         self._unwritten: dict[str, list[ServedInterval]] = {}
 
@@ -66,9 +66,7 @@ class ServedHistory:
             self._flush()
 
     def each(self, run_id: str) -> Iterator[ServedInterval]:
-        """Yield the counts of a run until now, in order of time, read day by day. Raises: NotFoundError: there is no such run. Other errors: see
-        `flush`.
-        """
+        """Yield the counts of a run until now, in order of time, read day by day. Raises: NotFoundError: unknown run. Other errors: see `flush`."""
         self.flush()
         with self._journal.database.session() as session:
             run_row(session, run_id)
@@ -90,7 +88,7 @@ class ServedHistory:
                 _LOG.info("served_requests_not_kept", run_id=run_id, reason=error.message)
             except ModynError as error:
                 failed = error
-                with self._lock:  # The counts are put back. Reports that have arrived meanwhile are added to them.
+                with self._lock:  # The counts are put back and added to later reports.
                     self._unwritten[run_id] = joined([*intervals, *self._unwritten.get(run_id, ())])
         if failed is not None:
             raise failed
@@ -102,7 +100,7 @@ def joined(intervals: Iterable[ServedInterval]) -> list[ServedInterval]:
 
 
 def widened(interval: ServedInterval, width: int) -> ServedInterval:
-    """Return an interval as a part of the wider interval that contains it."""
+    """Return the interval with start and width of the wider interval that contains it."""
     return replace(interval, start=interval.start // width * width, width=width)
 
 
@@ -110,7 +108,7 @@ def add_intervals(session: Session, run_id: str, intervals: Sequence[ServedInter
     """Add counts to the database, and join old intervals to wider intervals. The caller's transaction holds the lock of the run."""
     of_run = SERVED.c.run_id == run_id
     changed = list(intervals)
-    # From the smallest width to the largest, so that an old interval is widened several times.
+    # The loop goes from the smallest width to the largest, so that one call can widen an old interval several times.
     for width, age, wider in WIDENED:
         before = int(now - age) // wider * wider
         is_old = (of_run, SERVED.c.width == width, SERVED.c.start < before)

@@ -1,4 +1,4 @@
-"""Load that prediction servers report, by run. Servers may run on any machine and report by a call."""
+"""Load that prediction servers report, by run. Servers may run on any machine, and report by gRPC calls."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class _Report:
 
 
 class ServedLoads:
-    """The newest report of each server. Each method may be called from any thread. No report survives a restart, because decisions are journalled and
-    `ServedHistory` counts served predictions.
+    """The newest report of each server. Each method may be called from any thread. Reports need not survive a restart, because decisions are
+    journalled and `ServedHistory` counts served predictions.
 
     Args: now: returns seconds since 1970. clock: monotonic clock in seconds.
     """
@@ -68,7 +68,7 @@ class ServedLoads:
         """Return the present state and versions of all servers of a run; `num_servers` is 0 without servers."""
         load, since = self.of(run_id), dict[tuple[VersionRole, int], float]()
         for report in self._newest(run_id):
-            # Reports carry the monotonic clock, which survives changes of the wall clock. Users need a wall-clock time.
+            # Reports have times of the monotonic clock, because the wall clock may change. Users need a wall-clock time.
             reported_at = self._now() - (self._clock() - report.at)
             for use in report.versions:
                 if use.seconds is not None:

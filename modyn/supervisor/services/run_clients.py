@@ -29,7 +29,7 @@ _LOG = get_logger("supervisor")
 
 @dataclass(frozen=True, slots=True)
 class RunClients:
-    """One client of each service. Each run has its own clients. Closing a client ends its calls, and must not end the waits of other runs."""
+    """One client of each service. Each run has its own clients, because closing a client ends all calls of the client."""
 
     storage: StorageClient
     selector: SelectorClient
@@ -48,9 +48,7 @@ class RunClients:
 
 
 def open_clients(config: SystemConfig, loads: ServedLoads) -> RunClients:
-    """Open the clients of all services that a run calls; each client connects at its first call. Args: loads: the supervisor's reports of
-    prediction servers.
-    """
+    """Open the clients of all services that a run calls; each client connects at its first call. Args: loads: reports of prediction servers."""
     return RunClients(
         # A run reopens its stream under its own retry policy and cancellation token.
         storage=StorageClient(config.endpoint("storage"), retry_s=0.0),
@@ -87,8 +85,9 @@ def retry_policy(config: SupervisorConfig, run: Run | None = None) -> RetryPolic
 
 
 def report_wait(journal: RunJournal, message: str) -> None:
-    """Show the watchers of a run why the run waits. Args: journal: a journal without retries, because this report must not wait for a service
-    itself."""
+    """Show the watchers of a run why the run waits. Args: journal: a journal without retries, because this report itself must not wait for a
+    service.
+    """
     _LOG.warning("waiting", run_id=journal.run_id, reason=message)
     try:
         journal.message(message)

@@ -1,6 +1,6 @@
 """Simulate many trigger policies on a stream: their triggers, and the forecast cost of trainings. Nothing is trained.
 
-The simulation calls each policy as `executor.py` calls the policy of a run, so that each policy decides as in a run. Only the evidence source calls
+The simulation calls each policy in the same order as `executor.py`, so that each policy decides as in a run. Only the evidence source calls
 services. All policies advance to their next questions about drift. Each distinct question is asked once, in one call with all questions about the
 same model and the same metrics. Then each policy reads its answers.
 """
@@ -24,7 +24,7 @@ from modyn.supervisor.triggers.measures.questions import NO_EVIDENCE, EvidenceSo
 from modyn.supervisor.triggers.measures.shared_evidence import SERVICE_ERRORS, SharedEvidence
 
 _MOST_RECEIVED: Final = 10_000
-"""Largest number of parts of a batch that are cached for other policies."""
+"""Largest number of cached slices of a batch. Several policies use the same slices."""
 
 
 class SimulatedTrigger(NamedTuple):
@@ -46,12 +46,12 @@ class SimulatedTrigger(NamedTuple):
 
 
 class Received(NamedTuple):
-    """Samples that a policy receives at once."""
+    """Samples that a policy receives in one call."""
 
     samples: SampleBatch
     stretch: Stretch
     waited: int
-    """Sum of the times that these samples have waited when the last of these samples arrives, in sample·seconds."""
+    """Sum of the waiting times of these samples until the last of these samples arrives, in sample·seconds."""
 
 
 class Arrivals:
@@ -75,7 +75,7 @@ class Arrivals:
         return int(self._newest[-1])
 
     def received(self, start: int, stop: int) -> Received:
-        """Return samples [start, stop) of the batch, at least one. Many policies receive the same samples."""
+        """Return samples [start, stop) of the batch, at least one. The result is cached, because many policies receive the same samples."""
         if (start, stop) not in self._received:
             samples = self.batch.slice(start, stop)
             if len(self._received) >= _MOST_RECEIVED:
@@ -84,8 +84,8 @@ class Arrivals:
         return self._received[start, stop]
 
     def waited(self, start: int, stop: int) -> int:
-        """Return the sum of waiting times, in sample·seconds, of the samples whose labels come with [start, stop) of the batch. The samples wait
-        until the last sample of this range arrives.
+        """Return the sum of waiting times, in sample·seconds, of the samples whose labels arrive with the samples [start, stop) of the batch. The
+        samples wait until the last sample of this range arrives.
         """
         if isinstance(self.batch, LateBatch):
             came_at = self.batch.slice(start, stop).came_at
@@ -112,9 +112,9 @@ class SimulatedPolicy:
         self._numbers: list[int] = []
         """The number of samples with labels at each position of `_positions`."""
         self.num_checks = 0
-        """Number of checks that looked at data."""
+        """Number of checks that measured data."""
         self.waiting = 0
-        """Sample·seconds of stream time that samples have waited for their trigger: the area under the number of waiting samples."""
+        """Sample·seconds of stream time that samples have waited for their trigger: the area under the curve of the number of waiting samples."""
         self.failed = ""
         """Reason why the policy failed before the end of the stream; empty if the policy did not fail."""
 
@@ -159,7 +159,7 @@ class SimulatedPolicy:
         assert cursor.max_timestamp is not None
         due = TriggeredSamples.pending(cursor)
         fired = TriggerOutcome(len(self.triggers), cursor.position, due.first, due.last, due.number)
-        # The order of a run: the policy learns of the trigger first, and of its outcome after the training.
+        # The order of a run: the policy receives the trigger first, and the outcome after the training.
         self._policy.triggered(fired)
         outcome = self._forecast.outcome(fired, self._positions, [*self._numbers, cursor.num_labelled])
         assert outcome.num_keys is not None
@@ -190,8 +190,8 @@ class Simulation:
         note: str = "",
         labels: LabelClock | None = None,
     ) -> None:
-        """Args: shared: source that all policies share. None: each policy has its own source. note: basis of the seconds of trainings.
-        labels: decides which labels come with which samples. None: each label comes with its sample.
+        """Args: shared: source that all policies share. None: each policy has its own source. note: message about the origin of the trainings'
+        seconds. labels: decides which labels arrive with which samples. None: each label arrives with its sample.
         """
         self._labels = labels
         self.policies = policies
@@ -222,15 +222,13 @@ class Simulation:
                     self._shared.prepare([question for questions in asked.values() for question in questions])
                 except SERVICE_ERRORS as error:
                     raise type(error)(f"policy '{next(iter(asked))}': {error.message}") from error
-            # Policies without questions have decided on the whole batch, or have failed. The others continue with the answers.
+            # Policies without questions have decided on the whole batch, or have failed. The other policies continue with the answers.
             active = {name: active[name] for name in asked}
         self.position += len(batch)
         self._newest = arrivals.newest
 
     def _advance(self, name: str, steps: Iterator[Sequence[DriftQuestion]]) -> Sequence[DriftQuestion]:
-        """Let a policy decide up to its next questions, and return the questions. The list is empty if the policy has decided on the whole batch, or
-        has failed.
-        """
+        """Let a policy decide up to its next questions, and return the questions; empty if the policy has finished the batch or failed."""
         policy = self.policies[name]
         try:
             return next(steps, ())

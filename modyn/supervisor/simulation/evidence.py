@@ -1,5 +1,5 @@
-"""The samples of a dataset in the order of a replay, for policies that may look at data. The evaluator finds samples by their positions in the stream
-of a run. The first question therefore stores the stream in the selector as the stream of a temporary run.
+"""The samples of a dataset in the order of a replay, for policies that may measure data. The evaluator finds samples by their positions in the
+stream of a run. Therefore, the first question stores the stream in the selector, as the stream of a temporary run.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class SimulatedDataset:
         """Args: run_id: id of the temporary run of this simulation. label_delay: seconds of stream time between a sample and its label."""
         self._label_delay = label_delay
         self._held = Cursor()
-        """Cursor after the samples that the selector holds."""
+        """Cursor after the samples that the selector has."""
         self._labels: StreamLabels
         self._source = source
         self._storage = storage
@@ -73,7 +73,7 @@ class SimulatedDataset:
         self._is_registered = False
         """Whether the selector may know the temporary run."""
         self._is_held = False
-        """Whether the selector holds all samples that were yielded."""
+        """Whether the selector has all samples that were yielded."""
         self._num_earlier = 0
         """Number of samples that were yielded before the newest batch."""
         self._earlier: tuple[int, int] | None = None
@@ -94,14 +94,14 @@ class SimulatedDataset:
                 yield batch
 
     def hold(self) -> None:
-        """Store the yielded samples in the selector, unless the selector already holds these samples.
+        """Store the yielded samples in the selector, unless the selector already has these samples.
 
         Raises: ConflictError: samples were deleted since the simulation began, so that positions differ.
         """
         if not self._is_held:
             source = self._source
             if self._is_registered:
-                self._selector.delete()  # An earlier error has left only a part of the samples there.
+                self._selector.delete()  # An earlier error has left only some samples in the selector.
             self._is_registered = True
             self._selector.register(source.dataset, _STRATEGY, 0, dataset_identity=source.identity)
             self._held = Cursor()
@@ -139,8 +139,8 @@ class SimulatedDataset:
 
 
 class DatasetEvidence:
-    """An EvidenceSource for a dataset's stream. The source refuses questions that need a model or the content of samples, if the simulation has no
-    model or cannot decode samples.
+    """An EvidenceSource for a dataset's stream. The source refuses questions that need a model if there is no model, and questions that need the
+    content of samples if samples cannot be decoded.
     """
 
     def __init__(self, stream: SimulatedDataset, source: EvidenceSource, *, decodes: bool, has_model: bool) -> None:
@@ -151,7 +151,7 @@ class DatasetEvidence:
         self._has_model = has_model
 
     def ask(self, question: Question[A], /) -> A:
-        """See `EvidenceSource.ask`. Also raises InvalidArgumentError without a needed model or `data` section."""
+        """See `EvidenceSource.ask`. Raises: InvalidArgumentError: the question needs a model or a `data` section that the simulation lacks."""
         if isinstance(question, LoadQuestion):
             return cast("A", self._source.ask(question))
         asked = question.question if isinstance(question, DriftQuestions) else question

@@ -1,4 +1,4 @@
-"""Check the requests of the policies of `modyn simulate` to other services, before the start: drift metrics, projections and evaluations."""
+"""Check the policies of `modyn simulate` before the start, including the drift metrics, projections and evaluations that the evaluator computes."""
 
 from __future__ import annotations
 
@@ -65,9 +65,7 @@ def _compared(part: Part) -> ComparedData | None:
 def _asked(
     clients: SimulationClients, pipeline: Mapping[str, Any], policies: list[tuple[str, dict[str, Any]]]
 ) -> Iterator[Problem]:
-    """Yield the mistakes that the evaluator finds in the policies. The evaluator gets the policies as parts of one ensemble. Args: policies: each
-    with its path in the file.
-    """
+    """Yield the mistakes that the evaluator finds in the policies, which it receives as one ensemble. Args: policies: (path, section)."""
     parts = {str(number): with_defaults(section) for number, (_, section) in enumerate(policies)}
     asked = {name: section for name, section in pipeline.items() if name != "evaluation"}
     asked["trigger"] = {"id": "EnsembleTrigger", "subtriggers": parts}

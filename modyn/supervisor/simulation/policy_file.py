@@ -11,9 +11,9 @@
             num_permutations: {grid: [null, 100]}
             decision_criterion: {id: ThresholdDecisionCriterion, threshold: [0.05, 0.1]}
 
-The policies of a file with a section `data:`, as in a pipeline, may read the content of samples although the simulation has no model.
+If the file has a section `data:`, as in a pipeline, policies may read the content of samples even without a model.
 
-A grid is `{grid: [...]}` in any place, or a list that the policy does not accept as the value of an option. A grid gives one policy for each value;
+A grid is `{grid: [...]}` at any path, or a list that the policy does not accept as the value of an option. A grid gives one policy for each value;
 several grids give one policy for each combination.
 """
 
@@ -37,7 +37,7 @@ from modyn.errors import ConfigError
 from modyn.supervisor.triggers import check_trigger_section
 
 MAX_POLICIES: Final = 10_000
-"""Largest number of policies in a file, with grids expanded. A few grids of some values each multiply quickly."""
+"""Largest number of policies in a file, with grids expanded. Even a few grids with several values give many combinations."""
 _ROOT: Final = "policies"
 _DATA: Final = "data"
 _GRID: Final = "grid"
@@ -50,7 +50,7 @@ class Grid:
     """An option that takes several values in turn."""
 
     path: Path
-    """Place of the option within the section."""
+    """Path of the option within the section."""
     values: Sequence[Any]
 
 
@@ -126,7 +126,7 @@ def _expand_all(data: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], dic
 
 
 def _check_data(section: object) -> list[Problem]:
-    """Return every mistake in a `data` section, whose dataset may be left out."""
+    """Return every mistake in a `data` section. The key `dataset_id` is optional."""
     if not isinstance(section, Mapping):
         return [Problem(_DATA, "is not a section; write how samples are decoded, as in a pipeline")]
     return check_section(DataConfig, {"dataset_id": _DATA, **section}, _DATA)
@@ -177,7 +177,7 @@ def _grids(section: Mapping[str, Any], path: str) -> tuple[list[Grid], list[Prob
 
 
 def _order(section: Any, path: Path) -> list[int]:
-    """Return the place of an option in the section as numbers, which sort options in the order of the section."""
+    """Return the index of each part of an option's path. Sorted by these indices, options have the order of the section."""
     found = list[int]()
     for part in path:
         at = int(part) if isinstance(section, list) else list(section).index(part)
@@ -200,7 +200,7 @@ def _explicit_grids(value: Any, path: Path = ()) -> Iterator[Grid]:
 
 
 def _implicit_grids(section: Mapping[str, Any], path: str, problems: Sequence[Problem]) -> list[Grid]:
-    """Return the lists of single values that the policy does not accept. Args: problems: problems of the policy."""
+    """Return one grid for each list of single values that the policy does not accept. Args: problems: problems of the policy."""
     found: dict[Path, Grid] = {}
     for problem in problems:
         at, value = _resolve(section, problem.path.removeprefix(path).strip(".").split("."))

@@ -1,4 +1,4 @@
-"""Run a simulation: pass the stream through all policies, and report progress. Other rooms import this module."""
+"""Run a simulation: pass the stream through all policies, and report progress. Other packages import this module."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _PIECE_S: Final = 0.5
-"""Target duration in seconds of a piece of samples; pieces are short if policies look at data."""
+"""Target duration in seconds of a piece, a slice of a batch that all policies process together."""
 _FIRST_PIECE: Final = 64
 """Number of samples of the first piece. The first piece is small, so that users see the first progress soon even if checks are slow."""
 _LARGEST_PIECE: Final = 2**20
@@ -55,7 +55,7 @@ class SimulationProgress:
     """Seconds since the start."""
     num_policies: int
     num_asks: int = 0
-    """Number of requests to services about the present piece of the stream; 0 between two pieces."""
+    """Number of requests to services about the current piece of the stream; 0 between two pieces."""
 
     @property
     def seconds_left(self) -> float | None:
@@ -69,7 +69,7 @@ def run_simulation(
     options: SimulationOptions,
     progress: Callable[[SimulationProgress], None] = lambda _: None,
 ) -> Simulation:
-    """Simulate policies on a stream, and return where each policy fired.
+    """Simulate policies on a stream; return the simulation with the triggers of each policy.
 
     Args: policies: `trigger` sections by name. progress: called a few times a second; an error of this function ends the simulation. Raises: the
     errors of `open_stream` and of the policies.
@@ -88,7 +88,7 @@ def run_simulation(
 
 
 def next_piece(size: int, seconds: float) -> int:
-    """Return the size of the next piece, after a piece of `size` samples took `seconds`. The division of the stream changes no decision."""
+    """Return the size of the next piece, after a piece of `size` samples took `seconds`. The sizes of the pieces change no decision."""
     if seconds < _PIECE_S / 2:
         return min(2 * size, _LARGEST_PIECE)
     return size if seconds < 2 * _PIECE_S else max(1, size // 2)

@@ -38,7 +38,7 @@ RETRY_S: Final = 60.0
 _BATCH_SIZE: Final = 64
 """Number of samples that are decoded and passed through a model at once, if no training defines this number."""
 _UNKNOWN: Final = Decoding({"batch_size": _BATCH_SIZE, "record_layout": {"dtype": "uint8"}})
-"""Decoding for questions about labels. Such questions read no samples, so that nothing uses the layout."""
+"""Decoding for questions about labels. These questions read no payloads, and do not use the layout."""
 
 
 class SimulationClients(Protocol):
@@ -50,11 +50,11 @@ class SimulationClients(Protocol):
 
     @property
     def selector(self) -> SelectorClient:
-        """Holds the streams of runs."""
+        """Stores the streams of runs."""
 
     @property
     def supervisor(self) -> SupervisorClient:
-        """Knows the run that is the reference."""
+        """Returns the reference run."""
 
     @property
     def evaluator(self) -> EvaluatorClient:
@@ -62,7 +62,7 @@ class SimulationClients(Protocol):
 
     @property
     def model_storage(self) -> ModelStorageClient:
-        """Knows the run of the given model."""
+        """Returns the run of the given model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,7 @@ class SimulationOptions:
     dataset: str | None = None
     """Dataset whose samples are the stream, in the order (timestamp, key)."""
     run_id: str | None = None
-    """Run that replaces a dataset: the simulation uses the samples that the run received, in their order, the models of the run, and the seconds of
-    its trainings.
-    """
+    """Run that replaces a dataset: the simulation uses the run's samples in their order, the run's models, and the seconds of the run's trainings."""
     from_timestamp: int | None = None
     """With a dataset, only samples with timestamps in [from, to) are used."""
     to_timestamp: int | None = None
@@ -83,8 +81,8 @@ class SimulationOptions:
     seconds: TrainingSeconds | None = None
     """Seconds of a training, which replace the seconds of the run's trainings."""
     data: Mapping[str, Any] | None = None
-    """With a dataset, a `data` section for decoding the dataset's samples; the section may lack the dataset's name. This section replaces the section
-    of the model's run.
+    """With a dataset, a `data` section for decoding its samples, also without `dataset_id`. This section replaces the `data` section of the model's
+    run.
     """
 
     def check(self) -> None:
@@ -125,13 +123,13 @@ class SimulatedStream:
     read: ReadSamples | None = None
     """Reads samples of the stream. None: the simulation keeps samples that wait for their labels in memory."""
     close: Callable[[], None] = lambda: None
-    """Removes the temporary run that holds the stream in the selector, if there is one."""
+    """Removes the temporary run with the stream from the selector, if there is such a run."""
 
 
 def open_stream(clients: SimulationClients, options: SimulationOptions, label_delays: Set[int] = frozenset()) -> SimulatedStream:
     """Open the stream for simulating policies.
 
-    Args: label_delays: seconds between a sample and its label, as the policies say.
+    Args: label_delays: seconds between a sample and its label, from the options of the policies.
     Raises: InvalidArgumentError: the options contradict each other. NotFoundError: the dataset or run does not exist.
     """
     options.check()
@@ -178,9 +176,7 @@ def _one_delay(delays: Set[int]) -> int:
 
 
 def _trainings_of_model(clients: SimulationClients, model_id: int) -> RunTrainings | None:
-    """Return the trainings of a model's run; None if no run has trained the model, or the run was removed. Raises: NotFoundError: the model does not
-    exist.
-    """
+    """Return the trainings of a model's run; None if no run has trained the model, or the run was removed. Raises: NotFoundError: no such model."""
     run_id = clients.model_storage.describe(model_id).version.run_id
     with suppress(NotFoundError):
         if run_id:
@@ -204,7 +200,7 @@ def _open_run(clients: SimulationClients, options: SimulationOptions, run_id: Ru
     if options.model_id is None:
         trainings = _trainings(run_id, pipeline, triggers)
     else:
-        with suppress(NotFoundError):  # The first question about the model fails, if there is one.
+        with suppress(NotFoundError):  # If a policy asks about the model, the first question fails.
             trainings = _trainings_of_model(clients, options.model_id)
     evidence = RunEvidence(run_id, Decoding.of_pipeline(pipeline), clients.evaluator, clients.selector, retrier, trainings)
     selector, delay = RunSelector(clients.selector, run_id, retrier), _one_delay({pipeline.label_delay} | label_delays)
@@ -213,7 +209,7 @@ def _open_run(clients: SimulationClients, options: SimulationOptions, run_id: Ru
 
 
 def _batches_of_run(selector: RunSelector, run_id: RunId, total: int) -> Iterator[SampleBatch]:
-    """Yield the samples in the order of the selector's log. The positions of these samples are the positions of the run."""
+    """Yield the samples in the order of the selector's log. The positions of these samples are the positions in the run's stream."""
     position = 0
     while position < total:
         batch = selector.samples(position, min(BATCH_SIZE, total - position))

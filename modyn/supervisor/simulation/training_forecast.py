@@ -17,7 +17,7 @@ _STAGES: Final = ("select", "train", "store")
 
 
 def training_seconds(per_trigger: float | None, per_sample: float | None) -> TrainingSeconds | None:
-    """Return the seconds that a user gives; None if the user gives no seconds. Raises InvalidArgumentError if one is negative or not a number."""
+    """Return the seconds that a user gives; None if the user gives no seconds. Raises InvalidArgumentError if a value is negative or not a number."""
     for name, value in (("seconds_per_trigger", per_trigger), ("seconds_per_sample", per_sample)):
         check_amount(name, value)
     return None if per_trigger is None and per_sample is None else TrainingSeconds(per_trigger or 0.0, per_sample or 0.0)
@@ -34,7 +34,7 @@ class SelectionSize:
     """The size of a trigger set by the rule of the selection: a share of the samples with labels since an earlier trigger, but at most a limit."""
 
     tail_triggers: int | None = 0
-    """Number of earlier triggers from whose samples the selection also selects. None: all history. 0: only samples since the last trigger."""
+    """The selection also uses the samples of this number of earlier triggers. None: all history. 0: only samples since the last trigger."""
     limit: int = -1
     """Largest number of samples; -1: no limit."""
     part: float = 1.0
@@ -50,9 +50,9 @@ class SelectionSize:
 class TrainingForecast:
     """Forecasts the outcome of a trigger: its trigger set, its model and its seconds.
 
-    If the reference run has a trigger at the same position, and the previous triggers are at the same position too, the outcome comes from the run's
+    If the reference run has a trigger at the same position, and the two previous triggers also have the same position, the outcome is from the run's
     journal. Otherwise the number of samples follows the rule of the selection. `fit_seconds` forecasts the seconds, as for cost triggers, but from
-    the sizes of trigger sets. The model is the run's nearest earlier model, or the first model if there is no earlier one.
+    the sizes of trigger sets. The model is the run's nearest earlier model, or the first model if there is no earlier model.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class TrainingForecast:
         trained = [record for record in run if record.model_id is not None and record.num_keys]
         self._positions = [record.position for record in trained]
         self._models = [record.model_id for record in trained]
-        # A simulated trigger with the same begin and end as a trigger of the run takes the same new samples.
+        # A simulated trigger has the same new samples as a trigger of the run if both triggers start and end at the same positions.
         before = [0, *(record.position for record in run)]
         self._journalled = {(start, record.position): record for start, record in zip(before, run, strict=False)}
         self._size = _selection_size(selection, run)
@@ -95,7 +95,7 @@ class TrainingForecast:
 
     @property
     def note(self) -> str:
-        """The basis of the forecast seconds, in a sentence for users. The text is empty if the seconds are not known."""
+        """Sentence for users that explains how seconds are forecast; empty if the seconds are not known."""
         if not self._seconds:
             return ""
         parts = [seconds for stage, seconds in self._seconds.items() if stage != "store"]  # `store` is a part of `train`
@@ -132,7 +132,7 @@ class TrainingForecast:
         if same is not None and same.num_trained is not None:
             num_trained = same.num_trained
         model_id = self._model_at(fired) if self._model_id is None else self._model_id
-        # If the run fired at the same two positions, its trigger took the same new samples. Its measured numbers replace the forecast.
+        # If the run has a trigger between the same two positions, the measured numbers of this trigger replace the forecast.
         use_journal = same is not None and self._fixed is None
         if same is not None and use_journal:
             seconds: Mapping[str, float] = same.outcome().seconds
@@ -144,13 +144,13 @@ class TrainingForecast:
         return replace(took, model_id=model_id, num_keys=num_keys, num_trained=num_trained)
 
     def _batches_s(self, num_keys: int) -> float | None:
-        """Return the forecast seconds of batches; None if neither the options nor the trainings tell the seconds."""
+        """Return the forecast seconds of batches; None if neither the options nor the trainings contain the seconds."""
         known = self._fixed is not None or any(training.batches_s is not None for training in self._trained)
         return self._seconds["train"].per_sample * num_keys if known else None
 
     def _model_at(self, fired: TriggerOutcome) -> int | None:
         if not self._models:
-            return fired.trigger_id  # This is never read, because no policy reads a model without a run.
+            return fired.trigger_id  # No policy uses this number, because no policy uses a model without a run.
         return self._models[max(0, bisect_right(self._positions, fired.position) - 1)]
 
     def _forecast(self, num_keys: int) -> Mapping[str, float]:
@@ -201,5 +201,5 @@ def _selection_size(selection: Mapping[str, Any] | None, run: Sequence[TriggerRe
     selected = [(record.num_keys, rule.of(positions[:at], positions[at])) for at, record in enumerate(run) if record.num_keys]
     expected = sum(size for _, size in selected)
     part = sum(keys for keys, _ in selected) / expected if expected else 1.0
-    # Deletions make sets slightly smaller. A selection of far fewer samples than the rule takes only a part.
+    # Deletions make trigger sets slightly smaller. If trigger sets are much smaller, the selection chooses only a share of the samples.
     return rule if part > 0.99 else replace(rule, part=part)

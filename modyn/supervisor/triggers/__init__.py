@@ -48,7 +48,7 @@ TRIGGERS: Final[Registry[type[Trigger]]] = Registry(
 
 
 def check_trigger_section(section: Mapping[str, Any], path: str = "trigger") -> list[Problem]:
-    """Return every mistake of a `trigger` section that can be found here. Args: path: path of the section in the file."""
+    """Return every mistake of a `trigger` section that the supervisor can find. Args: path: path of the section in the file."""
     return check_policy(TRIGGERS, section, "id", path, _problems)
 
 
@@ -68,7 +68,7 @@ def build_trigger(section: Mapping[str, Any], context: TriggerContext | None = N
 def with_defaults(section: Mapping[str, Any]) -> dict[str, Any]:
     """Return a `trigger` section with all defaults, also in its inner policies. Other services check this section.
 
-    Each policy, criterion and detector gets its defaults, unless it has mistakes or is unknown. Each part that compares windows has the key
+    Each policy, criterion and detector gets its defaults, unless it has mistakes or is unknown. Each inner section that compares windows has the key
     `windowing_strategy`. Under `declared`, criteria and detectors have the declarations of their classes.
 
     >>> with_defaults({"id": "AutoDrift"})["windowing_strategy"]["amount_ref"]
@@ -88,7 +88,7 @@ def with_defaults(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _filled(part: Any) -> Any:
-    """Return a part of a trigger section as `with_defaults` describes."""
+    """Return a value of a `trigger` section with defaults. See `with_defaults`."""
     if not isinstance(part, Mapping):
         return part
     if _is_known(TRIGGERS, part):
@@ -111,7 +111,7 @@ def _is_known(registry: Registry[Any], part: Mapping[str, Any]) -> bool:
 
 
 def _with_windows(config: type[Section], section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a section, which may have mistakes, in which each part that compares windows has the key `windowing_strategy`."""
+    """Return a section in which each inner section that compares windows has the key `windowing_strategy`. The section may have mistakes."""
     marked = {WINDOWS: {}, **section} if issubclass(config, ComparedWindows) else dict(section)
     for name, field in config.model_fields.items():
         for kind in (field.annotation, *get_args(field.annotation)):

@@ -21,9 +21,9 @@ class DataAmountConfig(Section):
 class DataAmountTrigger(Trigger):
     """Fires after every `num_samples`-th sample of the stream (Modyn, SIGMOD'25, section 5.1: amount trigger).
 
-    Timestamps play no role. Samples after the last firing wait for the next firing. If labels come late (`data.label_delay`, records without a
-    label), a sample counts when its label has come, so that each training has `num_samples` new samples. If more than `num_samples` labels come at
-    once, the policy fires once for all of them.
+    Timestamps have no effect. Samples after the last firing wait for the next firing. If labels arrive late (`data.label_delay`, records without a
+    label), a sample counts when its label arrives, so that each training has `num_samples` new samples. If more than `num_samples` labels arrive at
+    once, the policy fires once for all these labels.
 
     >>> import numpy as np
     >>> from modyn.testing.decisions import decide
@@ -47,7 +47,7 @@ class DataAmountTrigger(Trigger):
         return at if at <= len(batch) else None
 
     def observe(self, samples: SampleBatch) -> None:
-        """Count the samples whose labels come."""
+        """Count the samples whose labels arrive."""
         self._pending += len(samples.labelled)
 
     def checked(self, record: CheckRecord) -> None:
@@ -64,9 +64,7 @@ class DataAmountTrigger(Trigger):
 
 
 class SampleAmountTrigger(DataAmountTrigger):
-    """Fires after every `num_samples`-th sample of the stream, with or without its label. Policies that check after each interval of samples use this
-    trigger.
-    """
+    """Fires after every `num_samples`-th sample of the stream, with or without its label. Policies that check once per interval use this trigger."""
 
     def next_check(self, batch: SampleBatch, start: int) -> int | None:
         """Return the next position that completes `num_samples` samples, counted over all batches."""

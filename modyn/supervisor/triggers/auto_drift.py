@@ -1,4 +1,4 @@
-"""The drift trigger with the paper's setting: no threshold to choose."""
+"""The drift trigger with the options of the paper. The user does not need to choose a threshold."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from modyn.supervisor.triggers.drift import DataDriftConfig, DataDriftTrigger
 from modyn.supervisor.triggers.measures.windows import AmountWindowingStrategy, WindowingStrategy
 
 _AMOUNT = 500
-"""Number of samples of a window: about the number that one year of YEARBOOK has."""
+"""Number of samples of a window: about the number of samples in one year of YEARBOOK."""
 _QUANTILE = {"id": "DynamicQuantileThresholdCriterion", "window_size": 15, "quantile": 0.05}
 
 
@@ -58,9 +58,9 @@ class AutoDriftConfig(DataDriftConfig):
 class AutoDriftTrigger(DataDriftTrigger):
     """Fires when the drift of the newest data is in the top 5 % of the last 15 checks (Modyn, SIGMOD'25, section 7.2: AutoDrift).
 
-    The policy is a DataDriftTrigger with the setting of the paper's experiment on YEARBOOK: the maximum mean discrepancy of embeddings, checked every
-    250 samples. In the paper, windows last one year, and warm-up triggers fire every three years. The preset has amounts instead, 500 and 1,500
-    samples (a year of YEARBOOK has about 480), which fit any stream. The 14 calibrating checks of the paper follow the first trigger at 1,500
+    The policy is a DataDriftTrigger with the options of the paper's experiment on YEARBOOK: the maximum mean discrepancy of embeddings, checked
+    every 250 samples. In the paper, windows last one year, and warm-up triggers fire every three years. The preset has amounts instead, 500 and
+    1,500 samples (a year of YEARBOOK has about 480), which fit any stream. The 14 calibrating checks of the paper follow the first trigger at 1,500
     samples, because there is no reference before this trigger. The warm-up therefore takes 5,000 samples, which is 20 checks.
 
     >>> import numpy as np

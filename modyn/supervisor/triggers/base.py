@@ -1,4 +1,4 @@
-"""Base class of trigger policies. A policy looks at the stream and says after which samples to train.
+"""Base class of trigger policies. A policy reads the stream and decides after which samples to train.
 
 A policy is evaluated per batch, but decides at the same positions for every division of the stream into batches.
 """
@@ -29,7 +29,7 @@ SeriesName = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class TriggerContext:
-    """Facts about its run that a policy may use in addition to the stream."""
+    """Facts about a run that a policy may use in addition to the stream."""
 
     seed: int | None = None
     """The value of `training.seed`. A policy that draws random numbers seeds its generator with this value. None: the run need not be repeatable."""
@@ -46,7 +46,7 @@ class CheckContext:
     position: int
     """Number of samples of the stream before the check, at least 1."""
     num_pending: int
-    """Number of samples whose labels have come since the last trigger. If the selection uses only new samples, a training here gets these samples."""
+    """Number of samples whose labels have arrived since the last trigger. If the selection uses only new samples, a trigger here trains on them."""
     source: EvidenceSource = NO_EVIDENCE
     """Answers questions about the samples before the check."""
 
@@ -58,10 +58,10 @@ class Check:
     fires: bool
     evidence: Sequence[Evidence] = ()
     """One record for each number (distance, vote, count), journalled with the verdict. Without records, the verdict depends only on positions,
-    timestamps and labels. The journal does not keep such a verdict, and a resumed run computes the verdict again.
+    timestamps and labels. The journal does not store a verdict without records, and a resumed run computes the verdict again.
     """
     memory: Mapping[str, Any] = field(default_factory=dict)
-    """Further JSON values that `checked` needs. The journal keeps these values with the evidence, but users do not see them."""
+    """Further JSON values that `checked` needs. The journal stores these values with the evidence, but users do not see these values."""
 
     def __post_init__(self) -> None:
         if type(self.fires) is not bool or not all(isinstance(one, Evidence) for one in self.evidence):
@@ -70,7 +70,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class CheckRecord:
-    """A completed check. The journal keeps checks with evidence, and a resumed run replays them."""
+    """A completed check. The journal stores checks with evidence, and a resumed run replays these checks."""
 
     position: int
     """Number of samples of the stream before the check."""
@@ -105,9 +105,9 @@ class TriggerOutcome:
     """Number of samples of the stream before the trigger."""
     first_timestamp: int
     last_timestamp: int
-    """Smallest and largest timestamp of the samples whose labels have come since the last trigger."""
+    """Smallest and largest timestamp of the samples whose labels have arrived since the last trigger."""
     num_new: int | None = None
-    """Number of samples whose labels have come since the last trigger; None if the number is not known."""
+    """Number of samples whose labels have arrived since the last trigger; None if the number is not known."""
     model_id: int | None = None
     num_keys: int | None = None
     """Number of samples of the trigger set."""
@@ -136,9 +136,9 @@ class Trigger(ABC):
     An `online.trigger` also receives triggers and models of `trigger`, between its checks. The position of the next decision of an `online.trigger`
     must not depend on these triggers and models.
 
-    Decisions depend only on the configuration, the context, the samples and these events, and not on a clock or a global generator. An experiment
-    therefore decides like production. A resumed run takes verdicts with evidence from the journal instead of `check`, so that even an unreproducible
-    verdict stays the same.
+    Decisions depend only on the configuration, the context, the samples and these events, and not on a clock or a global random generator. An
+    experiment therefore decides like production. A resumed run takes verdicts with evidence from the journal instead of `check`, so that even an
+    unreproducible verdict stays the same.
     """
 
     Config: ClassVar[type[Section]]
@@ -153,13 +153,13 @@ class Trigger(ABC):
 
     @property
     def label_delay(self) -> int:
-        """Seconds of stream time between a sample and its label, as the pipeline or the policy's own option says."""
+        """Seconds of stream time between a sample and its label, from the pipeline or from the policy's own option."""
         return self.context.label_delay
 
     @property
     def sees_next_sample(self) -> bool:
-        """Whether the policy needs the sample after a position to decide there. Such a policy decides about the end of a batch when the next batch
-        has come.
+        """Whether the policy needs the sample after a position to decide there. If so, the policy decides about the end of a batch when it has the
+        next batch.
         """
         return False
 
@@ -177,11 +177,11 @@ class Trigger(ABC):
         """Return the first position after `start` at which the policy decides; None if the batch has no such position. Calls no service and changes
         nothing.
 
-        Position c of a batch is the place after c of its samples, 0 <= c <= len(batch).
+        Position c of a batch is after the first c samples of the batch, 0 <= c <= len(batch).
 
-        Args: batch: the policy has observed its samples up to `start`. start: the newest position at which the policy has decided. If this position
-        is before the batch, `start` is -1, and 0 may be returned. For the first batch of a stream, `start` is 0, because nothing is decided before
-        the first sample.
+        Args: batch: samples of the stream, of which the policy has observed the samples before `start`. start: the newest position at which the
+        policy has decided. If this position is before the batch, `start` is -1, and 0 may be returned. For the first batch of a stream, `start` is
+        0, because nothing is decided before the first sample.
         """
 
     def questions(self, context: CheckContext) -> Sequence[DriftQuestion]:
@@ -192,14 +192,14 @@ class Trigger(ABC):
         return ()
 
     def check(self, context: CheckContext) -> Check:
-        """Decide at the position that `next_check` returned, whose samples have been observed. Changes nothing.
+        """Decide at the position that `next_check` returned. The policy has observed all samples before this position. Changes nothing.
 
         By default every check fires, so that `next_check` alone defines the policy.
         """
         return Check(fires=True)
 
     def observe(self, samples: SampleBatch) -> None:  # noqa: B027 - for policies that count
-        """Receive the next samples of the stream, or an empty batch. `samples.labelled` are the samples whose labels come with these samples."""
+        """Receive the next samples of the stream, or an empty batch. `samples.labelled` are the samples whose labels arrive with these samples."""
 
     def checked(self, record: CheckRecord) -> None:  # noqa: B027
         """Receive the verdict at this position, which was just made or is replayed from the journal."""
@@ -220,9 +220,7 @@ class Trigger(ABC):
         return None
 
     def lacking(self) -> str:
-        """Return, for the end of the stream, a clause that says what the policy lacked to fire as intended. The clause is empty if the policy lacked
-        nothing. The call changes nothing.
-        """
+        """Return a clause for the end of the stream: what the policy lacked to fire as intended; empty if nothing. Changes nothing."""
         return ""
 
     @abstractmethod
@@ -266,8 +264,8 @@ class DueChecks:
     def before(self, other: DueChecks) -> bool:
         """Return whether this policy decides before `other`.
 
-        At one position, a policy that does not need the next sample comes first, because it can decide at the end of a batch; otherwise `other` comes
-        first. The order therefore does not depend on the division into batches.
+        At equal positions, a policy that does not need the next sample is first, because it can decide at the end of a batch; otherwise `other` is
+        first. Therefore, the order does not depend on the division into batches.
         """
         if self.at is None or other.at is None:
             return self.at is not None
@@ -276,7 +274,7 @@ class DueChecks:
 
 def next_due(policies: Sequence[Trigger], batch: SampleBatch, start: int) -> tuple[int | None, tuple[bool, ...], bool]:
     """Return the first position after `start` at which any policy decides; for each policy, whether it decides there; and whether a decision about
-    the end of the batch only waits for the next sample.
+    the end of the batch must wait for the next sample.
 
     If one policy needs the next sample, all policies decide about the end of a batch with the next batch. All policies therefore decide together for
     every division of the stream into batches.

@@ -44,8 +44,8 @@ class LatencyCostConfig(CostConfig):
 class WaitingTime:
     """The area under the curve of the number of waiting samples over stream time: the sum of all waiting times.
 
-    Stream time is the largest timestamp so far. A sample waits from the stream time at which its label comes, usually its arrival. A late sample
-    waits from its arrival, not from its older timestamp. The sums are exact integers.
+    Stream time is the largest timestamp so far. A sample starts to wait when its label arrives, usually together with the sample. The wait of a late
+    sample also starts at its arrival, not at its older timestamp. The sums are exact integers.
 
     >>> waiting = WaitingTime()
     >>> waiting.observe(np.array([0, 10, 4, 30]))
@@ -60,8 +60,8 @@ class WaitingTime:
         self._now: int | None = None
 
     def observe(self, timestamps: Int64Array, now: int | None = None) -> None:
-        """Add waiting samples. Args: timestamps: int64 (n,): the timestamps of the samples, in the order of arrival, or the stream times at which the
-        labels of the samples come. now: a stream time that the stream has also reached.
+        """Add waiting samples. Args: timestamps: int64 (n,): the timestamps of the samples, in the order of arrival, or the stream times at which
+        the labels of the samples arrive. now: stream time after these samples; None if `timestamps` defines the stream time.
         """
         if len(timestamps):
             arrivals = np.maximum.accumulate(timestamps)
@@ -86,7 +86,7 @@ class WaitingTime:
         self._count = self._since = 0
 
     def state(self) -> dict[str, Any]:
-        """Return what survives a restart, as JSON."""
+        """Return the state that survives a restart, as JSON."""
         return {"count": self._count, "since": self._since, "now": self._now}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -102,7 +102,7 @@ class CostTrigger(IntervalTrigger):
     Before the first training nothing is measured, and the policy fires at the end of each interval. A trigger resets the regret. A subclass defines
     the regret by `regret`, `reset` and `rate`.
 
-    Evidence: `regret` with its verdict and its threshold (the forecast times the rate), the numbers from which it was computed, and
+    Evidence: `regret` with its verdict and its threshold (the forecast times the rate), the numbers from which the regret is computed, and
     `forecast_training_s`.
     """
 
@@ -127,7 +127,7 @@ class CostTrigger(IntervalTrigger):
 
     @abstractmethod
     def regret(self, context: CheckContext) -> Sequence[Evidence]:
-        """Return evidence: the regret since the last trigger as series `regret`, and the numbers from which the regret was computed. Called when
+        """Return evidence: the regret since the last trigger as series `regret`, and the numbers from which the regret is computed. Called only if
         there is a model.
         """
 
@@ -158,7 +158,7 @@ class CostTrigger(IntervalTrigger):
         self._times.add(self._num_taken, outcome)
 
     def warning(self) -> str | None:
-        """Return the warning that the policy has no training to forecast from, after a trigger."""
+        """Return a warning if the run has triggers, but the policy has no training for its forecast."""
         return self._times.warning(self.num_triggers)
 
     def own_state(self) -> dict[str, Any]:
@@ -209,7 +209,7 @@ class DataIncorporationLatencyCostTrigger(CostTrigger):
         return self.config.incorporation_delay_per_training_second
 
     def observe(self, samples: SampleBatch) -> None:
-        """Add the samples whose labels come to the waiting samples."""
+        """Add samples to the waiting samples when the labels of these samples arrive."""
         super().observe(samples)
         if isinstance(samples, LateBatch):
             newest = int(samples.timestamps.max()) if len(samples) else None

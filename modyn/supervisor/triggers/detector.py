@@ -38,7 +38,7 @@ _COLUMNS = {"error": 0, "loss": 1}
 _NEEDED = {"error": "evaluation", "loss": "evaluation", "distance": "distance"}
 """The section that defines the measurement of each series."""
 _TAKEN = {"errors": ("error",), "shares": ("error", "distance"), "numbers": ("error", "loss", "distance")}
-"""The series that fit each kind of numbers that detectors take."""
+"""Type of numbers that a detector accepts → the series with such numbers."""
 
 
 class MeasuredDistance(ComparedWindows):
@@ -65,17 +65,18 @@ class StreamDetectorConfig(LateLabelsConfig):
 class StreamDetectorTrigger(IntervalTrigger):
     """Fires when a stream detector finds that the distribution of a series has changed since the last trigger.
 
-    The series has one number for each new sample: the error or the loss of the newest model, after the label of the sample has come (`label_delay`),
-    in the order of the stream. With `on: distance`, the series has one number for each check: the distance between the reference and the newest data,
-    as measured by DataDriftTrigger. At each check, also during warm-up and cool-down, the detector processes the new numbers one by one. The detector
-    starts again after a trigger.
+    The series has one number for each new sample: the error or the loss of the newest model, after the label of the sample has arrived
+    (`label_delay`), in the order of the stream. With `on: distance`, the series has one number for each check: the distance between the reference
+    and the newest data, as measured by DataDriftTrigger. At each check, also during warm-up and cool-down, the detector processes the new numbers
+    one by one. The detector starts again after a trigger.
 
     A detection stays valid until the next trigger of the run. A detection in a warm-up or a cool-down therefore fires at the first check afterwards.
-    The detector would not find the same change again, because it takes the new distribution as normal.
+    The detector would not find the same change again, because the new distribution is normal for the detector by then.
 
-    Evidence: the number that the detector compares, with threshold and verdict, at the first detection or else at the newest number; the mean of the
-    series as `error`, `loss` or `distance`; the count `detections` of the changes since the last check; the flag `detected_before` if a detection of
-    an earlier check is still valid; the count `evaluated_samples`, or the counts of the windows as for DataDriftTrigger.
+    Evidence: the number that the detector compares, with threshold and verdict (from the first detection, or without a detection from the newest
+    number); the mean of the series as `error`, `loss` or `distance`; the count `detections` of the changes since the last check; the flag
+    `detected_before` if a detection of an earlier check is still valid; the count `evaluated_samples`, or the counts of the windows (see
+    DataDriftTrigger).
 
     >>> from modyn.config.base import load_section
     >>> from modyn.testing.decisions import decide
@@ -124,7 +125,7 @@ class StreamDetectorTrigger(IntervalTrigger):
 
     @property
     def needs_model(self) -> bool:
-        """Whether the series comes from a model."""
+        """Whether a model computes the series."""
         return self.config.distance is None or self.config.distance.on.needs_model
 
     def lacking(self) -> str:
@@ -137,13 +138,11 @@ class StreamDetectorTrigger(IntervalTrigger):
         return None if self._distances is None else self._distances.question(self.model_id)
 
     def measure(self, context: CheckContext) -> CheckMeasurement:
-        """Pass the new numbers through a copy of the detector, if there is a model or a reference. The check's memory is the state of the copy after
-        these numbers.
-        """
+        """Pass the new numbers through a copy of the detector, if there is a model or a reference. The check's memory is the copy's final state."""
         evidence, values = self._distance(context) if self._distances is not None else self._outcomes(context)
         if not evidence:
             return CheckMeasurement()
-        # The check works on a copy. Its state counts only when the check is recorded, because an interrupted check is repeated.
+        # The check changes only a copy of the detector, because an interrupted check is repeated. `remember` stores the copy's state.
         detector = self._new_detector()
         detector.load_state(self._detector_state)
         seen, num_detections = None, 0
@@ -197,7 +196,7 @@ class StreamDetectorTrigger(IntervalTrigger):
         """Continue from the detector's state after the check, and store whether the detector has found a change."""
         self._detector_state = dict(record.memory["detector"])
         self._has_detected = is_flagged(record.evidence, UNUSUAL)
-        # Labels are not counted, because a distance needs none.
+        # Labels are not counted, because a distance needs no labels.
         needs_labels = self._distances is None
         self._windows.count(required_value(record.evidence, EVALUATED, EvidenceKind.COUNT) if needs_labels else 0)
 
@@ -266,7 +265,7 @@ def _unfit(options: Mapping[str, Any], prefix: str) -> list[Problem]:
 
 
 def _hard_to_convince(options: Mapping[str, Any], path: str) -> list[Problem]:
-    """Warn of a threshold that suits numbers of single samples, if each check gives one distance. Args: options: options without mistakes."""
+    """Warn if PageHinkley has the default threshold for single samples, but gets one distance per check. Args: options: without mistakes."""
     detector = options["detector"]
     if options.get("on") != "distance" or detector["id"] != "PageHinkley" or "threshold" in detector:
         return []

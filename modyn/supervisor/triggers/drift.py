@@ -37,7 +37,7 @@ class DataDriftConfig(ComparedWindows, IntervalConfig):
     metrics_of_labels: ClassVar[Mapping[str, Any]] = {
         "chi_squared": {"id": "ChiSquaredDriftMetric", CRITERION: {"id": "PValueDecisionCriterion", "p_val": 0.001}}
     }
-    """The default metrics for comparing labels. Classes are not numbers, so that the metrics can only compare the counts of classes."""
+    """The default metrics for comparing labels. Labels of classes are not quantities. Therefore, metrics can only compare the counts of classes."""
 
     @model_validator(mode="before")
     @classmethod
@@ -77,9 +77,9 @@ class DataDriftTrigger(IntervalTrigger):
     decides whether the distance is unusually large. A vote combines these verdicts.
 
     Evidence: for each metric its distance under its name, with p-value, threshold, verdict and seconds; the counts `reference_samples` and
-    `current_samples` of the compared windows, and `embedded_samples`, which the model received for this check. If a window has too few samples for a
-    metric, the metric is not measured and votes no. Most metrics need two samples, a domain classifier needs ten, and chi-squared needs samples of
-    two classes that are not rare. All metrics vote no if the reference has fewer samples than a PCAProjection has components.
+    `current_samples` of the compared windows, and `embedded_samples`, the samples that passed the model for this check. If a window has too few
+    samples for a metric, the metric is not measured and votes no. Most metrics need two samples, a domain classifier needs ten, and chi-squared
+    needs samples of two classes that are not rare. All metrics vote no if the reference has fewer samples than a PCAProjection has components.
 
     >>> import numpy as np
     >>> from modyn.testing.decisions import decide
@@ -142,7 +142,7 @@ class DataDriftTrigger(IntervalTrigger):
 
     @property
     def needs_model(self) -> bool:
-        """Whether a model makes the compared values."""
+        """Whether a model computes the compared values."""
         return self.config.on.needs_model
 
     def lacking(self) -> str:

@@ -53,8 +53,8 @@ class DynamicScheduleTrigger(IntervalTrigger):
     `max_share` - 1), so that trainings take at most this share of the time. For an `online.trigger`, T is the time of the last batch of steps, and a
     retraining starts the wait again. There is no wait before the first training.
 
-    *In production* the servers of this run (`modyn serve`) measure pr and pl over the last 5 s, and a clock measures the wait. While the p99
-    latency is above `latency_limit_ms`, nothing fires. Samples then wait, and the next training takes all of them; steps take at most
+    *In production* the servers of this run (`modyn serve`) measure pr and pl over the last 5 s, and a clock measures the wait. While the p99 latency
+    is above `latency_limit_ms`, nothing fires. Samples then wait, and the next training uses all waiting samples; steps use at most
     `online.max_samples`. A running training continues. Without a server there are no predictions to wait for.
 
     *In an experiment* each sample is one prediction, with the latency that the last training measured for one sample. The wait is measured in stream
@@ -80,7 +80,7 @@ class DynamicScheduleTrigger(IntervalTrigger):
         super().__init__(config, context)
         self._clock = TrainingClock(online=self.context.online)
         self._pass_s = 0.0
-        """Seconds that one sample took in the model's passes of the last training."""
+        """Mean seconds of the model's passes for one sample in the last training."""
         self._paused = False
 
     @property

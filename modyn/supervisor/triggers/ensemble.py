@@ -1,4 +1,4 @@
-"""Fires when enough of several policies have said yes."""
+"""Fires when enough of several policies have voted yes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class CustomVote(Section):
 
 
 class EnsembleConfig(Section):
-    """Fires when enough of several policies have said yes."""
+    """Fires when enough of several policies have voted yes."""
 
     subtriggers: dict[SeriesName, dict[str, Any]] = Field(
         min_length=1,
@@ -75,11 +75,11 @@ class EnsembleConfig(Section):
 class EnsembleTrigger(Trigger):
     """Fires when enough of its subtriggers have said yes since the run's last trigger (Modyn, SIGMOD'25, section 5.1: ensemble trigger).
 
-    - *In step*: each subtrigger decides where it would decide by itself, in the order of the stream. If several decide at one position, all are
-      asked before the votes are counted. If one of them needs the next sample to decide (TimeTrigger), a check at the end of a batch waits for
-      that sample. At the end of the stream this check is not made.
-    - *Votes are kept*: a yes holds until the next trigger of the run, even if the subtrigger says no before it. At the trigger, all votes are
-      cleared, also the votes in an ensemble within this one. A subtrigger that has not said yes votes no.
+    - *Positions*: each subtrigger decides at the same positions as without the ensemble. If several subtriggers decide at one position, all are
+      checked before the votes are counted. If one of these subtriggers needs the next sample to decide (TimeTrigger), a check at the end of a batch
+      waits for the next sample. At the end of the stream this check is not made.
+    - *Votes are kept*: a yes stays valid until the next trigger of the run, even if the subtrigger later says no. The trigger clears all votes, also
+      the votes in inner ensembles. A subtrigger that has not said yes votes no.
     - *Events reach all*: each subtrigger receives samples, triggers of the run and new models.
 
     Evidence: the evidence of each subtrigger under the name of the subtrigger, and each vote so far as 1 or 0, such as `drift.vote`. The ensemble has
@@ -96,7 +96,7 @@ class EnsembleTrigger(Trigger):
     Config: ClassVar[type[Section]] = EnsembleConfig
 
     def __init__(self, config: EnsembleConfig, context: TriggerContext | None = None) -> None:
-        """Import the function of a Custom vote, if this is the strategy. Raises: ConfigError, UserCodeError: the function cannot be imported."""
+        """If the strategy is a Custom vote, import its function. Raises: ConfigError, UserCodeError: the function cannot be imported."""
         super().__init__(config, context)
         self._strategy = config.ensemble_strategy
         self._function = _load(self._strategy.function) if isinstance(self._strategy, CustomVote) else None
@@ -109,13 +109,11 @@ class EnsembleTrigger(Trigger):
         self._due: tuple[str, ...] = ()
         """Subtriggers that decide at the last returned position. The value is set again before each check."""
         self._is_left = False
-        """Whether subtriggers will decide about the end of the newest batch after the next sample has come."""
+        """Whether subtriggers will decide about the end of the newest batch after the next sample has arrived."""
 
     @classmethod
     def problems(cls, options: Mapping[str, Any], path: str) -> list[Problem]:
-        """Find mistakes in the options of the ensemble and its subtriggers. The function of a Custom vote is not imported; its package must be
-        installed.
-        """
+        """Find mistakes in the options of the ensemble and its subtriggers. The package of a Custom vote's function must be installed."""
         if _levels(options) > MAX_LEVELS:
             return [Problem(f"{path}.{_SUBTRIGGERS}", f"at most {MAX_LEVELS} ensembles can be nested in each other")]
         found = super().problems(options, path) or _not_installed(
@@ -127,7 +125,7 @@ class EnsembleTrigger(Trigger):
 
     @property
     def label_delay(self) -> int:
-        """The longest delay of a subtrigger."""
+        """The longest label delay of the subtriggers."""
         return max(child.label_delay for child in self._children.values())
 
     @property
@@ -193,7 +191,7 @@ class EnsembleTrigger(Trigger):
         return "; ".join(found) or None
 
     def lacking(self) -> str:
-        """Return what each subtrigger lacks. If a subtrigger waits for the next sample, the text also names this sample."""
+        """Return what each subtrigger lacks. If a subtrigger waits for the next sample, the text says so."""
         found = [f"{name}: {lacks}" for name, child in self._children.items() if (lacks := child.lacking())]
         return "; ".join([*found, *([_NEXT_SAMPLE] if self._is_left else [])])
 

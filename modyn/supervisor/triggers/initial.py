@@ -45,7 +45,7 @@ class InitialTrigger(Trigger):
         return None if self._fired or at > len(batch) else at
 
     def observe(self, samples: SampleBatch) -> None:
-        """Count the samples whose labels come."""
+        """Count the samples whose labels arrive."""
         self._missing = max(0, self._missing - len(samples.labelled))
 
     def checked(self, record: CheckRecord) -> None:

@@ -1,6 +1,4 @@
-"""Base class of policies that look at data once an interval. The base class decides when policies look, how policies warm up, and when an unusual
-check fires.
-"""
+"""Base class of policies that measure data once per interval. The class decides when to measure, how to warm up, and when an unusual check fires."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ _VERSION: Final = 1
 
 
 class IntervalConfig(Section):
-    """Options of policies that look at data once an interval."""
+    """Options of policies that measure data once per interval."""
 
     evaluation_interval_data_points: int | None = Field(
         None, ge=1, description="number of samples between two checks, with or without labels", examples=[500]
@@ -94,8 +92,7 @@ def _check_warm_up(section: Mapping[str, Any], path: str) -> list[Problem]:
 
 
 def idle_warm_up(config: IntervalConfig, criteria: Iterable[type[DecisionCriterion]], path: str) -> list[Problem]:
-    """Warn if all checks of a warm-up come before its first trigger. Checks before the first trigger measure nothing, so that criteria do not
-    calibrate.
+    """Warn if all checks of a warm-up are made before its first trigger. These checks measure nothing, and criteria do not calibrate.
 
     Args: path: path of the policy's section.
     """
@@ -127,17 +124,17 @@ class CheckMeasurement:
 
 
 class IntervalTrigger(Trigger):
-    """Looks at data at the end of each interval, and fires if the data are unusual.
+    """Measures data at the end of each interval, and fires if the data are unusual.
 
-    - *Interval*: after each given number of samples, or before the first sample past a given stream time, counted over the whole run.
+    - *Interval*: ends after a given number of samples, or before the first sample of the next period of stream time, counted over the whole run.
     - *Warm-up*: during the first `warmup_intervals` intervals `warmup_policy` fires, at the positions at which it decides. Measurements in the
-      warm-up calibrate. Before the first trigger, checks measure nothing, because there is no model and no reference.
+      warm-up calibrate criteria. Before the first trigger, checks measure nothing, because there is no model and no reference.
     - *The first trigger*: if the run has no trigger yet, the policy fires at the end of the first interval after the warm-up, because there is
       nothing to compare with. A policy that needs a model fires at the end of each interval until a trigger of this or another policy has made a
       model. One interval may be too small for a batch, and a selection that keeps earlier samples (`tail_triggers`) then fills a batch after several
-      triggers. If labels come late, the policy waits for the first label.
+      triggers. If labels arrive late, the policy waits for the first label.
     - *Hysteresis and cool-down*: the policy fires at the `consecutive_checks`-th unusual check in a row, but not before
-      `min_samples_between_triggers` samples have come since the last trigger. Unusual checks during this time count in the row.
+    `min_samples_between_triggers` samples have arrived since the last trigger. Unusual checks in the cool-down also count in the row.
 
     A subclass measures and judges: `measure`, `judge` and `remember`.
     """
@@ -224,13 +221,11 @@ class IntervalTrigger(Trigger):
 
     @abstractmethod
     def judge(self, measured: Sequence[Evidence], context: CheckContext) -> tuple[bool, Sequence[Evidence]]:
-        """Return whether a measurement is unusual, and the evidence of the measurement with verdicts and thresholds. The measurement is not empty.
-        Changes nothing.
-        """
+        """Return whether a measurement (not empty) is unusual, and its evidence with verdicts and thresholds. Changes nothing."""
 
     @abstractmethod
     def remember(self, record: CheckRecord) -> None:
-        """Record a check with measurements. The check was just made, or comes from the journal."""
+        """Record a check with measurements. The check was just made, or is from the journal."""
 
     def next_check(self, batch: SampleBatch, start: int) -> int | None:
         """Return the end of the interval, or the position at which the warm-up policy decides."""
@@ -253,7 +248,7 @@ class IntervalTrigger(Trigger):
 
     def check(self, context: CheckContext) -> Check:
         """Decide by the rules that the class documents."""
-        # Checks during a warm-up measure and judge too, because criteria calibrate by them. Their verdict does not fire.
+        # Checks during a warm-up also measure and judge, because criteria need these values for calibration. The verdicts do not fire.
         measured = self.measure(context) if self._due[0] else CheckMeasurement()
         unusual, evidence = False, list[Evidence]()
         if measured.evidence:
@@ -263,7 +258,7 @@ class IntervalTrigger(Trigger):
             fires = self._due[1] and self._warm_up.check(context).fires
             return Check(fires, [*evidence, Evidence.flag(WARMING_UP)] if evidence else [], measured.memory)
         if not self._can_compare:
-            # Nothing can be trained on before a label has come.
+            # A training needs at least one sample whose label has arrived.
             fires = context.num_pending > 0
             return Check(fires, [*evidence, Evidence.flag(FIRST_TRIGGER)] if fires else evidence, measured.memory)
         # `checked` changes the counter itself, after the check is recorded.
@@ -295,7 +290,7 @@ class IntervalTrigger(Trigger):
         """Start the next interval after the samples so far. Called once an interval, even if nothing was measured."""
 
     def triggered(self, outcome: TriggerOutcome) -> None:
-        """Start again after the trigger."""
+        """Count the trigger, and count unusual checks in a row from 0."""
         self.num_triggers += 1
         self.last_trigger = outcome.position
         self._in_a_row = 0

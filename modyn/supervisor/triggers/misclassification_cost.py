@@ -79,20 +79,20 @@ class AvoidableMisclassificationCostTrigger(CostTrigger):
     """Fires when the summed age of avoidable misclassifications is worth more than the time of a training (Modyn, SIGMOD'25, section 5.1: cost
     trigger).
 
-    At each check the newest model is evaluated on the samples whose labels have come since the last check. A model trained now would have avoided
-    (expected accuracy - accuracy) · samples of its errors; the same share of each error counts as avoidable. *Regret* is the sum of the ages of the
-    avoidable misclassifications since the last trigger. The age of a misclassification is the stream time since the timestamp of its sample. The
-    regret divided by `avoidable_misclassification_latency_per_training_second` is an amount of training time. If a training now is forecast to take
-    less than this time, the policy fires, which resets the regret. The time of a training is forecast as DataIncorporationLatencyCostTrigger
-    forecasts it, and the expected accuracy as PerformanceTrigger does. With `lookahead`, the regret is forecast for the next check. The forecast
-    takes the time from the previous check to this check as the time to the next check.
+    At each check the newest model is evaluated on the samples whose labels have arrived since the last check. A model trained now would have avoided
+    (expected accuracy - accuracy) · samples of the newest model's errors; the same share of each error counts as avoidable. *Regret* is the sum of
+    the ages of the avoidable misclassifications since the last trigger. The age of a misclassification is the stream time since the timestamp of its
+    sample. The regret divided by `avoidable_misclassification_latency_per_training_second` is an amount of training time. If a training now is
+    forecast to take less than this time, the policy fires, which resets the regret. The time of a training is forecast in the same way as in
+    DataIncorporationLatencyCostTrigger, and the expected accuracy as in PerformanceTrigger. With `lookahead`, the regret is forecast for the next
+    check. The forecast assumes that the time to the next check equals the time since the previous check.
 
     *Example of the units*: a model errs at 100 of 1,000 samples a day, and an accuracy of 0.95 is expected. This gives 50 avoidable
     misclassifications a day. After three days, the misclassifications of the three days are 2.5, 1.5 and 0.5 days old on average. The regret is 50 ·
     4.5 · 86,400 s = 19.4e6 misclassification-seconds. With a rate of 1e6 the regret is worth 19.4 s of training. The policy fires if a training is
     forecast to take less.
 
-    Evidence: `accuracy` on the count `evaluated_samples`, `expected_accuracy`, `avoidable_misclassifications` since the last trigger, `regret` in
+    Evidence: `accuracy`, the count `evaluated_samples`, `expected_accuracy`, `avoidable_misclassifications` since the last trigger, `regret` in
     misclassification-seconds; with `lookahead` the detail `regret.so_far` without the forecast part; and the evidence of each CostTrigger.
 
     >>> from modyn.config.base import load_section
@@ -124,7 +124,7 @@ class AvoidableMisclassificationCostTrigger(CostTrigger):
         self._now: int | None = None
         """Stream time: the largest timestamp so far."""
         self._counted_at: int | None = None
-        """Stream time at the last check that has measured, up to which the regret is counted."""
+        """Stream time at the last check with a measurement. The regret is counted up to this time."""
         self._avoidable = 0.0
         self._regret = 0.0
 
@@ -154,7 +154,7 @@ class AvoidableMisclassificationCostTrigger(CostTrigger):
             self._now = newest if self._now is None else max(self._now, newest)
 
     def lacking(self) -> str:
-        """Return the clause of `CostTrigger.lacking`, or else a clause that labels came too late."""
+        """Return the clause of `CostTrigger.lacking`; without such a clause, a clause if labels arrived too late."""
         return super().lacking() or self._windows.lacking()
 
     def regret(self, context: CheckContext) -> Sequence[Evidence]:
@@ -172,13 +172,13 @@ class AvoidableMisclassificationCostTrigger(CostTrigger):
             measured = [Evidence.count(EVALUATED, num_samples), *scores]
         new = lack * num_samples
         avoidable = max(0.0, self._avoidable + new)
-        # Earlier misclassifications have become older by the interval, and the new ones have their mean age.
+        # Earlier misclassifications have aged by the interval, and new misclassifications have the measured mean age.
         regret = self._regret + self._avoidable * interval + new * mean_age
         regret = max(0.0, regret) if avoidable else 0.0
         measured.append(Evidence(AVOIDABLE, avoidable))
         if self.config.mode != "lookahead":
             return [*measured, Evidence(REGRET, regret)]
-        # Samples until the next check are assumed to come evenly. At that check they are therefore half an interval old on average.
+        # Samples are assumed to arrive evenly until the next check. At the next check, their mean age is therefore half an interval.
         ahead = lack * self._trend.samples_ahead(num_samples) / 2
         forecast = max(0.0, regret + (avoidable + ahead) * interval)
         return [*measured, Evidence.detail(SO_FAR, regret), Evidence(REGRET, forecast)]

@@ -1,4 +1,4 @@
-"""Policy that fires when the newest model does worse on new data than it should."""
+"""Policy that fires when scores of the newest model on new data are unusually bad."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OF_FORECASTS: Final = ("mode", "forecasting_method", "data_density_window_size"
 
 
 class PerformanceConfig(PerformanceOptions):
-    """Fires when the newest model does worse on new data than it should."""
+    """Fires when scores of the newest model on new data are unusually bad."""
 
     decision_criteria: dict[SeriesName, dict[str, Any]] = Field(
         min_length=1,
@@ -35,16 +35,16 @@ class PerformanceConfig(PerformanceOptions):
 class PerformanceTrigger(IntervalTrigger):
     """Fires when a score of the newest model on new samples is unusual by any of its criteria (Modyn, SIGMOD'25, sections 5.1 and 7.2).
 
-    Each sample is evaluated once, at the first check after its label has come (`label_delay`), unless the newest model was trained on it. A
-    criterion judges the score that its `metric` names, or the misclassifications since the last trigger that a model trained now would avoid:
-    Σ (expected accuracy - accuracy) · samples over the checks since the last trigger. Checks that are better than expected reduce the sum only with
-    `allow_reduction`, and never below 0. The expected accuracy is an option, or is forecast from the first accuracies after the newest triggers. With
-    `lookahead`, the sum is forecast for the next check.
+    Each sample is evaluated once, at the first check after its label has arrived (`label_delay`), unless the newest model was trained on it. A
+    criterion judges the score that its `metric` names, or the misclassifications since the last trigger that a model trained now would avoid: Σ
+    (expected accuracy - accuracy) · samples over the checks since the last trigger. Checks that are better than expected reduce the sum only with
+    `allow_reduction`, and never below 0. The expected accuracy is an option, or is forecast from the first accuracies after the newest triggers.
+    With `lookahead`, the sum is forecast for the next check.
 
     `EstimatedAccuracyATC` and `EstimatedAccuracyDoC` need no labels of new samples. The average thresholded confidence (ATC) exaggerates a loss of
-    accuracy if errors are not the least confident samples. The difference of confidences (DoC) is exact if confidence equals accuracy. Both are
-    calibrated once for each model, on samples that its training has held out (`training.validation`). Without held-out samples, both are calibrated
-    on the samples of the first check with labels after the trigger.
+    accuracy if errors are not the least confident samples. The difference of confidences (DoC) is exact if confidence equals accuracy. ATC and DoC
+    are calibrated once for each model, on samples that its training has held out (`training.validation`). Without held-out samples, ATC and DoC are
+    calibrated on the samples of the first check with labels after the trigger.
 
     A criterion votes no if its score is undefined or has no samples. Outputs of a model that are not finite are an error. Nothing is measured before
     the first model. During the warm-up, criteria calibrate.
@@ -114,7 +114,7 @@ class PerformanceTrigger(IntervalTrigger):
         return super().warning() or (None if self.model_id is None else self._meter.warning())
 
     def lacking(self) -> str:
-        """Return the clause of `IntervalTrigger.lacking`, or else a clause that labels came too late."""
+        """Return the clause of `IntervalTrigger.lacking`; without such a clause, a clause if labels arrived too late."""
         return super().lacking() or self._meter.lacking()
 
     def measure(self, context: CheckContext) -> CheckMeasurement:

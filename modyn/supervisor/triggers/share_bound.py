@@ -21,7 +21,7 @@ SINCE = "steps_since_s"
 
 
 class ShareBound(Trigger):
-    """Fires where another policy fires, but waits T · (1 / `max_share` - 1) seconds after a batch of steps that took T seconds.
+    """Fires when another policy fires, but not until T · (1 / `max_share` - 1) seconds after a step batch that took T seconds.
 
     If the policy has fired during the wait, the first check after the wait fires, even if the policy says no at this check. This check does not fire
     while predictions are too slow. If `trigger` fires during the wait, its training uses the waiting samples, and the delayed firing is dropped.
@@ -47,7 +47,7 @@ class ShareBound(Trigger):
 
     @property
     def label_delay(self) -> int:
-        """The delay of the bounded policy."""
+        """The label delay of the bounded policy."""
         return self._policy.label_delay
 
     @property
@@ -80,7 +80,7 @@ class ShareBound(Trigger):
         self._clock.observe(samples)
 
     def checked(self, record: CheckRecord) -> None:
-        """Give the policy its own verdict, and store whether it has fired."""
+        """Pass the policy its own verdict, and store whether the policy has fired."""
         own = [one for one in record.evidence if one.series != SINCE]
         fired = bool(record.memory["fires"])
         self._policy.checked(replace(record, fires=fired, evidence=own, memory=record.memory["policy"]))

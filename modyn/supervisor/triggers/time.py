@@ -31,9 +31,9 @@ class TimeTrigger(Trigger):
 
     Periods are measured by the timestamps of the samples, not by the clock. A period without samples causes no trigger. A gap over several periods
     causes one trigger, for the samples before the gap. A late sample, which is older than the current period, causes no trigger and belongs to the
-    period in which the sample arrived. A timestamp from the future ends the current period and starts a new period. When samples arrive, storage sets
-    aside samples whose timestamps are too far in the future. If all samples are late and span a period among themselves, the run warns. (Modyn,
-    SIGMOD'25, section 5.1: time trigger.)
+    period in which the sample arrived. A timestamp from the future ends the current period and starts a new period. When samples arrive, storage
+    sets aside samples whose timestamps are too far in the future. If all new samples are late and their timestamps span a period, the run warns.
+    (Modyn, SIGMOD'25, section 5.1: time trigger.)
 
     >>> import numpy as np
     >>> from modyn.testing.decisions import decide
@@ -57,7 +57,8 @@ class TimeTrigger(Trigger):
     def next_check(self, batch: SampleBatch, start: int) -> int | None:
         """Return the position before the first sample of a newer period."""
         decided = max(start + 1, 0)
-        # If the policy has decided at `start`, the sample after it has started a period. This period counts, although it is not observed yet.
+        # If the policy has decided at `start`, the sample after `start` begins a period. This period counts, although the sample is not observed
+        # yet.
         origin, period = self._after(batch.slice(max(start, 0), decided))
         if origin is None or period is None or (end := origin + (period + 1) * self._every) > MAX_TIMESTAMP:
             return None
@@ -87,7 +88,7 @@ class TimeTrigger(Trigger):
 def _first_from(limit: int, timestamps: Int64Array, start: int) -> int | None:
     """Return the first position from `start` on whose timestamp is `limit` or later.
 
-    Each step searches twice as many samples, so that each of many short periods does not search all of a long batch.
+    Each step searches twice as many samples as the step before, so that the search for the end of a short period does not read a whole long batch.
     """
     size = _FIRST_SEARCHED
     while start < len(timestamps):

@@ -1,1 +1,1 @@
-"""Measure how fast a pipeline prepares samples on this machine, and plan a cache by these measurements."""
+"""Measure how fast a pipeline prepares samples on this machine, and plan a cache from these measurements."""

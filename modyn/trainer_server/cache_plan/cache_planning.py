@@ -1,4 +1,4 @@
-"""Profiles and plans of a cache for a pipeline, for the command line and `modyn.Client`. Imports torch only to measure."""
+"""Profiles and plans of a cache for a pipeline, for the command line and `modyn.Client`. Imports torch only for a measurement."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class CacheForecast:
     jobs: int
     """Number of trainings that share the cache."""
     plan: CachePlan
-    """The store and the split that a training with `split: auto` would use, or the reason why no cache pays. The plan has predictions for each usable
+    """The store and the split that a training with `split: auto` would use, or the reason why no cache saves time. The plan predicts each usable
     store."""
     store: str
-    """The store whose splits are compared: the store of the plan, or the best store if no cache pays."""
+    """The store of the plan, or the best store if no cache saves time. `splits` compares the splits of this store."""
     in_use: Split | None
     """The split with which other splits are compared; None if the user names no split."""
     splits: tuple[ComparedSplit, ...]
-    """The best split, the splits that keep only one form of samples, the split in use if the user names one, and the prediction without a cache."""
+    """The best split, the splits that keep only one form of samples, `in_use` unless it is None, and the prediction without a cache."""
     predictions: SplitPredictions
     """Predictions for all splits of `store`."""
     notes: tuple[str, ...]
@@ -62,7 +62,7 @@ def measure_cache(
     workers: int | None,
     progress: Callable[[MeasuredPart], object],
 ) -> CacheProfile:
-    """Measure the parameters that decide about a cache on this machine, and keep them for `read_forecast` and for trainings. Args, errors: see
+    """Measure on this machine the parameters from which a cache is planned, and store them for `read_forecast` and trainings. Args, errors: see
     `measure_profile`.
     """
     started = perf_counter()  # Importing PyTorch counts towards the time limit.
@@ -87,7 +87,7 @@ def measure_cache(
 def read_forecast(
     config: SystemConfig, pipeline: ProfiledPipeline, size: int | str | None, jobs: int | None, split: str | None
 ) -> CacheForecast:
-    """Predict the effect of a cache from the profile that `measure_cache` has kept, by the same rule as trainings.
+    """Predict the effect of a cache from the profile that `measure_cache` stored. Trainings use the same rule.
 
     Args: size: bytes, or a text such as 2GB; None for the size in the pipeline or the system file, or else USUAL_SIZE. split: the split in use, such
     as 58-42-0; None for the split in the pipeline or the system file.
@@ -108,7 +108,7 @@ def read_forecast(
             f"no store could be measured for dataset '{measured.dataset}': {' '.join(measured.notes)} Correct that, and run `modyn cache "
             "profile PIPELINE.yaml` again"
         )
-    # The forecast shows the best split next to the split in use.
+    # With `auto`, the plan has the best split, which the forecast compares with the split in use.
     settings = settings.model_copy(update={"size": num_bytes, "jobs": jobs, "split": "auto"})
     check_machine(config, settings)
     needs = cache_needs(config, pipeline.data, pipeline.training.model_dump(), measured, is_remote=False)
@@ -175,12 +175,12 @@ def forecast_notes(measured: CacheProfile, pipeline: ProfiledPipeline, jobs: int
 
 
 def trainings(jobs: int) -> str:
-    """Name a number of trainings in words."""
+    """Return a number of trainings as text, such as `1 training`."""
     return "1 training" if jobs == 1 else f"{jobs:,} trainings"
 
 
 def _bytes(size: int | str) -> int:
-    """Parse the size of a cache. Raises InvalidArgumentError for any other text or number."""
+    """Parse the size of a cache. Raises InvalidArgumentError if `size` is not a size of at least 1 byte."""
     try:
         found = parse_size(size)
     except ValueError as error:

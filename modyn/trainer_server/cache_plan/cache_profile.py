@@ -44,19 +44,19 @@ from modyn.trainer_server.train import configure_torch
 SECONDS: Final = 60.0
 """Approximate duration of a measurement. Samples that take long to decode make the measurement longer."""
 SHARES: Final = {"storage": 2.0, "sizes": 2.0, "decoding": 4.0, "augmenting": 2.0, "stores": 2.0, "training": 3.0}
-"""Weight of each part in the time of the measurement. The start of processes is not included."""
+"""Relative weight of each part in the time of the measurement, without the start of processes."""
 MOST_KEYS: Final = 1_000_000
 """Limit on the number of samples that are read."""
 KEPT_BYTES: Final = 16 << 20
-"""Largest number of bytes of the read payloads that are kept to be decoded. Each process gets a copy of these payloads."""
+"""Limit in bytes on the payloads that are kept for decoding. Each process gets a copy of these payloads."""
 KEPT_SAMPLES: Final = 8192
-"""Largest number of read payloads that are kept to be decoded."""
+"""Limit on the number of payloads that are kept for decoding."""
 FIRST_PIECE: Final = 1
 """Size of the first piece that is read, and of the first piece that is decoded. The first piece shows how long one sample takes."""
 PIECE_S: Final = 0.25
 """Approximate time to decode one piece of samples; a piece is no larger than a batch."""
 DECODED_PIECES: Final = 4
-"""Number of decoded pieces that are kept, to be augmented again and again. Decoded samples may be much larger than stored samples."""
+"""Number of decoded pieces that are kept and augmented repeatedly. The number is small, because decoded samples may be large."""
 
 
 def measure_profile(
@@ -71,11 +71,11 @@ def measure_profile(
     clock: Clock = perf_counter,
     progress: Callable[[MeasuredPart], object] = lambda _: None,
 ) -> CacheProfile:
-    """Measure all parameters for a dataset. The user's functions run in this process, and in the processes that it starts.
+    """Measure all parameters for a dataset. The user's functions run in this process, and in the processes that this process starts.
 
-    Args: source: source of the dataset's payloads. info: the dataset as storage knows it. seconds: total time. num_workers: number of workers that
-    read and decode; None for the number in the pipeline. torch_threads: number of PyTorch's threads, as in trainings. stores: possible stores of a
-    cache (`known_stores`); None to measure no store. progress: called at the start of each part. Raises: ConfigError: the device is missing, or a
+    Args: source: source of the dataset's payloads. info: description of the dataset from storage. seconds: total time. num_workers: number of workers
+    that read and decode; None for the number in the pipeline. torch_threads: number of PyTorch's threads, as in trainings. stores: possible stores of
+    a cache (`known_stores`); None to measure no store. progress: called at the start of each part. Raises: ConfigError: the device is missing, or a
     part of the pipeline cannot be built. InvalidArgumentError: the dataset has no samples. DataError, UserCodeError, TrainingError: samples cannot be
     read, decoded or trained on. UnavailableError: storage cannot be reached.
     """
@@ -101,7 +101,7 @@ def measure_profile(
             data, pieces[-DECODED_PIECES:], workers, budget.begin("augmenting"), clock, from_decoded=True
         )
         seconds_left = budget.begin("stores")
-        # A quarter of the time makes values to store, and the rest measures the stores with them.
+        # A quarter of the time is for preparing the values to store, and the rest is for measuring the stores with these values.
         values = stored_values(data, prepared, seconds_left / 4, clock)
         rates, left_out = store_rates(stores or {}, values, training.batch_size, workers, seconds_left * 3 / 4, clock)
         trained = training_rate(pipeline, prepared.batch, budget.begin("training"), clock)
@@ -129,7 +129,7 @@ def measure_profile(
         augmented_bytes=prepared.augmented.mean_bytes,
         storage_bytes_per_s=read.bytes_per_s,
         decode_and_augment_samples_per_s=decoding,
-        # Augmenting is a part of decoding and augmenting, and cannot be slower.
+        # Augmentation alone cannot be slower than decoding plus augmentation.
         augment_samples_per_s=max(augmenting, decoding),
         worker_read_bytes_per_s=read.worker_bytes_per_s,
         decode_s=times.decode_s / max(1, times.num_decoded),
@@ -149,9 +149,9 @@ class StorageRead:
     kept: Payloads
     """The first payloads that were read."""
     whole_dataset: bool
-    """Whether all samples were read within the time."""
+    """Whether all samples were read within the time limit."""
     worker_bytes_per_s: float
-    """Rate at which one worker reads files, by `ReadClock`; 0 if workers read no files."""
+    """Rate at which one worker reads files, measured by `ReadClock`; 0 if workers read no files."""
 
 
 def read_storage(
@@ -169,8 +169,8 @@ def read_storage(
     room_bytes, room_samples = KEPT_BYTES, KEPT_SAMPLES
 
     def reads() -> Iterator[float]:
-        nonlocal room_bytes, room_samples  # There is no lock: threads that change them at the same time may keep a batch too many.
-        # Threads may share an iterator of a list, because the interpreter takes each item in one operation.
+        nonlocal room_bytes, room_samples  # There is no lock, because simultaneous changes only keep one batch too many.
+        # Threads may share an iterator of a list, because the interpreter returns each item in one atomic operation.
         for asked in waiting:
             found, read_s = read_payloads(payloads, info, asked)
             num_bytes = int(found.offsets[-1])
@@ -198,8 +198,8 @@ def _growing(keys: Int64Array, batch_size: int) -> Iterator[Int64Array]:
 
 
 def read_payloads(payloads: PayloadReader, info: DatasetInfo, keys: Int64Array) -> tuple[Payloads, float]:
-    """Read the payloads of undeleted `keys` into one buffer, whose offsets begin with 0. Also return the seconds in which files were read; 0 if
-    Flight delivered the payloads."""
+    """Read the payloads of undeleted `keys` into one buffer, whose offsets begin with 0. Also return the seconds spent on reading files; 0 if the
+    payloads arrived over Flight."""
     if isinstance(payloads, PayloadClient):
         answers = payloads.fetch(info.name, keys, "skip", identity=info.identity)
         return concatenate_payloads([select_payloads(found, slice(0, len(found))) for found in answers]), 0.0
@@ -213,11 +213,9 @@ class PreparedSamples:
     """Samples that were decoded and augmented once, without bad samples."""
 
     pieces: Sequence[Payloads]
-    """Payloads of the samples, in pieces that take about equally long. The first pieces are left out, because these pieces only show how long a
-    sample takes.
-    """
+    """Payloads of the samples, in pieces that take about equally long to prepare. Pieces smaller than half of the largest piece are left out."""
     num_samples: int
-    """Number of decoded samples, in all pieces."""
+    """Number of decoded samples, including the pieces that are left out."""
     batch: Batch
     """The largest piece, as a batch."""
     decoded: FormSizes
@@ -235,7 +233,7 @@ class PreparedSamples:
 def prepare(
     pipeline: ProfiledPipeline, payloads: Payloads, bad_samples: BadSamples, seconds: float, clock: Clock
 ) -> PreparedSamples:
-    """Decode and augment samples in this process until the time is over; at least one piece.
+    """Decode and augment at least one piece of samples in this process, and continue until `seconds` have passed.
 
     Raises: DataError, UserCodeError: no sample can be decoded, or samples are bad and `on_bad_sample` makes this an error.
     """
@@ -263,7 +261,7 @@ def prepare(
         raise DataError(
             f"none of {first} samples of dataset '{pipeline.data.dataset_id}' could be decoded; correct the parser or the data"
         )
-    # Small pieces would lower the measured rates, because the cost of each batch is shared by fewer samples.
+    # Small pieces would lower the measured rates, because fewer samples share the fixed cost of each batch.
     whole = [piece for piece in pieces if 2 * len(piece) >= len(largest)]
     return PreparedSamples(whole, sum(map(len, pieces)), largest, decoded_sizes, augmented_sizes)
 

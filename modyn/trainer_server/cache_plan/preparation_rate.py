@@ -1,6 +1,6 @@
-"""Measure the rate at which the workers of a training decode and augment: processes or threads, on payloads in memory.
+"""Measure the rate at which the workers of a training (processes or threads) decode and augment payloads in memory.
 
-Imports torch and the modules that make batches, but no training code: each process imports this module when it starts.
+Imports torch and the modules that make batches, but no training code, because each worker process imports this module at its start.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def preparation_rate(
 
 
 def prepared_again(functions: BatchPipeline, data: DataConfig, pieces: Sequence[Payloads], from_decoded: bool) -> Iterator[Batch]:
-    """Yield batches of the pieces, in a cycle without end."""
+    """Yield batches of the pieces in an endless cycle."""
     decoded = [decode_samples(functions, data, piece) if from_decoded else [] for piece in pieces]
     for piece, samples in cycle(zip(pieces, decoded, strict=True)):
         preparing = PreparationClock()
@@ -91,7 +91,7 @@ class _PreparedInProcess(IterableDataset[Batch | ModynError]):
 
 
 def decode_samples(functions: BatchPipeline, data: DataConfig, payloads: Payloads) -> list[Any]:
-    """Decode the samples by all deterministic steps, and return each sample by itself."""
+    """Decode the samples with all deterministic transformations. Return one value for each sample."""
     if data.bytes_parser_function is not None:
         return functions.decode(map(payloads.payload, range(len(payloads))), payloads.keys)
     return functions.decode(rows_of(functions.decode_batch(payloads)), payloads.keys)

@@ -1,4 +1,4 @@
-"""Notes for users on a measured profile, and the machine of the measurement. Imports torch."""
+"""Notes for users on a measured profile, and a description of the measurement's machine. Imports torch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from modyn.trainer_server.cache_plan.training_rate import TrainingRate
 LEAST_SAMPLES: Final = 64
 """A rate measured with fewer samples gets a note that the rate is uncertain."""
 LEAST_PART: Final = 1 / 4
-"""A rate measured with batches below this part of the pipeline's batch size gets a note, because fewer samples then share the fixed cost of a batch.
-"""
+"""If the measured batches are below this fraction of the pipeline's batch size, the rate gets a note: few samples share the fixed cost of a batch."""
 
 
 def profile_notes(pipeline: ProfiledPipeline, whole_dataset: bool, payloads: PayloadReader, batch_size: int) -> Iterator[str]:
-    """Yield notes about the conditions of a measurement that the user should know."""
+    """Yield notes about conditions of the measurement that limit its precision."""
     way = "over Flight" if isinstance(payloads, PayloadClient) else "by the short cut, from the files themselves"
     yield f"Samples were read {way}; what the operating system had in memory came from there."
     if whole_dataset:
@@ -43,7 +42,7 @@ def profile_notes(pipeline: ProfiledPipeline, whole_dataset: bool, payloads: Pay
 def too_little(
     pipeline: ProfiledPipeline, num_decoded: int, piece_size: int, times: PreparationTimes, trained: TrainingRate
 ) -> Iterator[str]:
-    """Yield a note for each value that was measured with too few samples. Args: num_decoded: samples of known size. piece_size: size of the largest
+    """Yield a note for each value that was measured with too few samples. Args: num_decoded: decoded samples. piece_size: size of the largest
     piece."""
     batch_size, least = pipeline.training.batch_size, int(LEAST_PART * pipeline.training.batch_size)
     again = "a prediction may be wrong by far: `modyn cache profile --seconds N` with a larger N, on a machine that does nothing else, measures more"
@@ -61,7 +60,7 @@ def too_little(
 
 
 def describe_machine(device: str) -> str:
-    """Describe the processors that this process may use, memory, system, and the GPU if `device` is one."""
+    """Describe the processors that this process may use, the memory, the system, and the GPU if `device` is a GPU."""
     try:
         with open("/proc/cpuinfo") as file:
             names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]

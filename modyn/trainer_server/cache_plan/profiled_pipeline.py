@@ -27,7 +27,7 @@ class ProfiledPipeline:
     data: DataConfig
     training: TrainingConfig
     cache: Mapping[str, Any] = field(default_factory=dict)
-    """The pipeline's section `cache`. The system file may have further options."""
+    """The pipeline's section `cache`. The system file may contain further options of the cache."""
 
     @property
     def data_digest(self) -> str:
@@ -36,13 +36,13 @@ class ProfiledPipeline:
 
     @property
     def trained(self) -> str:
-        """Description of the training that served to measure the accelerator's rate."""
+        """Description of the training with which the accelerator's rate was measured."""
         return f"{self.model.id} on {self.training.device}, batches of {self.training.batch_size}"
 
 
 def load_profiled(text: str, file_name: str) -> ProfiledPipeline:
-    """Load these sections of the pipeline in `text`. Raises ConfigError, which lists every problem in these sections and in the file's frame, with
-    lines.
+    """Load the sections of `ProfiledPipeline` from the text of a pipeline file. Raises ConfigError, which lists every problem in these sections and
+    in the file's frame, with line numbers.
     """
     source = pipeline_source(load_yaml(text, file_name))
     found, data = check_frame(source.data), with_columns(source.data)

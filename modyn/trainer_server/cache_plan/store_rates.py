@@ -1,4 +1,4 @@
-"""Measure how fast each store of a cache is when trainings use it: with real tiers, the codec for values, and the same workers. Imports torch.
+"""Measure how fast trainings can use each store of a cache: with real tiers, the codec for values, and workers as in a training. Imports torch.
 
 Each store gets a temporary tier with its own name. Budgets and samples of trainings are not changed.
 """
@@ -29,7 +29,7 @@ from modyn.records import BoolArray, Int64Array
 from modyn.state_folders import shared_folder
 
 STORED_BYTES: Final = 64 << 20
-"""Target size in bytes of the values that are written and read: more than a processor's caches hold."""
+"""Target size in bytes of the values that are written and read: more than fits into the caches of a processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ReadingWorkers:
 
 
 class FormSizes:
-    """Counts the bytes that samples of one form take in a tier, until a sample cannot be kept."""
+    """Counts the bytes of one form's samples in a tier. Counting ends at the first sample that a tier cannot keep."""
 
     def __init__(self) -> None:
         self._codec = SampleCodec()
@@ -60,7 +60,7 @@ class FormSizes:
 
     @property
     def mean_bytes(self) -> float | None:
-        """Mean number of bytes of a value, or None if a value cannot be kept, or there is no value."""
+        """Mean number of bytes of a value, or None if a tier cannot keep a value, or there is no value."""
         return self._num_bytes / self._num_samples if self.refusal is None and self._num_samples else None
 
 
@@ -86,7 +86,7 @@ def known_stores(config: SystemConfig) -> dict[StoreName, str]:
 
 
 def most_stored_bytes() -> int:
-    """Limit in bytes on the values to measure with: a part of the capacity of this machine's shared memory."""
+    """Limit in bytes on the values for a measurement: at most a quarter of this machine's shared memory."""
     return min(STORED_BYTES, max(1 << 20, shared_memory_bytes() // 4))
 
 
@@ -98,7 +98,7 @@ def store_rates(
     seconds: float,
     clock: Clock,
 ) -> tuple[dict[str, StoreRates], list[str]]:
-    """Measure each store with `values`, which a store can keep. Removes the values from the store afterwards, also after an error.
+    """Measure each store with `values`, which a store must be able to keep. Remove the values afterwards, even after an error.
 
     Args: stores: see `known_stores`. Returns: rates by store, and one sentence for each store that cannot be measured, with the reason.
     """
@@ -126,7 +126,7 @@ def _measured(
     sizes = [len(codec.encode(value)) for value in values]
     source = CacheSource(store, address, {})
     nothing = TierPlace(f"profiled_{token_hex(8)}", token_bytes(NAMESPACE_BYTES), 0)
-    # The budget is twice the size, because in a Redis Cluster each part of a tier has an equal share of the budget, but not of the samples.
+    # The budget is twice the size, because the parts of a tier in a Redis Cluster have equal budgets, but unequal numbers of samples.
     place = TierPlace(nothing.name, nothing.namespace, 2 * sum(map(source.tier(nothing).charge, sizes)))
     mean_bytes = sum(sizes) / len(sizes)
     with closing(source.tier(place)) as tier:
@@ -163,7 +163,7 @@ def _reading(
 
 
 class _ReadInProcess(IterableDataset[Batch | ModynError]):
-    """Runs `read_batches` in a worker process. Yields batches that say how many samples were found, without their content."""
+    """Runs `read_batches` in a worker process. Yields batches without content. The length of a batch is the number of samples found."""
 
     def __init__(self, source: CacheSource, place: TierPlace, num_values: int, batch_size: int, limits: ProcessLimits) -> None:
         super().__init__()

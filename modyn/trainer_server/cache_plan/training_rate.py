@@ -45,7 +45,8 @@ def pytorch_threads(num: int) -> Iterator[None]:
 
 
 def training_rate(pipeline: ProfiledPipeline, batch: Batch, seconds: float, clock: Clock) -> TrainingRate:
-    """Measure samples/s of the training loop with a fresh model: copies to the device, forward, backward, steps. Waits for each batch.
+    """Measure samples/s of the training loop with a fresh model: copies to the device, forward, backward, steps. Waits for the device after each
+    batch.
 
     Args: batch: samples that are repeated to fill batches.
     Raises: ConfigError: the model or its optimizers cannot be built. TrainingError, DataError: the model or the loss does not fit the samples.
@@ -54,7 +55,7 @@ def training_rate(pipeline: ProfiledPipeline, batch: Batch, seconds: float, cloc
     # Compiling may take longer than the whole measurement.
     config = pipeline.training.model_copy(update={"compile": False})
     model = build_model(pipeline.model.id, pipeline.model.config).to(config.device)
-    # Schedulers are built for more batches than the time allows.
+    # The schedulers need a number of batches. This number is larger than the time allows.
     plan = TrainingPlan(2**20 * config.batch_size, config.batch_size, accumulation=config.gradient_accumulation_steps)
     training = Training(build_components(model, config, plan, Criterion(config.optimization_criterion)), plan, hooks=())
     size, ended = min(FIRST_SAMPLES, config.batch_size), list[float]()
@@ -81,8 +82,7 @@ def training_rate(pipeline: ProfiledPipeline, batch: Batch, seconds: float, cloc
             if larger == size or 2 * (now - started) * larger / size > end - now:
                 break
             size = larger
-        # The last batch of this size was the warm-up, so that it does not count. At least one batch is measured, and no batch begins that would end
-        # after the time.
+        # The last batch of this size was the warm-up, and does not count. At least one batch is measured. No batch begins that would end too late.
         whole = repeated(size)
         ended.append(looked_at())
         for index in numbers:

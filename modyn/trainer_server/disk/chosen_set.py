@@ -30,7 +30,7 @@ class ChosenSamples:
 
 @dataclass(frozen=True, eq=False)
 class ChosenRows:
-    """Chosen samples with the scores that decided, float32 (n,); the scores are None if the policy has no single score for a sample."""
+    """Chosen samples with the scores by which they were chosen, float32 (n,); the scores are None if the policy has no single score for a sample."""
 
     chosen: KeysAndWeights
     scores: Float32Array | None
@@ -53,7 +53,7 @@ class ChosenRows:
 
 
 def write_chosen_set(path: Path, trigger_set: TriggerSetInfo, rows: ChosenRows, meta: Mapping[str, Any]) -> ChosenSamples:
-    """Write the chosen samples of `trigger_set`: complete and durable on return.
+    """Write the chosen samples of `trigger_set`. The file is complete and durable on return.
 
     Args: meta: `identity` of the selection, and `notes`. Raises: TrainingError: the disk cannot be written to.
     """
@@ -82,18 +82,18 @@ def read_chosen_set(path: Path) -> ChosenRows:
 
 @dataclass(frozen=True, slots=True)
 class ChosenSource:
-    """Connects a dataset to the payloads of `connect`, and to the keys in a file. Picklable if `connect` is."""
+    """Connects a dataset to the payloads of `connect`, and to the keys in a file. Picklable if `connect` is picklable."""
 
     path: Path
     connect: Callable[[], DatasetClients]
 
     def __call__(self) -> DatasetClients:
-        """Connect, in the process that reads."""
+        """Connect in the process that reads the samples."""
         return self.connect().with_keys(ChosenKeys(self.path))
 
 
 class ChosenKeys:
-    """Serves keys and weights of a chosen set as a selector does."""
+    """Returns keys and weights of a chosen set, like a client of the selector."""
 
     def __init__(self, path: Path) -> None:
         self._file = ColumnFile.open(path, _KIND)

@@ -1,11 +1,11 @@
 """The trainer's files below its folder: scratch files, checkpoints, optimizers' states, finished trainings. Defines their paths and their removal.
 
-A training that has ended leaves weights and result on disk, because the service may miss the end. The next attempt then only stores this model. The
-files are the weights, states of optimizers if the training keeps them, and a record with the training's identity and the checksums, which is written
-last. Weights without a record are ignored. A record without weights belongs to a training that made no model. The files are durable, but not the
-files of a training of steps: repeating its steps takes less time than waiting for the disk.
+A training leaves its weights and its result on disk when it ends. If the service misses the end, the next attempt only stores this model. The files
+are the weights, the optimizers' states (if the training keeps them), and finally a record with the training's identity and the checksums. Weights
+without a record are ignored. A record without weights belongs to a training that made no model. The files are durable, except after online steps:
+repeating the steps takes less time than waiting for the disk.
 
-An argument `folder` is the trainer server's folder. This module imports no torch: a function given by the caller writes the weights.
+The argument `folder` is the trainer server's folder. This module imports no torch: a function of the caller writes the weights.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def checkpoint_path(folder: Path, request: TrainingRequest) -> Path:
 
 
 def selections_dir(folder: Path, request: TrainingRequest) -> Path:
-    """Return the folder of scores and choices of a training in sample-then-batch; the training needs the folder until the model is stored."""
+    """Return the folder for the scores and choices of a sample-then-batch training; the training needs the folder until the model is stored."""
     return folder / "selections" / f"{request.run_id}.{request.trigger_id}"
 
 
@@ -92,7 +92,8 @@ def record_path(weights: Path) -> Path:
 
 
 def partial_path(path: Path) -> Path:
-    """Return the temporary path of a file of a finished training. All attempts share the path, so that a killed attempt leaves no other file."""
+    """Return the temporary path of a file of a finished training. All attempts share the path, so that they overwrite the file of a killed
+    attempt."""
     return path.with_name(f".{path.name}.partial")
 
 
@@ -115,7 +116,7 @@ def keep_finished(
     try:
         if durable or not weights.parent.is_dir():
             make_folder(weights.parent)
-        # The weights get their final name when they are complete, and the record follows them. A crash leaves no record of missing weights.
+        # The weights get their final name when they are complete. The record is written afterwards. A crash leaves no record of missing weights.
         save(partial)
         if durable:
             sync(partial)
@@ -127,7 +128,7 @@ def keep_finished(
             identity,
             durable=durable,
         )
-    except Exception as error:  # For a full disk, safetensors raises its own error.
+    except Exception as error:  # safetensors raises its own error if the disk is full.
         with suppress(OSError):
             partial.unlink()
         reason = error.message if isinstance(error, ModynError) else getattr(error, "strerror", None) or str(error)
@@ -166,7 +167,7 @@ def find_finished(weights: Path, identity: Mapping[str, Any], optimizers: Path |
     try:
         record = from_json(path.read_bytes())
         checksum = record.pop("crc32", None)
-        # A release with another version may compute the checksum differently. Such a record is refused by its version below.
+        # Another version of the record may have another checksum. The condition below refuses such a record by its version.
         if record["version"] == VERSION and checksum != _checksum(record):
             reason = "it does not match its checksum"
         elif record["version"] != VERSION or record["identity"] != dict(identity):
@@ -201,7 +202,7 @@ def remove_run(folder: Path, run_id: str) -> None:
 
     Raises: UnavailableError: the disk does not confirm the removal.
     """
-    # The name of another run may begin with this run's name, and continue with a number.
+    # The patterns below also find files of a run whose name begins with this run's name and a dot. This expression excludes these files.
     own = re.compile(rf"\.?{re.escape(run_id)}\.\d+(\.(checkpoint|pt|json|safetensors|scores)(\.partial)?)?")
     for path in [*folder.glob(f"*/{escape(run_id)}.*"), *folder.glob(f"*/.{escape(run_id)}.*")]:
         if not own.fullmatch(path.name):
@@ -211,7 +212,7 @@ def remove_run(folder: Path, run_id: str) -> None:
         else:
             remove(path)
     try:
-        # The removal must be durable before the journal of the run is removed. Afterwards, nothing would remove files that a crash restores.
+        # The removal must be durable before the journal of the run is removed. Without the journal, no process removes files that a crash restores.
         for place in folder.glob("*/"):
             sync(place)
     except OSError as error:
@@ -223,7 +224,7 @@ def remove_run(folder: Path, run_id: str) -> None:
 def clean_up(folder: Path, request: TrainingRequest, *, stored: bool) -> None:
     """Remove the files of an attempt that has ended, even if its worker was killed.
 
-    Args: stored: whether the model of the training is stored; only then the checkpoint and the files of earlier triggers are removed too.
+    Args: stored: whether the model of the training is stored. If so, also remove the checkpoint and the files of earlier triggers.
     """
     rmtree(scratch_dir(folder, request), ignore_errors=True)
     if stored:
@@ -231,7 +232,7 @@ def clean_up(folder: Path, request: TrainingRequest, *, stored: bool) -> None:
 
 
 def remove_outlived(folder: Path, request: TrainingRequest) -> None:
-    """Remove the files that a training with a stored model resumed from, and finished trainings and optimizers' states of earlier triggers."""
+    """After a training's model is stored, remove the files that its next attempt would need, and the files of earlier triggers."""
     remove_own(folder, request)
     if irreducible_dir(folder, request).exists():
         for _, models in kept_irreducible(folder, request):
@@ -266,11 +267,11 @@ def remove_own(folder: Path, request: TrainingRequest) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file if it exists. A file that cannot be removed takes space, but is no error of the training.
+    """Remove a file if it exists. A file that cannot be removed is logged, and does not fail the training.
 
-    The removal is not synced. A file that a crash restores takes space until the run is removed, but misleads no attempt. A training whose model is
-    stored does not run again. Weights without their record are ignored. Optimizers' states count only if the result does not call them lost. An old
-    checkpoint of a diverged training leads to the same end.
+    The removal is not synced. A file that a crash restores takes space until the run is removed, but changes no result: A training with a stored
+    model does not run again. Weights without a record are ignored. Optimizers' states are used only if the result does not mark them as lost. From an
+    old checkpoint, a diverged training diverges again.
     """
     try:
         path.unlink(missing_ok=True)

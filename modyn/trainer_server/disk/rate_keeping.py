@@ -1,4 +1,4 @@
-"""Keeps the preparation times that a training measured, for the next training that plans a cache. Imports no torch."""
+"""Stores the preparation times that a training measured, for the cache plans of later trainings. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from modyn.errors import CorruptStateError, ModynError
 from modyn.rpc.logs import get_logger
 
 LEAST_SAMPLES: Final = 256
-"""Smallest number of samples for which a time is kept. The first samples of a process take longer, and would distort a mean of few samples."""
+"""Smallest number of samples for which a time is stored. The first samples of a process take longer, and would distort a mean of few samples."""
 
 
 def seconds_saved(config: SystemConfig, pipeline: Mapping[str, Any], dataset_identity: str, counts: ServedCounts) -> float | None:
-    """Estimate the seconds that a cache saved a training, from the profile of this machine; None if this registration of the dataset has no
-    profile."""
+    """Estimate from this machine's profile how many seconds a cache saved a training; None if this registration of the dataset has no profile."""
     try:
         profile = _profile(config, pipeline, dataset_identity)
     except ModynError:
@@ -29,7 +28,7 @@ def seconds_saved(config: SystemConfig, pipeline: Mapping[str, Any], dataset_ide
 
 
 def keep_rates(config: SystemConfig, pipeline: Mapping[str, Any], dataset_identity: str, times: PreparationTimes) -> None:
-    """Keep the times that a training measured, if a profile exists for comparison. A failure is logged and does not fail the training."""
+    """Store the times that a training measured, if the dataset has a profile to compare them with. A failure is only logged."""
     try:
         if (profile := _profile(config, pipeline, dataset_identity)) is None:
             return
@@ -51,7 +50,7 @@ def _profile(config: SystemConfig, pipeline: Mapping[str, Any], dataset_identity
 
 
 def rates_of(times: PreparationTimes, profile_measured_at: float) -> MeasuredRates:
-    """Return the rates of one worker for each step with enough samples. `times` holds seconds and samples of all workers of the training."""
+    """Return the rates of one worker for each step with enough samples. `times` has the seconds and samples of all workers."""
     has_read = times.num_read >= LEAST_SAMPLES and times.read_bytes > 0
     return MeasuredRates(
         profile_measured_at,

@@ -31,10 +31,11 @@ Rows = npt.NDArray[Any]
 
 
 class RowLog:
-    """A log of rows with one writer. `commit` makes appended rows count. Methods that write raise TrainingError if the disk refuses."""
+    """A log of rows with one writer. Appended rows are valid after `commit`. Methods that write raise TrainingError if the disk cannot be written
+    to."""
 
     def __init__(self, path: Path, identity: int = 0) -> None:
-        """Args: identity: 63 bits that identify the owner of the rows; `open` resumes only after rows of this identity."""
+        """Args: identity: 63 bits that identify the owner of the rows; `open` resumes only if the file has this identity."""
         self.path, self._identity = path, identity
         self._take(LogState(0, (identity, 0, 0, 0, 0)))
 
@@ -79,7 +80,7 @@ class RowLog:
         self._state, self.num_rows, self.crc32 = state, num_rows, checksum
 
     def append(self, rows: Rows) -> None:
-        """Append rows; the rows count after the next `commit`."""
+        """Append rows. The rows are valid after the next `commit`."""
         content = np.ascontiguousarray(rows).view(np.uint8).data
         self.row_bytes = rows.dtype.itemsize
         with self._writing(), open(self.path, "rb+", buffering=0) as file:
@@ -87,10 +88,10 @@ class RowLog:
         self.num_rows, self.crc32 = self.num_rows + len(rows), crc32(content, self.crc32)
 
     def commit(self, position: int = 0) -> None:
-        """Make all appended rows count; the rows are durable on return. Args: position: position in the pass, see the property `position`."""
+        """Make all appended rows valid, and durable on return. Args: position: position in the pass, see the property `position`."""
         fields = self._identity, position, self.num_rows, self.row_bytes, self.crc32
         with self._writing(), open(self.path, "rb+", buffering=0) as file:
-            os.fdatasync(file.fileno())  # The rows must be on the disk before the header counts them.
+            os.fdatasync(file.fileno())  # The rows must be on the disk before the header includes them.
             self._state = _HEAD.commit(file.fileno(), self._state, *fields)
 
     def read(self, dtype: npt.DTypeLike) -> Rows:

@@ -13,9 +13,10 @@ from modyn.errors import CorruptStateError
 
 
 def load_safely(path: Path, file: BinaryIO, length: int) -> Any:
-    """Load the first `length` bytes of `file` by torch with `weights_only`: tensors, numbers, text and collections of these, on the CPU.
+    """Load the first `length` bytes of `file` with torch's option `weights_only`: tensors, numbers, text and collections of these, on the CPU.
 
-    Args: path: path of the file, for errors. Raises: CorruptStateError: the content is larger than the file. Damaged bytes raise errors of any class.
+    Args: path: path of the file, for errors. Raises: CorruptStateError: the content unpacks to more than `length` bytes. Damaged bytes can raise any
+    error.
     """
     content = io.BufferedReader(_Content(file, length))
     _check_sizes(path, content, length)
@@ -24,7 +25,8 @@ def load_safely(path: Path, file: BinaryIO, length: int) -> Any:
 
 
 def _check_sizes(path: Path, content: BinaryIO, length: int) -> None:
-    """Raise CorruptStateError if the content is larger than the file. torch.save compresses nothing, but another worker may have written the file."""
+    """Raise CorruptStateError if the content unpacks to more than `length` bytes. torch.save compresses nothing, but user code may have written the
+    file."""
     with zipfile.ZipFile(content) as archive:
         members = archive.infolist()
     if (

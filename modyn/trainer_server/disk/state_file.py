@@ -1,6 +1,7 @@
 """Files of tensors and plain values that one process writes and another reads: complete or absent, with a checksum over every byte.
 
-A file is the output of torch.save, followed by a magic number, a CRC-32 and the length. Reading verifies first and never runs code (`weights_only`).
+A file is the output of torch.save, followed by a magic number, a CRC-32 and the length. The reader first verifies the file, and never runs pickled
+code (`weights_only`).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def write_state_file(
 
 
 def read_state_file(path: Path) -> dict[str, Any]:
-    """Read a file of `write_state_file`. Raises CorruptStateError if a bit differs from the written file."""
+    """Read a file that `write_state_file` wrote. Raises CorruptStateError if a bit differs from the written file."""
     try:
         with path.open("rb") as file:
             state = load_safely(path, file, _verified_length(path, file))

@@ -25,12 +25,12 @@ from modyn.trainer_server.loop.loop import Explaining, Training
 
 
 class BatchThenSample:
-    """Turns a stream of candidate batches into a stream of chosen batches on the device. The loop follows this stage directly. No stage may read
-    chosen batches ahead, because a choice depends on the current model. Candidates stay in main memory. The device gets slices of at most one batch
-    to score, two slices at a time, and the chosen samples.
+    """Turns a stream of candidate batches into a stream of chosen batches on the device. The training loop reads from this stage directly. No stage
+    in between may prefetch, because a choice depends on the current model. Candidates stay in main memory. The device receives the chosen samples,
+    and the candidates for scoring in slices of at most one batch, two at a time.
 
     A chosen batch has the position of its candidates, so that a training can resume after any chosen batch. Random choices depend only on the
-    position. The stages `score` and `choose` count the seconds.
+    position. The stages `score` and `choose` of the training's clock count the seconds.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class BatchThenSample:
         draw: Callable[[int], Draw],
         uses_weights: bool,
     ) -> None:
-        """Args: draw: returns the randomness of the choice with this number. uses_weights: whether the weights of the trigger set count."""
+        """Args: draw: returns the random source of the choice with a given number. uses_weights: whether the weights of the trigger set are used."""
         self._policy = policy
         self._training = training
         self._draw = draw
@@ -48,7 +48,7 @@ class BatchThenSample:
         self._uses_weights = uses_weights
 
     def __call__(self, candidates: Iterator[Batch]) -> Iterator[Batch]:
-        """Yield the chosen batches, with at most the plan's number of samples. Args: candidates: in main memory."""
+        """Yield the chosen batches, in total at most the plan's number of samples. Args: candidates: in main memory."""
         plan, clock = self._training.plan, self._training.clock
         left = plan.num_samples - self._training.progress.samples
         while left > 0 and (batch := next(candidates, None)) is not None:
@@ -64,7 +64,7 @@ class BatchThenSample:
 
     def _chosen(self, batch: Batch, size: int, number: int) -> Batch:
         model, device = self._training.scoring_model(), self._training.components.device
-        # Only labels and weights are needed on the device here. The labels take the place of the data, which may be large.
+        # Only labels and weights are needed on the device here. The labels replace the data, because the data may be large.
         labelled = replace(batch, data=batch.labels).to(device)
         with Explaining(batch, model.network):
             classes, counts = model.classes_and_counts(labelled)
@@ -101,18 +101,18 @@ class BatchThenSample:
         weights = own * torch.from_numpy(choice.weights).to(counts.device)
         if self._training.components.criterion.sums:
             return weights
-        # For chosen samples, the criterion divides only by their number. The division by the mean count of all candidates is made here.
+        # The criterion divides the loss of chosen samples only by their number. This method divides by the mean count of all candidates.
         mean = counts.mean()
         return weights / mean.where(mean > 0, 1.0)
 
 
 def check_scores(policy: DownsamplingPolicy, scores: Float32Array, keys: Int64Array, when: str) -> None:
-    """Check the scores, (n, f), of the samples `keys` before a choice. Args: when: time in the training, for messages.
+    """Check the scores, (n, f), of the samples `keys` before a choice. Args: when: point in the training, as text for messages.
 
     Raises: DivergedError: a score is NaN, or is infinite in a sample with several scores. ConfigError: a score is negative, but the policy uses it as
     a probability.
     """
-    # A single infinite score still has an order among the others. Several numbers, such as a gradient, must all be finite.
+    # A single score may be infinite, because it can still be ranked. If a sample has several scores, such as a gradient, all must be finite.
     wrong = np.isnan(scores) if scores.shape[1] == 1 else ~np.isfinite(scores)
     name = policy.strategy
     if wrong.any():

@@ -1,4 +1,4 @@
-"""Scores of the last selection of a training in sample-then-batch. The selector receives these scores like other scores of samples.
+"""Scores of the last selection of a sample-then-batch training. The selector receives these scores like other scores of samples.
 
 Imports torch: for workers only.
 """
@@ -25,7 +25,7 @@ _CHUNK_ROWS: Final = 65_536
 
 
 class ChosenScores(Hook):
-    """Keeps the samples of the last selection at the end of a training, with 20 bytes a sample.
+    """Stores the samples of the last selection at the end of a training, with 20 bytes a sample.
 
     The hook is used if the selection strategy requests no scores. Otherwise `SampleScores` also keeps the chosen samples, for each epoch.
     """

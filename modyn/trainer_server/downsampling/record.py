@@ -1,4 +1,4 @@
-"""Statistics of downsampling in a training, for its result. Checkpoints hold these statistics. Imports torch: for workers only."""
+"""Statistics of downsampling in a training, for its result. Checkpoints contain these statistics. Imports torch: for workers only."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from modyn.trainer_server.request.result import ClassShares, DownsamplingResult
 MAX_CLASSES: Final = 1000
 """Largest number of classes that are counted separately."""
 MAX_WEIGHTS: Final = 10_000
-"""Largest number of weights that are kept for quantiles. If there are more weights, every second weight is dropped, also of later weights."""
+"""Largest number of weights that are kept for quantiles. If there are more, every second weight is dropped, including weights of later choices."""
 MAX_NOTED_WEIGHTS: Final = 1000
-"""Approximate largest number of weights that are kept of one choice."""
+"""Approximate limit on the number of weights that are kept for one choice."""
 _FEWEST_EFFECTIVE: Final = 3
 """A training warns if the number of chosen samples exceeds this number times the effective number of samples."""
 _QUANTILES: Final = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -60,7 +60,7 @@ class WeightSums(NamedTuple):
 class DownsamplingRecord(Hook):
     """Counts candidates and chosen samples by class, and keeps some of the weights.
 
-    A choice from the whole trigger set without a pass has no labels. Then the record counts classes in the batches that are trained on.
+    A choice from the whole trigger set without a pass has no labels. In this case, the record counts classes in the batches that are trained on.
     """
 
     name = "downsampling"
@@ -70,7 +70,7 @@ class DownsamplingRecord(Hook):
         self._policy, self._transforms_labels = policy, transforms_labels
         self._mode = "sample_then_batch" if policy.config.sample_then_batch else "batch_then_sample"
         self.chosen: ChosenRows | None = None
-        """The choice from which the newest batches come, if scores of samples are kept."""
+        """The choice that contains the samples of the newest batches, if scores of samples are kept."""
         self._counts_trained = policy.config.sample_then_batch and not policy.needs_pass
         self._trained: Tensor | None = None
         """Counts of the samples trained on since the last update of `_classes`, on the device: one for each class, one for other classes, and one for
@@ -84,7 +84,7 @@ class DownsamplingRecord(Hook):
 
     @property
     def num_selections(self) -> int:
-        """Number of noted choices."""
+        """Number of choices that were counted."""
         return self._counts["num_selections"]
 
     def add(self, notes: Mapping[str, Any]) -> None:
@@ -96,8 +96,7 @@ class DownsamplingRecord(Hook):
         _add(self._classes["after"], notes["after"], self._classes["before"])
         self._weight_sums = self._weight_sums.plus(WeightSums(*notes["weight_sums"]))
         self._weights += notes["weights"][:: self._every]
-        # If there are too many weights, every second is dropped, and from now on only every `_every`-th is taken. The kept weights stay evenly
-        # spread.
+        # If there are too many weights, every second is dropped, and only every `_every`-th later weight is kept, so that all are evenly spread.
         while len(self._weights) > MAX_WEIGHTS:
             self._weights, self._every = self._weights[::2], 2 * self._every
 
@@ -152,7 +151,7 @@ class DownsamplingRecord(Hook):
         return {**noted, "policy": self._policy.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Resume from what `state` returned."""
+        """Resume from a result of `state`."""
         self._counts, self._classes = dict(state["counts"]), {when: dict(counts) for when, counts in state["classes"].items()}
         self._weights, self._every = list(state["weights"]), int(state["every"])
         self._weight_sums = WeightSums(*state["weight_sums"])
@@ -174,7 +173,7 @@ def notes_of(labels: Int64Array, choice: Choice) -> dict[str, Any]:
 
 
 def bounded(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the notes with classes beyond MAX_CLASSES counted together. Candidates and chosen samples have the same separate classes."""
+    """Return the notes with classes beyond MAX_CLASSES counted together. The separate classes are the same for candidates and chosen samples."""
     before, after = dict[str, int](), dict[str, int]()
     _add(before, notes["before"])
     _add(after, notes["after"], before)

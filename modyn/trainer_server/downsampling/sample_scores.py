@@ -1,5 +1,5 @@
-"""Compute the scores of trained samples that the selection requests. A training computes the scores on the device, and sends them to the selector at
-its end. Imports torch: for workers only.
+"""Compute the scores of trained samples that the selection requests. A training computes the scores on the device, and sends them to the selector
+when it ends. Imports torch: for workers only.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ class _Scored:
 
 class SampleScores(Hook):
     """Keeps scores of each sample that is trained on. `loss`: loss of the sample before the step. `loss_decrease`: mean loss of the sample's batch
-    minus mean loss of the next batch. `gradient_N`, in the last epoch: gradient of the sample's loss by the weights of the last layer, projected to N
-    numbers. If downsampling chose the sample, the score that decided and the weight are kept too.
+    minus mean loss of the next batch. `gradient_N`, in the last epoch: gradient of the sample's loss with respect to the last layer, projected to N
+    numbers. If downsampling chose the sample, its downsampling score and its weight are kept too.
 
-    Scores stay on the device until a thread reads about ten thousand of them at once and writes them to a file. Only the end of an epoch and
-    checkpoints wait for the thread.
+    Scores stay on the device until a thread reads about 65,000 scores at once and writes them to a file. Only the end of an epoch and checkpoints
+    wait for the thread.
     """
 
     name = "feedback"
 
     def __init__(self, widths: Mapping[str, int], log: RowLog, last_epoch: int) -> None:
-        """Args: widths: count of numbers in each score, by name. last_epoch: first epoch in which gradients are computed."""
+        """Args: widths: number of values in each score, by name. last_epoch: first epoch in which gradients are computed."""
         self.widths = dict(widths)
         self._gradient = next((name for name in widths if _GRADIENT.fullmatch(name)), None)
         self._sketch: Sketch | None = None
@@ -77,7 +77,7 @@ class SampleScores(Hook):
         """The newest batch, whose decrease is still unknown."""
         self._waiting: list[_Scored] = []
         self._num_waiting = 0
-        # There is only one thread, so that rows are appended in the order of batches. `_write_all` waits for it before the log is read or committed.
+        # There is only one thread, so that rows are appended in the order of batches. `_write_all` waits for the thread before the log is used.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="scores")
         self._writes: list[Future[None]] = []
         self._resumed = False
@@ -93,7 +93,7 @@ class SampleScores(Hook):
             detached = output.detach() if isinstance(output, Tensor) else output
             losses = training.components.criterion.per_sample(detached, batch.labels).float()
             mean = losses.mean()
-        # The decrease of a batch's loss is known only with the next batch. A batch therefore waits for its successor.
+        # The decrease of a batch's loss is known only after the output of the next batch. A batch therefore waits in `_last`.
         if self._last is not None:
             self._last.decrease = self._last.mean - mean
             self._waiting.append(self._last)
@@ -105,17 +105,17 @@ class SampleScores(Hook):
             self._hand_over()
 
     def on_epoch(self, training: Training) -> None:
-        """Wait until all known scores are written, so that waiting scores take at most the memory of one epoch. Raises TrainingError."""
+        """Wait until all known scores are written, so that unwritten scores take at most the memory of one epoch. Raises TrainingError."""
         self._write_all()
 
     def result(self, training: Training) -> FeedbackResult:
-        """Write the remaining rows, and return their location. Raises TrainingError."""
+        """Write the remaining rows, and return a description of the file. Raises TrainingError."""
         if self._last is not None:
             self._waiting.append(self._last)
             self._last = None
         self._write_all()
         self._log.commit()
-        # The attempt is in microseconds, because a result keeps integers exactly only up to 2^53.
+        # The number of the attempt is the time in microseconds, because a result keeps integers exactly only up to 2^53.
         return FeedbackResult(self.widths, self._log.num_rows, self._log.crc32, time.time_ns() // 1000)
 
     def state(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class SampleScores(Hook):
         return {**self._counted(), "pending": pending}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Resume from what `state` returned. Lost rows are logged; later rows are kept."""
+        """Resume from a result of `state`. Lost rows are logged; rows of later batches are kept."""
         try:
             self._log.resume(state["num_rows"], state["crc32"], _row_dtype(sum(self.widths.values())).itemsize)
             self._resumed = True
@@ -152,7 +152,7 @@ class SampleScores(Hook):
         return self._sketch(scores)
 
     def _chosen(self, training: Training, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
-        """Return the scores that decided on the samples of a batch, and their weights."""
+        """Return the downsampling scores of the samples of a batch, and their weights."""
         if DOWNSAMPLING_WEIGHT not in self.widths:
             return None, None
         record = next(hook for hook in training.hooks if isinstance(hook, DownsamplingRecord))
@@ -196,13 +196,13 @@ class SampleScores(Hook):
 
 
 class Sketch:
-    """Projects gradients by the weights and the bias of the last layer to N numbers, without computing the gradients. A gradient is g (e, 1)ᵀ for the
-    derivative g by the logits, (c,), and the embedding e, (d,). The projection is (aᵢ · g)(bᵢ · (e, 1)) / √N, with fixed random signs in aᵢ and bᵢ.
-    On average, the inner product of two projections equals the inner product of the gradients.
+    """Projects gradients of the last layer's weights and bias to N numbers, without computing the gradients. A gradient is g (e, 1)ᵀ, with the
+    derivative g with respect to the logits, (c,), and the embedding e, (d,). The projection is (aᵢ · g)(bᵢ · (e, 1)) / √N, with fixed random signs in
+    aᵢ and bᵢ. On average, the inner product of two projections equals the inner product of the gradients.
     """
 
     def __init__(self, size: int, like: Scores) -> None:
-        """Args: size: N. like: scores of the same model."""
+        """Args: size: N. like: scores of the same model, for shapes and device."""
         (_, classes), (_, features) = like.logit_gradients.shape, like.embeddings.shape
         generator = np.random.default_rng([size, classes, features])
         self._of_logits, self._of_embeddings = (
@@ -231,7 +231,7 @@ def feedback_rows(keys: Int64Array, epochs: Int64Array, scores: Float32Array) ->
 
 
 def read_feedback(log: RowLog, widths: Mapping[str, int]) -> Iterator[FeedbackRows]:
-    """Yield all rows of the log in chunks. Args: widths: count of numbers in each score, by name, in the order of a row."""
+    """Yield all rows of the log in chunks. Args: widths: number of values in each score, by name, in the order of a row."""
     bounds = np.cumsum([0, *widths.values()]).tolist()
     for chunk in log.chunks(_row_dtype(bounds[-1])):
         parts = zip(widths, bounds, bounds[1:], strict=False)
@@ -240,7 +240,7 @@ def read_feedback(log: RowLog, widths: Mapping[str, int]) -> Iterator[FeedbackRo
 
 
 def score_width(name: str) -> int:
-    """Return the count of numbers in the score of this name. Raises ConfigError: the name is unknown."""
+    """Return the number of values in the score of this name. Raises ConfigError: the name is unknown."""
     if name in (LOSS, LOSS_DECREASE):
         return 1
     if (found := _GRADIENT.fullmatch(name)) is None:
@@ -251,7 +251,7 @@ def score_width(name: str) -> int:
 
 
 def check_scores(names: Iterable[str], model: nn.Module, criterion: CriterionConfig) -> None:
-    """Check that the model and the loss can give the scores that the selection asks for. Raises ConfigError."""
+    """Check that the model and the loss can give the scores that the selection requests. Raises ConfigError."""
     names = list(names)
     for name in names:
         score_width(name)
@@ -272,7 +272,7 @@ def sample_scores(inputs: TrainingInputs, model: nn.Module) -> SampleScores:
     widths = {name: score_width(name) for name in names}
     if inputs.downsampling is not None:
         widths |= CHOSEN_WIDTHS
-    # Early stopping may make any epoch the last one.
+    # With early stopping, any epoch may be the last epoch.
     last_epoch = 0 if inputs.config.early_stopping else inputs.plan.num_epochs - 1
     return SampleScores(widths, RowLog(feedback_path(inputs.context.folder, inputs.request)), last_epoch)
 
@@ -280,7 +280,7 @@ def sample_scores(inputs: TrainingInputs, model: nn.Module) -> SampleScores:
 def send_scores(inputs: TrainingInputs, kept: FeedbackResult, retrier: Retrier) -> None:
     """Send the scores of a finished training to the selector. A repeated call has no effect.
 
-    Lost rows are logged, because the model is more important.
+    Lost rows are logged, and raise no error, because the model is more important.
 
     Args: kept: `feedback` of the training's result. Raises: errors of the call to the selector.
     """

@@ -36,7 +36,7 @@ from modyn.workers import JobConnection
 
 
 class SampleThenBatch:
-    """Chooses the samples to train on until the next selection. The stages `score` and `choose` count the seconds."""
+    """Chooses the samples to train on until the next selection. The stages `score` and `choose` of the training's clock count the seconds."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class SampleThenBatch:
         draw: Callable[[int], Draw],
         connection: JobConnection,
     ) -> None:
-        """Args: draw: returns the randomness of the choice with this number. connection: reports progress and receives requests to stop."""
+        """Args: draw: returns the random source of the choice with a given number. connection: reports progress and receives requests to stop."""
         self._inputs = inputs
         self._policy = policy
         self._training = training
@@ -71,8 +71,8 @@ class SampleThenBatch:
         """
         identity = {**self._inputs.identity(), "draw": list(self._draw(number).generator().integers(2**31, size=2).tolist())}
         path = chosen_path(self._folder, number)
-        noted = self._record.num_selections > number  # The checkpoint of this attempt already counts the choice.
-        # A policy with a history must repeat the choice from the kept scores, because this restores the history.
+        noted = self._record.num_selections > number  # The checkpoint that this attempt resumes from already counts the choice.
+        # A policy with a history must repeat the choice from the kept scores, because the repetition restores the history.
         chosen = find_chosen_set(path, self._inputs.trigger_set, identity) if noted or not self._policy.remembers else None
         if chosen is None:
             selected, notes = self._scored_choice(number) if self._policy.needs_pass else self._choice(number)
@@ -116,7 +116,7 @@ class SampleThenBatch:
         return ChosenRows(KeysAndWeights(chosen.keys, weights), None), notes_of(labels, choice)
 
     def _score(self, number: int, log: RowLog) -> None:
-        """Score the candidates that `log` does not hold yet, and append the rows of these candidates."""
+        """Score the candidates that are not in `log` yet, and append their rows to `log`."""
         of = f" {number + 1} of {self._num_selections}" if self._num_selections > 1 else ""
         when = f"of epoch {self._training.progress.epoch}"
         scoring = ScoringPass(
@@ -135,7 +135,7 @@ class SampleThenBatch:
         self._connection.send({"stage": ""})
 
     def _weights(self, rows: ScoredRows, choice: Choice) -> Any:
-        """Return the weights of the chosen samples: the weight in the trigger set (1 if weights do not count), times the weight of the choice,
+        """Return the weights of the chosen samples: the weight in the trigger set (1 if weights are not used), times the weight of the choice,
         divided by the mean count.
         """
         own = rows.weights[choice.positions] if self._inputs.uses_weights else np.ones(len(choice), np.float32)
@@ -155,7 +155,7 @@ class SampleThenBatch:
         return -(-self._training.plan.num_epochs // self.period)
 
     def _keys_at(self, positions: Int64Array) -> KeysAndWeights:
-        """Return keys and weights at positions among the candidates, ascending, read partition by partition."""
+        """Return keys and weights of the candidates at `positions` (ascending), read partition by partition."""
         inputs, trigger_set = self._inputs, self._inputs.trigger_set
         size, found = (inputs.trained or trigger_set).partition_size, []
         clients = inputs.context.connect()

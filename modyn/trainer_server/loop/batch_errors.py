@@ -1,4 +1,4 @@
-"""Explain errors of the model and the criterion on a batch: place, sample and cause. Imports torch: for workers only."""
+"""Explain errors of the model and the criterion on a batch: batch, sample and cause. Imports torch: for workers only."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from modyn.models.calls import forward
 
 
 def explained(error: Exception, batch: Batch, model: nn.Module, of: str) -> ModynError:
-    """Translate an error of the model or the criterion on a batch. The new error names the place and, if known, the cause, such as a sample
-    whose label is not a class of the model.
+    """Translate an error of the model or the criterion on a batch. The new error names the batch and, if known, the cause, such as a sample whose
+    label is not a class of the model.
 
     Args: of: the source of the batch, for messages.
     """

@@ -33,7 +33,7 @@ class Checkpoints(Hook):
 
     def __init__(self, path: Path, interval: int, identity: Mapping[str, Any], seed: int) -> None:
         """Args: path: path of the file, which each checkpoint replaces. identity: identity of the training, equal for all attempts. seed: seed that
-        each checkpoint keeps for the next attempt.
+        each checkpoint stores for the next attempt.
         """
         self._path = path
         self._interval = interval
@@ -43,21 +43,21 @@ class Checkpoints(Hook):
         """Epoch and number of batches at the newest checkpoint of this process."""
 
     def on_begin(self, training: Training) -> None:
-        """Check before the first batch that a checkpoint can be taken. Raises ConfigError if a checkpoint cannot hold the state of an optimizer or
-        scheduler."""
+        """Check before the first batch that a checkpoint can be written. Raises ConfigError if a checkpoint cannot contain the state of an optimizer
+        or scheduler."""
         self._last = training.progress.batches
         state = snapshot(training)
         _check_readable({name: state[name] for name in ("optimizers", "schedulers")})
 
     def on_boundary(self, training: Training) -> None:
-        """Write a checkpoint once `interval` batches have passed, or when the training stops. Raises TrainingError if the file cannot be written
-        and the training does not stop."""
+        """Write a checkpoint if `interval` batches have passed since the newest checkpoint, or if the training stops. If the file cannot be written,
+        raises TrainingError unless the training stops."""
         if training.stopping or training.progress.batches - self._last >= self._interval:
             self._write(training)
 
     def on_selection(self, training: Training) -> None:
-        """Write a checkpoint unless this position has a checkpoint, so that a training that is killed in the pass resumes in the pass. Raises:
-        TrainingError.
+        """Write a checkpoint unless this position already has a checkpoint. A training that is killed in the scoring pass then resumes in this pass.
+        Raises: TrainingError.
         """
         if self._written != (training.progress.epoch, training.progress.batches):
             self._write(training)
@@ -68,14 +68,14 @@ class Checkpoints(Hook):
             write_state_file(self._path, {**self._header, **snapshot(training)})
             self._written = training.progress.epoch, training.progress.batches
         except TrainingError as error:
-            # A training that stops must stop even if its checkpoint cannot be written. It then resumes from an earlier one.
+            # A training that stops must stop even if its checkpoint cannot be written. Its next attempt then resumes from an earlier checkpoint.
             if not training.stopping:
                 raise
             _logger.warning("checkpoint_not_written", reason=error.message)
 
 
 def snapshot(training: Training) -> dict[str, Any]:
-    """Return all state that the rest of the training depends on. Call between two steps: gradients are not included."""
+    """Return all state that the rest of the training depends on. Call between two steps, because gradients are not included."""
     training.settle_steps()
     position = BatchPosition(training.progress.epoch, training.progress.batches_in_epoch)
     return {
@@ -95,7 +95,7 @@ def snapshot(training: Training) -> dict[str, Any]:
 
 
 def restore(training: Training, state: Mapping[str, Any]) -> None:
-    """Restore a newly built training from a `snapshot`. Random generators come last, because building draws from them."""
+    """Restore a newly built training from a `snapshot`. Random generators are restored last, because earlier operations may draw from them."""
     for name, value in state["progress"].items():
         setattr(training.progress, name, value)
     if training.preprocessing is not None:
@@ -140,7 +140,7 @@ def check_checkpoint_folder(folder: Path, *, keep: bool = True) -> None:
     Args: keep: keep a folder that this call created.
     """
     missing = [folder, *folder.parents]
-    # The folders that `mkdir` makes below, the deepest first. They are removed in this order.
+    # The folders that the `mkdir` below creates, in the order of their removal: the deepest first.
     missing = missing[: next((i for i, at in enumerate(missing) if os.path.lexists(at)), 0)]
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -103,7 +103,7 @@ def build_optimizers(model: nn.Module, configs: Sequence[OptimizerConfig]) -> di
             groups.append({"params": parameters, **group.config})
         options: dict[str, Any] = {}
         if all(group.get("fused") is True for group in groups):
-            # The option must go to the constructor. If only the groups had it, a fused optimizer would not skip infinite gradients.
+            # The constructor must get the option `fused`. If only the groups had this option, the optimizer would not skip infinite gradients.
             groups = [{name: value for name, value in group.items() if name != "fused"} for group in groups]
             options["fused"] = True
         found[config.name] = _constructed(_optimizer_class(config, path), path, "param_groups", groups, **options)
@@ -131,7 +131,7 @@ def build_schedulers(
     """
     if config is None:
         return []
-    # The classes reject totals of 0. A trigger set may be smaller than a batch, though; no scheduler then makes a step.
+    # The classes reject totals of 0. A total is 0 if the trigger set is smaller than a batch; no scheduler then makes a step.
     numbers = {"MODYN_NUM_BATCHES": max(1, num_batches), "MODYN_NUM_EPOCHS": max(1, num_epochs)}
     part, path = SchedulerPart(**config.model_dump(include={"name", "source", "config"})), "training.lr_scheduler"
     chosen = [optimizers[name] for name in config.optimizers or optimizers]
@@ -145,7 +145,7 @@ def _scheduler(part: SchedulerPart, path: str, optimizer: Optimizer, numbers: Ma
     given = {name: value for name, value in part.config.items() if name != "schedulers"}
     options = {name: resolve(value, numbers, f"{path}.config.{name}") for name, value in given.items()}
     if isinstance(options.get("milestones"), list):
-        # PyTorch looks up milestones by the exact step number, and a division may return another number.
+        # PyTorch compares milestones with whole step numbers, but a division may return a fraction.
         options["milestones"] = [int(step) if isinstance(step, float) else step for step in options["milestones"]]
     if "schedulers" in part.config:
         parts = [
@@ -195,8 +195,8 @@ def _parts(entries: Any, path: str) -> list[tuple[Any, str]]:
 def mixed_precision(config: TrainingConfig) -> torch.dtype | None:
     """Return the data type of mixed precision on this machine, or None if training does not use mixed precision.
 
-    Without `amp_dtype`, the type is bfloat16 on a CPU or with loss scaling off, and float16 with loss scaling on. If the pipeline
-    has neither option, the GPU decides: float16 on GPUs older than Ampere, which emulate bfloat16 slowly by float32, and bfloat16 on newer GPUs.
+    Without `amp_dtype`, the type is bfloat16 on a CPU or with loss scaling off, and float16 with loss scaling on. With neither option, the GPU
+    decides the type: float16 on GPUs older than Ampere, which emulate bfloat16 slowly by float32, and bfloat16 on newer GPUs.
     """
     if not config.amp:
         return None
@@ -220,7 +220,7 @@ def build_scaler(config: TrainingConfig) -> torch.amp.GradScaler:
 def resolve(value: Any, numbers: Mapping[str, int], path: str) -> Any:
     """Return `value` with all arithmetic on the names in `numbers` computed, at any depth. Text without these names stays unchanged.
 
-    Args: path: of the value, for messages. Raises: ConfigError: the arithmetic is wrong.
+    Args: path: path of the value, for messages. Raises: ConfigError: the arithmetic is wrong.
 
     >>> resolve({"T_max": "MODYN_NUM_BATCHES * 2", "mode": "min"}, {"MODYN_NUM_BATCHES": 50}, "config")
     {'T_max': 100, 'mode': 'min'}
@@ -321,7 +321,7 @@ def _constructed(kind: Any, path: str, options_at: str, *arguments: Any, **optio
 
 
 def _check_group_options(kind: Any, groups: list[dict[str, Any]], path: str) -> None:
-    """Check the options of each group by calling the constructor with them, because an optimizer accepts any key in a group."""
+    """Check the options of each group by calling the constructor with these options, because an optimizer accepts any key in a group."""
     parameters = inspect.signature(kind).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     # The first parameter of an optimizer is `params`, which is not an option.

@@ -40,8 +40,8 @@ class Criterion:
     the number of elements, or, for CrossEntropyLoss and NLLLoss, by the sum of the class weights of the labels that are not ignored. With reduction
     `sum`, the sum is not divided.
 
-    Args: mean_weight: w̄; None if the weights of the trigger set do not count. sampled: whether samples are drawn. The weights of drawn samples
-    already include `counts` and the division by the mean of `counts` over the candidates. The loss is therefore divided only by the number of
+    Args: mean_weight: w̄; None if the weights of the trigger set are not used. sampled: whether downsampling draws the samples. The weights of drawn
+    samples already include `counts` and the division by the mean of `counts` over the candidates. The loss is therefore divided only by the number of
     samples. Raises ConfigError: the loss does not exist, or rejects its options.
     """
 
@@ -52,7 +52,7 @@ class Criterion:
         self._mean_weight = 1.0 if sampled and mean_weight is None else mean_weight
         self._sampled = sampled
         self.sums = config.config.get("reduction", "mean") == "sum"
-        """Whether losses add up: the loss of two batches together is the sum of both losses, not their mean."""
+        """Whether losses are summed: the loss of two batches together is the sum of their losses, not the mean."""
         kind = getattr(nn, config.name, None)
         if not (inspect.isclass(kind) and issubclass(kind, nn.Module) and config.name.endswith("Loss")):
             losses = [name for name in dir(nn) if name.endswith("Loss")]
@@ -119,8 +119,7 @@ class Criterion:
         return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
 
     def counts(self, labels: Tensor) -> Tensor:
-        """Return the part of each sample in the number by which the sum of losses is divided: float32 (n,); 1 if all parts are equal, 0 for an
-        ignored label."""
+        """Return the contribution of each sample to the divisor of the sum of losses: float32 (n,); 1 if all are equal, 0 for an ignored label."""
         if not self._ignores(labels):
             return labels.new_ones(len(labels), dtype=torch.float32)
         counts = self._counted(labels).float()
@@ -133,7 +132,7 @@ class Criterion:
         return found
 
     def num_ignored(self, labels: Tensor) -> Tensor | None:
-        """Count the ignored labels: a scalar on their device, or None if the loss ignores no class."""
+        """Count the ignored labels: a scalar on the device of `labels`, or None if the loss ignores no class."""
         return torch.eq(labels, self.ignore_index or 0).sum() if self._ignores(labels) else None
 
     def classes(self, labels: Tensor) -> Tensor | None:

@@ -12,9 +12,7 @@ from modyn.dataset.trigger_set import TriggerSetDataset
 
 
 class EpochPasses:
-    """Serves the epochs of a dataset in order, one epoch in each pass. Epochs may be skipped. The first pass starts the loader, which then loads
-    ahead.
-    """
+    """Serves the epochs of a dataset in order, one epoch in each pass. Epochs may be skipped. The first pass starts the prefetching loader."""
 
     def __init__(self, dataset: TriggerSetDataset, num_workers: int, *, pin_memory: bool) -> None:
         """Args: pin_memory: put batches into page-locked memory."""
@@ -38,7 +36,7 @@ class EpochPasses:
         ahead, self._ahead = self._ahead, []
         for batch in chain(ahead, self._batches):
             if batch.epoch > epoch:
-                # The loader has begun the next epoch. Its first batch waits for the next call.
+                # This batch is the first batch of a later epoch, and is kept for the next call.
                 self._ahead = [batch]
                 return
             if batch.epoch == epoch:

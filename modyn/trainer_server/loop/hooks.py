@@ -35,7 +35,7 @@ class Losses(Hook):
         self._sampled: list[Tensor | float] = []
 
     def on_batch(self, training: Training) -> None:
-        """Keep the loss of every n-th batch; halve the log once it holds MAX_LOSSES entries."""
+        """Keep the loss of every n-th batch; halve the log when it has MAX_LOSSES entries."""
         # The losses of batches 1, 2, 4, 8, … are enough to detect a constant loss, and are few in any training.
         if training.loss is not None and training.progress.batches & (training.progress.batches - 1) == 0:
             self._sampled.append(training.loss)
@@ -74,7 +74,7 @@ class Losses(Hook):
         return {**log, "sampled": self.sampled()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Resume from what `state` returned."""
+        """Resume from a result of `state`."""
         self.every, self.epochs, self.validation = state["every"], list(state["epochs"]), list(state["validation"])
         self._batches = [int(batch) for batch, _ in state["entries"]]
         self._losses = [loss for _, loss in state["entries"]]
@@ -86,8 +86,8 @@ class DivergedError(TrainingError):
 
 
 class FiniteLoss(Hook):
-    """Ends a training after the first epoch whose mean loss is not finite. The check costs no further wait, because each epoch reads the mean loss
-    anyway.
+    """Ends a training after the first epoch whose mean loss is not finite. The check causes no additional wait for the device, because each epoch
+    reads the mean loss anyway.
     """
 
     def on_epoch(self, training: Training) -> None:
@@ -98,7 +98,7 @@ class FiniteLoss(Hook):
 
 
 def check_weights(model: nn.Module) -> None:
-    """Check that every parameter is finite and no buffer is NaN (a mask may hold infinities). Reads one number from the device.
+    """Check that every parameter is finite and no buffer is NaN (a mask may contain infinities). Reads one number from the device.
 
     Raises DivergedError, which names the first wrong tensor.
     """
@@ -110,8 +110,8 @@ def check_weights(model: nn.Module) -> None:
 
 
 class EarlyStopping(Hook):
-    """Ends the training when the mean loss has not improved for `patience` epochs: the loss of the validation set, or of the epoch without a
-    validation set.
+    """Ends the training when the mean loss of the validation set has not improved for `patience` epochs. Without a validation set, the hook uses the
+    mean loss of the epoch.
     """
 
     name = "early_stopping"
@@ -135,5 +135,5 @@ class EarlyStopping(Hook):
         return {"best": self._best, "waited": self._waited}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Resume from what `state` returned."""
+        """Resume from a result of `state`."""
         self._best, self._waited = state["best"], state["waited"]

@@ -1,4 +1,4 @@
-"""The inputs of one training: the request, its configuration and trigger set, and the services that it calls."""
+"""The inputs of one training: the request, its configuration and trigger set, and the services that the training calls."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class TrainingContext:
     cache: CacheSource | None = None
     """The cache that `connect` opens, and whose sampler may decide the order of samples; None if the training has no cache."""
     put_feedback: Callable[[FeedbackHeader, Callable[[], Iterable[FeedbackRows]]], object] | None = None
-    """Keeps the scores of samples with the run. None: the training drops scores."""
+    """Stores the scores of samples with the run; None if the scores are dropped."""
     keep_times: Callable[[str, PreparationTimes], object] | None = None
-    """Keeps the preparation times of samples for a registration of the dataset; None if the times are dropped."""
+    """Stores the preparation times of samples for a registration of the dataset; None if the times are dropped."""
     seconds_saved: Callable[[str, ServedCounts], float | None] | None = None
     """Estimates the seconds that the cache saved, for a registration of the dataset. Returns None without measurements."""
     put_limit_s: float = 300.0
@@ -70,7 +70,7 @@ class TrainingInputs:
 
     @property
     def seed(self) -> int | None:
-        """The requested seed. The seed of the request overrides the seed of the pipeline."""
+        """The seed of the request, or otherwise the seed of the pipeline; None if neither has a seed."""
         return self.request.seed if self.request.seed is not None else self.config.seed
 
     @cached_property
@@ -85,7 +85,7 @@ class TrainingInputs:
 
     @cached_property
     def held_out(self) -> Share | None:
-        """The validation set, by the section `validation`, or None if the training has none, for example because its trigger set is too small."""
+        """The validation set that the section `validation` defines; None if it is empty, for example because the trigger set is too small."""
         validation = self.config.validation
         if validation is None:
             return None
@@ -113,36 +113,33 @@ class TrainingInputs:
 
     @property
     def uses_weights(self) -> bool:
-        """Whether the weights of the trigger set count."""
+        """Whether the training uses the weights of the trigger set."""
         return bool(self.selection.get("uses_weights")) and not self.request.online
 
     @cached_property
     def online(self) -> OnlineConfig | None:
-        """The options of a training of steps, or None if this is another training. Raises ConfigError."""
+        """The options of an online training; None for a retraining. Raises ConfigError."""
         return section_of_steps(self.request) if self.request.online else None
 
     @cached_property
     def keys_of_steps(self) -> HeldKeys | None:
-        """The trigger set of a training of steps, or None if this is another training. Raises: ConflictError: the selector has a different trigger
-        set.
-        """
+        """The trigger set of an online training; None for a retraining. Raises: ConflictError: the selector has a different trigger set."""
         return HeldKeys.read(self.trigger_set, self.context.connect) if self.request.online else None
 
     @property
     def connect(self) -> Callable[[], DatasetClients]:
-        """The function that connects a dataset to the trigger set. A training of steps serves its keys from memory."""
+        """The function that connects a dataset to the trigger set. An online training reads its keys from memory."""
         held = self.keys_of_steps
         return self.context.connect if held is None else HeldSource(held, self.context.connect)
 
     @property
     def keeps_optimizers(self) -> bool:
-        """Whether a later training can continue from the state of its optimizers."""
+        """Whether the states of the optimizers are stored, so that a later training can continue from them."""
         return self.config.keep_optimizer_state or self.request.pipeline.get(ONLINE) is not None
 
     @property
     def ends_durably(self) -> bool:
-        """Whether the end of the training waits for the disk. A training of steps does not wait, because steps lost in a power failure are
-        repeated."""
+        """Whether the training waits until its files are durable. An online training does not wait: it repeats steps that a power failure loses."""
         return not self.request.online
 
     @cached_property
@@ -223,7 +220,7 @@ class TrainingInputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldKeys:
-    """Serves keys and weights of a trigger set from memory, in place of the selector."""
+    """Returns keys and weights of a trigger set from memory, in place of the selector."""
 
     info: TriggerSetInfo
     held: KeysAndWeights
@@ -252,11 +249,11 @@ class HeldKeys:
 
 @dataclass(frozen=True, slots=True)
 class HeldSource:
-    """Connects a dataset to the payloads of `connect`, and to keys in memory. Picklable if `connect` is."""
+    """Connects a dataset to the payloads of `connect`, and to keys in memory. Picklable if `connect` is picklable."""
 
     keys: HeldKeys
     connect: Callable[[], DatasetClients]
 
     def __call__(self) -> DatasetClients:
-        """Connect, in the process that reads."""
+        """Connect in the process that reads the samples."""
         return self.connect().with_keys(self.keys)

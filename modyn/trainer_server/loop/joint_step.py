@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 
 
 class JointStep:
-    """Steps several optimizers together. torch.amp.GradScaler sees them as one optimizer with all parameter groups.
+    """Steps several optimizers together. For torch.amp.GradScaler, this object is one optimizer with all parameter groups.
 
-    If the gradient of any parameter is infinite, no optimizer steps. An optimizer may also have no gradients. If all optimizers are fused, the device
-    skips such a step, and the host reads nothing. Otherwise the host reads one number per step.
+    If the gradient of any parameter is infinite, no optimizer steps. An optimizer without gradients is allowed. If all optimizers are fused, the
+    device itself skips a step with infinite gradients, and the host reads nothing. Otherwise the host reads one number per step.
     """
 
     grad_scale: Tensor | None
@@ -68,7 +68,7 @@ class JointStep:
     def step(self) -> bool:
         """Step each optimizer. The scaler calls this method if gradients are finite, or if all optimizers check the gradients themselves.
 
-        Returns: True, which the scaler passes on.
+        Returns: True, which the scaler returns to `run`.
         """
         scaled = self._scaler.is_enabled() and self._step_supports_amp_scaling
         for optimizer in self._optimizers:
@@ -91,16 +91,16 @@ class JointStep:
 
 
 class _AnyGradient:
-    """Looks at the gradients of each step until a gradient is not 0. In a training that learns, the first step has such a gradient."""
+    """Checks the gradients of each step until a gradient is not 0. In a training that learns, the first step already has a nonzero gradient."""
 
     def __init__(self) -> None:
         self._found = False
         self._looks = 0
         self._any: Tensor | None = None
-        """Whether a gradient was not 0 so far, on the device."""
+        """Whether any gradient so far was not 0; a tensor on the device."""
 
     def look(self, gradients: Sequence[Tensor]) -> None:
-        """Look at the gradients of a step. The device's result is read after 1, 2, 4, 8, … steps."""
+        """Check the gradients of a step. The device's result is read after 1, 2, 4, 8, … steps."""
         if self._found:
             return
         values = [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]

@@ -1,6 +1,6 @@
 """The training loop and the interface of its hooks.
 
-The loop reads only the iterator of batches, waits for no device and no queue, and calls hooks at each event.
+The loop reads batches from an iterator, and calls hooks at each event. The loop rarely reads from the device, because such a read waits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from modyn.trainer_server.loop.training_progress import TrainingProgress
 from modyn.trainer_server.request.plan import TrainingPlan
 
 _SETTLED_STEPS: Final = 100
-"""Number of steps between two reads of the skipped steps that only the device knows. Each read waits for the device."""
+"""Number of steps between two reads of the number of skipped steps from the device. Each read waits for the device."""
 
 
 class Clock:
@@ -49,7 +49,7 @@ class Clock:
 
 
 class Hook:
-    """Called at each event of the training, in the order of the hooks. A hook with state has a name, and checkpoints hold its state."""
+    """Called at each event of the training, in the order of the hooks. A hook with state has a name, and checkpoints contain its state."""
 
     name = ""
 
@@ -75,22 +75,22 @@ class Hook:
         """Called between two epochs, before a pass that scores all samples with the current model. The pass takes as long as an epoch."""
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of this hook; plain values and tensors only."""
+        """Return the state of this hook for a checkpoint: only plain values and tensors."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned in an earlier process."""
+        """Restore a result of `state` from an earlier process."""
 
 
 class BatchPreprocessing(Protocol):
     """Makes the model's inputs from columns, with statistics that the object keeps."""
 
     def prepared(self, batch: Batch) -> Batch:
-        """Return the batch in the form on which the model trains. May update the statistics first."""
+        """Convert a batch for training to the model's inputs. May update the statistics first."""
         ...
 
     def transformed(self, batch: Batch) -> Batch:
-        """Return the batch, transformed by the current statistics."""
+        """Transform a batch with the current statistics."""
         ...
 
     def transformed_rows(self, batch: Batch, snapshot: StatisticsSnapshot | None) -> tuple[Batch, Tensor]:
@@ -100,7 +100,7 @@ class BatchPreprocessing(Protocol):
         ...
 
     def look(self, batch: Batch) -> None:
-        """Count a batch's new samples as inputs. The training only tests this batch."""
+        """Count the new samples of a batch as inputs. Called for batches that only test the model."""
         ...
 
     def has_extremes(self, batch: Batch) -> bool:
@@ -124,7 +124,7 @@ class BatchPreprocessing(Protocol):
         ...
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Resume from what `state` returned."""
+        """Resume from a result of `state`."""
         ...
 
 
@@ -143,7 +143,7 @@ class Training:
         tests_only: bool = False,
     ) -> None:
         """Args: validate: returns the mean loss of the validation set, at the end of each epoch; None if there is no validation set. preprocessing:
-        makes the model's inputs from columns, or None if batches hold the inputs. tests_only: make no step."""
+        makes the model's inputs from columns, or None if batches contain the inputs. tests_only: make no step."""
         self.components = components
         self.plan = plan
         self.hooks = hooks
@@ -162,18 +162,18 @@ class Training:
         self.finished = False
         """Set by a hook to end the training after this epoch."""
         self.order_state: Callable[[BatchPosition], dict[str, Any]] | None = None
-        """Returns the state of the order of samples after a position, for a checkpoint. None if the seed alone decides the order."""
+        """Returns the state of the sample order after a position, for a checkpoint. None if the seed alone decides the order."""
         self.split: Callable[[Batch], Sequence[Batch]] | None = None
         """Splits a batch into several batches that are trained on one after the other, without a boundary in between. None: batches are not split."""
         self.stopping = False
         """Set by a hook on a request to stop: the training ends between two steps, after the other hooks."""
         self.tests_only = tests_only
-        """Whether the model only sees batches for a test, and does not change. A hook may set this at any batch."""
+        """Whether batches only test the model, which does not change. A hook may set this at any batch."""
         self._pending = False
-        """Whether there are gradients of batches after the last step."""
+        """Whether gradients have accumulated since the last step."""
         self._network = components.compiled if components.compiled is not None else components.model
         self._joint_step = JointStep(components.optimizers, components.scaler, components.clip_norm)
-        # Most hooks handle one event: calling the others on each batch costs more than this check.
+        # Most hooks handle one event. Calls of the other, empty methods for each batch would cost more than this check.
         self._on_next = [hook.on_next for hook in hooks if type(hook).on_next is not Hook.on_next]
         self._on_output = [hook.on_output for hook in hooks if type(hook).on_output is not Hook.on_output]
         self._on_batch = [hook.on_batch for hook in hooks if type(hook).on_batch is not Hook.on_batch]
@@ -190,7 +190,7 @@ class Training:
             batch = next(batches, None)
             self.clock.lap("load")
             if batch is None:
-                # The batches ended before the plan, for example because samples were deleted. The begun epoch still ends.
+                # The batches ended before the plan, for example because samples were deleted. The current epoch still ends.
                 if not self.finished:
                     self._end_epoch()
                 break
@@ -199,7 +199,7 @@ class Training:
             self._take(batch)
             if self.plan.ends_epoch(batch.epoch, batch.index):
                 self._end_epoch()
-            # No gradients are pending: weights, optimizers and position belong together, so that a checkpoint or a stop is possible.
+            # No gradients are pending. Weights, optimizers and position are therefore consistent. A checkpoint or a stop is possible here.
             if not self._pending:
                 for call in self._on_boundary:
                     call(self)
@@ -208,8 +208,8 @@ class Training:
                 self.clock.lap("hooks")
 
     def _goes_on_with(self, batch: Batch) -> bool:
-        """End the earlier epochs and steps whose last batch did not come; then return whether the training still trains on this batch. A batch does
-        not come if all of its samples were deleted after the selection.
+        """End the earlier epochs and steps whose last batch is missing. Then return whether the training continues with this batch. A batch is
+        missing if all of its samples were deleted after the selection.
         """
         self.end_epochs_before(batch.epoch)
         if self._pending and self.plan.steps_between(self.progress.batches_in_epoch - 1, batch.index):
@@ -226,11 +226,11 @@ class Training:
         return ScoringModel(self.components.model, self.components.criterion, self.components.amp_dtype)
 
     def _take(self, batch: Batch) -> None:
-        """Test on a batch, or train on it."""
+        """Test the model on a batch, or train the model on the batch."""
         if not (self.tests_only or self._pending):
             for call in self._on_next:
                 call(self, batch)
-        if self.tests_only:  # A hook above may have set it.
+        if self.tests_only:  # A hook of the loop above may have set this flag.
             self._test_on(batch)
         else:
             for part in (parts := (batch,) if self.split is None else self.split(batch)):
@@ -245,7 +245,7 @@ class Training:
         return batch
 
     def _test_on(self, batch: Batch) -> None:
-        """Show the model a batch in evaluation mode, without a step."""
+        """Run the model on a batch in evaluation mode, without a step."""
         if self.preprocessing is not None:
             self.preprocessing.look(batch)
         with torch.no_grad(), unchanged(self.components.model):
@@ -326,7 +326,7 @@ class Training:
                         call(self)
                     raise
                 self.clock.lap("validate")
-            # A scheduler must not advance before the first step of its optimizer, and an epoch of skipped steps has none.
+            # A scheduler must not advance before the first step of its optimizer, and an epoch of skipped steps has no step of an optimizer.
             if self.components.step_every == "epoch" and self.progress.made_steps > self.progress.made_before_epoch:
                 advance(self.components.schedulers, self.watched_loss)
             for hook in self.hooks:
@@ -339,8 +339,8 @@ class Training:
         return float(self.epoch_loss) / max(1, self.progress.batches_in_epoch)
 
     def watched_loss(self) -> float:
-        """Return the loss for early stopping and ReduceLROnPlateau: the mean loss of the validation set, or of the ending epoch without a validation
-        set.
+        """Return the loss for early stopping and ReduceLROnPlateau: the mean loss of the validation set, or of the ending epoch if there is no
+        validation set.
         """
         return self.mean_epoch_loss() if self.validation_loss is None else self.validation_loss
 

@@ -20,13 +20,13 @@ from modyn.trainer_server.request.result import TrainingResult
 def keep_optimizers(inputs: TrainingInputs, components: TrainingComponents) -> str:
     """Write the optimizers' states, which are stored with the model.
 
-    Args: inputs: determine the path of the file. components: hold the optimizers.
-    Returns: the reason why the states could not be written, which is also logged. The reason is empty if the states were written. The model does not
-    depend on the states.
+    Args: inputs: determine the path of the file. components: contain the optimizers.
+    Returns: the reason why the states could not be written, which is also logged; empty if the states were written. A failure raises no error,
+    because the model does not depend on the states.
     """
     states = {name: optimizer.state_dict() for name, optimizer in components.optimizers.items()}
     kept = optimizers_path(inputs.context.folder, inputs.request.run_id, inputs.request.trigger_id)
-    remove(kept)  # The file is from an attempt that did not finish its model.
+    remove(kept)  # An existing file is from an attempt that did not finish its model.
     try:
         content = {"version": 1, "optimizers": states}
         write_state_file(kept, content, "training.keep_optimizer_state", durable=inputs.ends_durably)
@@ -81,7 +81,7 @@ def load_but_options(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     Args: state: result of the optimizer's `state_dict`. Raises: ValueError: the state belongs to other parameters.
     """
     options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    # `load_state_dict` replaces the options too. They are put back.
+    # `load_state_dict` also replaces the options. This loop restores the options.
     optimizer.load_state_dict(dict(state))
     for group, own in zip(optimizer.param_groups, options, strict=True):
         group.update(own)

@@ -15,9 +15,9 @@ NOTHING_SEEN: Final = {"samples_seen": 0, "samples_total": None, "batches_seen":
 class ProgressReports(Hook):
     """Sends progress every `interval_s` seconds, and ends the training on the service's request to stop.
 
-    The loss is read only for a message, because the read waits for the device.
+    The loss is read only when a message is sent, because the read waits for the device.
 
-    Args: between_steps: end the training between two steps, where a checkpoint can be taken; otherwise at once.
+    Args: between_steps: end the training between two steps, where a checkpoint can be written; otherwise at once.
     """
 
     def __init__(self, connection: JobConnection, interval_s: float, *, between_steps: bool) -> None:
@@ -60,7 +60,7 @@ class ProgressReports(Hook):
 
 
 class StagedConnection(JobConnection):
-    """Adds the stage to each message. At the end of the stage, the caller sends `stage: ""` by the wrapped connection."""
+    """Adds the stage to each message. At the end of the stage, the caller sends `stage: ""` over the wrapped connection."""
 
     def __init__(self, connection: JobConnection, stage: str) -> None:
         """Args: stage: see `TrainingStatus`."""

@@ -1,5 +1,5 @@
-"""Schedulers of learning rates that have a fixed number of steps: advance them, and compare them with the steps of a training. Imports torch:
-for workers only."""
+"""Advance schedulers of learning rates, and compare the fixed lengths of schedulers with the number of steps of a training. Imports torch: for
+workers only."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Shortfall(NamedTuple):
 
 
 def _shortfalls(config: SchedulerConfig, options: Mapping[str, Any], num_steps: int | None) -> Iterator[Shortfall]:
-    """See `shortfalls`. Parts of composed schedulers are skipped, because parts may end early.
+    """See `shortfalls`. Parts of composed schedulers are skipped, because a part may have fewer steps.
 
     Args: options: options of the scheduler's constructor, with arithmetic computed. num_steps: number of the scheduler's steps; None if the number
     differs between triggers, so that a fixed number in the file is wrong for some triggers.

@@ -25,7 +25,7 @@ from modyn.trainer_server.loop.loop import Explaining, stopped
 from modyn.workers import JobConnection
 
 _HELD_BATCHES: Final = 1000
-"""Number of batches whose scores are held on the device."""
+"""Largest number of batches whose scores are buffered on the device."""
 _REPORTS_A_COMMIT: Final = 10
 """Number of report intervals between two commits. A commit waits for the device and the disk. A killed pass repeats at most the work since the last
 commit.
@@ -95,8 +95,8 @@ def candidate_passes(inputs: TrainingInputs, share: Share | None, number: int, *
 
 @dataclass(frozen=True)
 class ScoringPass:
-    """Scores the samples of a pass. score: scores a batch, float32 (n, f). check: raises an error for unusable scores. num_samples: number of samples
-    of the pass. as_trained: see `ScoringModel.scoring`."""
+    """Scores the samples of a pass. score: returns the scores of a batch, float32 (n, f). check: raises an error for unusable scores. num_samples:
+    number of samples of the pass. as_trained: see `ScoringModel.scoring`."""
 
     inputs: TrainingInputs
     connection: JobConnection
@@ -106,8 +106,7 @@ class ScoringPass:
     as_trained: bool = False
 
     def run(self, model: ScoringModel, passes: EpochPasses, epoch: int, log: RowLog) -> None:
-        """Score the samples that `log` does not hold yet, and append the rows of these samples. The log's position is the number of batches that the
-        pass has read.
+        """Score the samples that are not in `log` yet, and append their rows to `log`. The log's position is the number of batches read.
 
         Raises CancelledError on the service's request to stop.
         """
@@ -123,15 +122,15 @@ class ScoringPass:
                 with Explaining(batch, model.network, "a pass that scores"):
                     scores = model.mean_over_draws(partial(self.score, model, batch))
                     found = model.classes_and_counts(batch)
-                # The scores replace the data of the batch, which would take memory.
+                # The scores replace the data of the batch, because the data would take memory.
                 held.append((replace(batch, data=scores), *found, scores))
                 num_held += len(batch)
-                # The next attempt continues after the kept scores.
+                # The next attempt continues after the scores in the log.
                 if self.connection.stopping:
                     self._keep(held, log, batch.index + 1)
                     raise stopped()
                 now = perf_counter()
-                # Keeping scores waits for the device and the disk, and is done for many batches together.
+                # `_keep` waits for the device and the disk, and is therefore called for many batches together.
                 if len(held) >= _HELD_BATCHES or now - committed >= _REPORTS_A_COMMIT * interval:
                     self._keep(held, log, batch.index + 1)
                     committed, num_held = perf_counter(), 0
@@ -143,7 +142,7 @@ class ScoringPass:
         self.connection.send({"samples_scored": None, "samples_to_score": None})
 
     def _keep(self, held: list[tuple[Batch, Tensor, Tensor, Tensor]], log: RowLog, num_batches: int) -> None:
-        """Move the scores to the log, durably."""
+        """Move the scores from the device to the log. The scores are durable on return."""
         if held:
             packed = [
                 ScoredRows(*(tensor.cpu().numpy() for tensor in (batch.keys, labels, batch.weights, counts, scores))).pack()

@@ -20,7 +20,7 @@ def seed_everything(seed: int) -> None:
 
 
 def derived_seed(seed: int, trigger_id: int, purpose: int) -> int:
-    """Mix 63 bits that depend only on the run's `seed`, the trigger and the number of a `purpose`."""
+    """Return a seed of 63 bits that depends only on the run's `seed`, the trigger and the number of a `purpose`."""
     high, low = np.random.SeedSequence([seed, trigger_id, purpose]).generate_state(2, np.uint32).tolist()
     return (int(high) << 31) | (int(low) >> 1)
 

@@ -71,13 +71,13 @@ class TrainingProgress:
         return advances
 
     def end_epoch(self) -> None:
-        """Go to the next epoch."""
+        """Begin the next epoch."""
         self.epoch += 1
         self.batches_in_epoch = 0
         self.made_before_epoch = self.made_steps
 
     def note_bad(self, samples: Iterable[BadSample]) -> None:
-        """Note samples that could not be decoded, each once, at most `LISTED_BAD_SAMPLES`."""
+        """Record samples that could not be decoded, each once, at most `LISTED_BAD_SAMPLES`."""
         for sample in samples:
             if len(self.bad_samples) < LISTED_BAD_SAMPLES:
                 self.bad_samples.setdefault(sample.key, asdict(sample))

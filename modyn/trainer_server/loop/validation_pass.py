@@ -18,15 +18,15 @@ from modyn.workers import JobConnection
 
 
 class Validation:
-    """Computes the mean loss of the validation set by one pass in evaluation mode. Samples count as in a training without downsampling. The model
-    and all random generators stay unchanged.
+    """Computes the mean loss of the validation set by one pass in evaluation mode. The loss is computed as in a training without downsampling. The
+    model and all random generators stay unchanged.
 
     One loader serves the passes of all epochs. The first pass starts the loader, and leaving the context manager ends it. Raises CancelledError on
     the service's request to stop.
     """
 
     def __init__(self, inputs: TrainingInputs, connection: JobConnection) -> None:
-        """Args: inputs: inputs of a training with a validation set. connection: asked before each batch for a request to stop."""
+        """Args: inputs: inputs of a training with a validation set. connection: checked before each batch for a request to stop."""
         assert inputs.held_out is not None
         config = inputs.config
         options = LoadOptions(

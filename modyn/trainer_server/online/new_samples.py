@@ -1,4 +1,4 @@
-"""Find the samples that a training of steps sees for the first time. The prequential error and statistics use only these samples. Imports torch: for
+"""Find the samples that an online training sees for the first time. The prequential error and statistics use only these samples. Imports torch: for
 workers only.
 """
 
@@ -13,7 +13,7 @@ from modyn.trainer_server.request.step_config import new_of_steps
 
 
 class NewSamples:
-    """The new samples of a trigger set of steps. Each sample counts as new once. Samples drawn from the history never count as new.
+    """The new samples of an online trigger. A sample is new only at its first appearance. Samples drawn from the history are never new.
 
     Args: keys: keys of the trigger set, int64 (n,), in the order of the set. places: positions of the new samples in `keys`, int64 (m,), ascending.
     """
@@ -29,7 +29,7 @@ class NewSamples:
         """Return the rows of new samples at their first appearance: int64, ascending. Args: keys: keys of the next batch or batches, int64 (n,)."""
         begin, end = self._at, self._at + len(keys)
         if np.array_equal(keys, self._keys[begin:end]):
-            # The batch has the order of the trigger set, so that no sample of it was deleted or left out.
+            # The keys equal the next keys of the trigger set, which means that no sample was deleted or left out.
             first, last = np.searchsorted(self._places, (begin, end)).tolist()
             found, self._at = first + np.flatnonzero(~self._seen[first:last]), end
             self._seen[found] = True
@@ -40,14 +40,14 @@ class NewSamples:
         at = np.minimum(np.searchsorted(self._new, keys, sorter=self._order), len(self._new) - 1)
         number = self._order[at]
         rows = np.flatnonzero((self._new[number] == keys) & ~self._seen[number])
-        # Without a history, a batch may draw one of its new samples as well; both rows are then the same sample.
+        # Without a history, the draw for a batch may include one of its new samples. Two rows then have the same sample, and the first row counts.
         rows = rows[np.sort(np.unique(number[rows], return_index=True)[1])]
         self._seen[number[rows]] = True
         self._find_place()
         return rows
 
     def _find_place(self) -> None:
-        """Continue at the new sample after the last one that was seen. Each step begins with its new samples."""
+        """Continue at the new sample after the last new sample that was seen. Each step begins with its new samples."""
         after = int(np.flatnonzero(self._seen).max(initial=-1)) + 1
         self._at = int(self._places[after]) if after < len(self._places) else len(self._keys)
 
@@ -56,11 +56,11 @@ class NewSamples:
         return torch.from_numpy(self._seen.copy())
 
     def load_state(self, state: torch.Tensor) -> None:
-        """Resume from what `state` returned."""
+        """Resume from a result of `state`."""
         self._seen = state.numpy().copy()
         self._find_place()
 
 
 def new_samples(keys: Int64Array, online: OnlineConfig) -> NewSamples:
-    """Return the new samples of a trigger set of steps. Args: keys: keys of the trigger set, in the order of the set."""
+    """Return the new samples of an online trigger. Args: keys: keys of the trigger set, in the order of the set."""
     return NewSamples(keys, new_of_steps(np.arange(len(keys)), online))

@@ -28,8 +28,8 @@ MOST_ROWS: Final = 1000
 
 
 class Prequential(Hook):
-    """Tests each step on its new samples by the step's own forward pass, before the step changes the weights (Gama, Sebastião and Rodrigues:
-    On evaluating stream learning algorithms, 2013).
+    """Tests each step on its new samples with the step's own forward pass, before the step changes the weights (Gama, Sebastião and Rodrigues: On
+    evaluating stream learning algorithms, 2013).
 
     A sample counts once, when it is new; samples drawn from the history do not count. The model is in training mode, with the dropout and BatchNorm
     of a step. Numbers stay on the device until `result`.
@@ -48,9 +48,9 @@ class Prequential(Hook):
         self._errors: list[Tensor] = []
         """Losses and errors of consecutive steps that were not read from the device yet."""
         self._classes = True
-        """Whether labels are classes, as far as the tests so far show."""
+        """False after a test has shown that labels are not classes."""
         self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
-        """Keys, outputs and labels of batches that will be tested together. Several small tests would cost several times as much as one test."""
+        """Keys, outputs and labels of batches that will be tested together. One test costs much less than several small tests."""
         self._num_outputs = 0
         """Number of values in the outputs of `_waiting`."""
         self._rows: list[Int64Array] = []
@@ -152,7 +152,7 @@ class Prequential(Hook):
         return {"columns": self._columns(), "seen": self._new.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Resume from what `state` returned."""
+        """Resume from a result of `state`."""
         columns = state["columns"]
         self._numbers, self._read_losses = list(columns["num"]), list(columns["loss"])
         self._classes, self._read_errors = "errors" in columns, list(columns.get("errors", ()))

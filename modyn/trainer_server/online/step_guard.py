@@ -1,4 +1,4 @@
-"""Take snapshots during a training of steps, and return to a snapshot when the error jumps. Imports torch: for workers only.
+"""Take snapshots during an online training, and return to a snapshot when the error jumps. Imports torch: for workers only.
 
 `RollbackConfig` defines the rule. Checkpoints keep all inputs of the rule, so that a killed training makes the same decisions when it resumes.
 """
@@ -37,13 +37,13 @@ from modyn.trainer_server.online.tensor_ranges import TensorRanges
 from modyn.trainer_server.request.result import GuardResult, Rollback
 
 COMPARED_ROWS: Final = 32
-"""The guard compares a snapshot on at least this number of the newest new samples, in whole batches."""
+"""The guard compares the model with a snapshot on the newest batches with at least this number of new samples together."""
 EXTREME: Final = 100.0
-"""A sample is extreme if its loss by the snapshot exceeds this number times the faded mean of earlier steps."""
+"""A sample is extreme if its loss under the snapshot exceeds this number times the faded mean of earlier steps."""
 MOST_EXTREME: Final = 0.25
 """Largest share of extreme samples that count as outliers; a larger share means that the error has a new level."""
 _MOST_ROLLBACKS: Final = 2
-"""Largest number of rollbacks of steps that were checked together. The last of these rollbacks undoes all steps of the training."""
+"""Number of rollbacks after which all steps of the training are undone. Rollbacks of single risky steps do not count."""
 _HELD: Final = ("keys", "data", "labels", "weights")
 """Fields of a batch that a checkpoint keeps."""
 
@@ -52,15 +52,15 @@ class Jump(Enum):
     """The cause of a jump of the error."""
 
     OF_DATA = "data"
-    """The error of the snapshot on the newest samples has jumped as much. The steps are therefore not the cause."""
+    """The snapshot's error on the newest samples has also jumped. The steps are therefore not the cause."""
     OF_OUTLIERS = "outliers"
-    """A few samples are extreme also by the snapshot. Without these samples, the error has not jumped."""
+    """A few samples are extreme under the snapshot, too. Without these samples, the error has not jumped."""
     OF_STEPS = "steps"
     """The steps since the snapshot have made the model worse."""
 
 
 class StepGuard(Hook):
-    """Checks the steps of a training after every `every` steps, and keeps or undoes them."""
+    """Checks the steps of a training every `RollbackConfig.every` steps, and keeps or undoes these steps."""
 
     name = "step_guard"
 
@@ -75,33 +75,33 @@ class StepGuard(Hook):
         """The weights of the parent version, in the host's memory."""
         self._begin_statistics: StatisticsSnapshot | None = None
         self._held: deque[tuple[Batch, Int64Array]] = deque()
-        """The newest batches since the snapshot, with their new rows. The guard keeps batches from before preprocessing, because a comparison uses
-        the old and the current statistics.
+        """The newest batches since the snapshot, with their new rows. The guard keeps batches without preprocessing, because a comparison uses the
+        old and the current statistics.
         """
         self._num_held = 0
         self._extreme: Batch | None = None
         """The batch of the current step, if the step is risky; None at each boundary."""
         self._ranges = TensorRanges(None if before is None else before.ranges)
-        """Ranges of samples that are tensors."""
+        """Ranges of the model's inputs, used if the training has no preprocessing."""
         self._num_snapshots = 0
         self._num_data_jumps = 0
         self._rollbacks: list[Rollback] = []
         self._left_out = False
         self._seen: dict[str, float] = {}
-        """Mean losses at the newest jump."""
+        """Mean losses at the newest jump, by the name of the field in `Rollback`."""
 
     def on_begin(self, training: Training) -> None:
-        """Copy the training at its beginning, or resume from a checkpoint."""
+        """Copy the initial state of the training, or resume from a checkpoint."""
         training.tests_only = self._left_out
         self._held = deque((batch.to(training.components.device), rows) for batch, rows in self._held)
-        # A resumed training has these from its checkpoint.
+        # A resumed training has these copies from its checkpoint.
         if not self._begin:
             self._snapshot = Snapshot.of(training, 0)
             self._begin = {name: value.detach().cpu().clone() for name, value in training.components.model.state_dict().items()}
             self._begin_statistics = statistics_snapshot(training)
 
     def on_output(self, training: Training, batch: Batch, output: Any) -> None:
-        """Hold the batch, if some of its samples are new."""
+        """Store the batch, if some of its samples are new."""
         rows = self._prequential.rows
         if self._left_out or not len(rows):
             return
@@ -123,11 +123,11 @@ class StepGuard(Hook):
         if not (is_due or extreme is not None):
             return
         is_kept = self._check(training, alone=extreme is not None)
-        if extreme is not None and is_kept:  # Similar samples need no check of their own.
+        if extreme is not None and is_kept:  # Later samples with similar values need no check.
             (training.preprocessing or self._ranges).accept_extremes(extreme)
 
     def on_epoch(self, training: Training) -> None:
-        """Check the last steps, before these steps become a version."""
+        """Check the last steps before the training makes a version."""
         self._check(training)
         if self._rollbacks and self._snapshot is not None and not self._snapshot.weights_of:
             self._leave_out(training)  # All steps were undone, so that there is no new version.
@@ -143,7 +143,7 @@ class StepGuard(Hook):
         running = self._running
         if not running.is_known and known:
             running = FadedMean(self._config.window)
-            running.add(*known[0])  # The first step shows the mean of the parent version, if all losses were finite until then.
+            running.add(*known[0])  # The first finite loss estimates the mean of the parent version.
         jump = self._jump(training, snapshot, running, sum(sums) / sum(numbers) if numbers else 0.0)
         if jump is Jump.OF_STEPS:
             self._roll_back(training, snapshot, running, tested, alone)
@@ -173,8 +173,8 @@ class StepGuard(Hook):
         if is_sound and is_finite and not (running.is_known and running.is_jump(max(loss, newest), self._config.factor)):
             return None
         now, before, num_outliers = self._compared(training, snapshot, running) if self._held else (math.nan, math.nan, 0)
-        # Halfway between the usual loss and the loss now. If the snapshot's loss on these batches is above it too, going back would not help: the
-        # data have changed.
+        # The level is halfway between the usual loss and the current loss. If the snapshot's loss is also above this level, the data have changed,
+        # and a rollback would not help.
         level = min(now, (now + running.value) / 2) if running.is_known else now
         self._seen = {"loss": loss, "newest_loss": newest, "compared_loss": now, "snapshot_loss": before}
         if not is_sound:
@@ -184,17 +184,17 @@ class StepGuard(Hook):
         return Jump.OF_DATA if math.isnan(before) or before >= level else Jump.OF_STEPS
 
     def _compared(self, training: Training, snapshot: Snapshot, running: FadedMean) -> tuple[float, float, int]:
-        """Return the mean loss of the held samples by the current model, their mean loss by the snapshot, and the number of outliers. Each model uses
-        its own statistics. Outliers and samples without a finite loss by the snapshot are left out; a mean is NaN if no sample remains."""
+        """Return the mean loss of the held samples under the current model, their mean loss under the snapshot, and the number of outliers. Each
+        model uses its own statistics. Outliers and samples without a finite loss under the snapshot are left out; a mean is NaN without samples."""
         model = training.components.model
         now, current = self._losses(training, self._held), deepcopy(dict(model.state_dict()))
-        # A snapshot holds weights, and no model. It borrows this one, which gets its current weights back.
+        # A snapshot has weights, but no model. The model gets the snapshot's weights for this comparison, and then its current weights again.
         model.load_state_dict(dict(snapshot.model))
         before = self._losses(training, self._held, snapshot.statistics)
         model.load_state_dict(current)
         known = before.isfinite()
         extreme = known & (before > EXTREME * running.value) if running.is_known else torch.zeros_like(known)
-        # If many samples are extreme, they are no outliers: the data have changed.
+        # If many samples are extreme, the data have changed, and these samples are not outliers.
         num_outliers = int(extreme.sum()) if extreme.sum() <= MOST_EXTREME * len(before) else 0
         chosen = known & ~extreme if num_outliers else known
         return (
@@ -216,7 +216,7 @@ class StepGuard(Hook):
         self._rollbacks.append(Rollback(step, to_step, level, alone=alone, **self._seen))
         get_logger("training").warning("rolled_back", **asdict(self._rollbacks[-1]))
         self._restart_from(snapshot.gone_back_to(training, tested, level))
-        # A risky step is undone alone, and its extreme sample says nothing about other steps. Such rollbacks are not counted here.
+        # Rollbacks of single risky steps are not counted here, because an extreme sample says nothing about other steps.
         if sum(not each.alone for each in self._rollbacks) >= _MOST_ROLLBACKS:
             self._leave_out(training)
 
@@ -257,7 +257,7 @@ class StepGuard(Hook):
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Resume from what `state` returned."""
+        """Resume from a result of `state`."""
         self._num_snapshots, self._num_data_jumps = state["snapshots"], state["data_jumps"]
         self._rollbacks, self._left_out = [Rollback(**each) for each in state["rollbacks"]], state["left_out"]
         self._running, self._ranges = FadedMean(self._config.window, state["running"]), TensorRanges(state["ranges"])
@@ -268,7 +268,7 @@ class StepGuard(Hook):
 
 
 def _losses_of(training: Training, batch: Batch, statistics: StatisticsSnapshot | None) -> Tensor:
-    """Return the losses of a batch that was held before preprocessing; NaN if a value is not a feature by these statistics."""
+    """Return the losses of a batch without preprocessing; NaN if a value cannot be a feature with these statistics."""
     if batch.columns is None or training.preprocessing is None:
         return training.scoring_model().losses(batch)
     usable, rows = training.preprocessing.transformed_rows(batch, statistics)

@@ -14,7 +14,7 @@ from modyn.trainer_server.request.step_config import parts_of_step
 
 
 class StepParts:
-    """Splits each batch of a training of steps into its online updates and the step on drawn samples.
+    """Splits each batch of an online training into its online updates and the step on drawn samples.
 
     A missing sample (deleted meanwhile, or bad) makes only its own part smaller.
     """
@@ -35,7 +35,7 @@ class StepParts:
     def _parts_of(self, keys: Int64Array, index: int) -> Int64Array:
         """Return the part of each sample of a batch: int64, ascending."""
         online, size = self._online, self._online.batch_size
-        # A single sample in its batch is joined to the previous batch, which then reaches into the next one.
+        # A batch of one sample is joined to the previous batch, so that a batch may contain a sample of the next batch.
         expected = self._keys[index * size : (index + 2) * size]
         parts, first = list[Int64Array](), 0
         for begin in range(0, len(expected), size):
@@ -73,7 +73,8 @@ def _places(expected: Int64Array, keys: Int64Array) -> Int64Array:
         try:
             at = wanted.index(key, at) + 1
         except ValueError:
-            # The sample is from the previous batch and was joined to this batch. It counts to the part before it, or else to the first.
+            # The sample is from the previous batch and was joined to this batch. The sample gets the part of the previous sample, or the first part
+            # if there is none.
             at = max(at, 1)
         places.append(at - 1)
     return np.array(places, np.int64)

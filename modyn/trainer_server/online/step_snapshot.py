@@ -45,7 +45,7 @@ class Snapshot:
         """Restore weights and optimizers, and return the snapshot from which the training continues.
 
         The optimizers keep their learning rates and other options, which depend on the step. Args: tested: see the class. undone_loss: loss that
-        each batch since the snapshot adds to the mean loss of the epoch.
+        counts for each undone batch in the mean loss of the epoch.
         """
         self.restore(training)
         batches = training.progress.batches_in_epoch

@@ -43,17 +43,16 @@ class StreamPreprocessing:
     """
 
     def __init__(self, statistics: Preprocessing, *, learns: bool = True, new: NewSamples | None = None) -> None:
-        """Args: learns: whether batches of the first epoch update the statistics. new: new samples of a training of steps; None in other
-        trainings."""
+        """Args: learns: whether batches of the first epoch update the statistics. new: new samples of an online training; None in a retraining."""
         self.statistics = statistics
         self._learns, self._new = learns, new
         self._counts_before = statistics.input_counts()
         """Counts of inputs before this training. Inputs that `look` has counted are subtracted, so that `input_counts` includes these inputs."""
         self._accepted: dict[str, float] = {}
-        """Column → accepted distance of a number from the column's range, in widths of the range; only for columns whose range does not learn."""
+        """By column: largest accepted distance of a number from the column's range, in widths of the range; empty if the ranges learn."""
 
     def prepared(self, batch: Batch) -> Batch:
-        """Return the batch in the form on which the model trains. Raises: DataError, with the sample: a value cannot be a feature."""
+        """Convert a batch for training to the model's inputs. Raises: DataError, with the sample: a value cannot be a feature."""
         if self._learns and batch.epoch == 0:
             if self._new is None or len(rows := self._new.first_seen(batch.keys.numpy())) == len(batch):
                 return learn_batch(batch, self.statistics)  # Updates and transforms in one pass, with the same result.
@@ -62,7 +61,7 @@ class StreamPreprocessing:
         return transform_batch(batch, self.statistics)
 
     def look(self, batch: Batch) -> None:
-        """Count the new samples of a step as inputs, by the current statistics. Raises: see `prepared`."""
+        """Count the new samples of a step as inputs, with the current statistics. Raises: see `prepared`."""
         if not self._counts_before or self._new is None or batch.columns is None:
             return
         if len(rows := self._new.first_seen(batch.keys.numpy())):
@@ -71,7 +70,7 @@ class StreamPreprocessing:
                     self._counts_before[name] = self._counts_before[name] - counts
 
     def transformed(self, batch: Batch) -> Batch:
-        """Return a batch that is not trained on, transformed by the current statistics. Raises: see `prepared`."""
+        """Transform a batch that is not trained on, with the current statistics. Raises: see `prepared`."""
         return transform_batch(batch, self.statistics)
 
     def transformed_rows(self, batch: Batch, snapshot: StatisticsSnapshot | None) -> tuple[Batch, torch.Tensor]:
@@ -81,7 +80,7 @@ class StreamPreprocessing:
         return transform_usable_rows(batch, self.statistics if snapshot is None else snapshot.statistics)
 
     def has_extremes(self, batch: Batch) -> bool:
-        """Return whether a number is outside of its previous range and of accepted numbers by more than the range's width. Changes nothing."""
+        """Return whether a number is outside of its column's range and of the accepted numbers by more than the range's width. Changes nothing."""
         return any(far > 1 + 2 * self._accepted.get(name, 0.0) for name, far in self._extremes(batch).items())
 
     def accept_extremes(self, batch: Batch) -> None:
@@ -120,7 +119,7 @@ class StreamPreprocessing:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Resume from what `state` returned."""
+        """Resume from a result of `state`."""
         self._restore(
             snapshot_of_tensor(state["statistics"]), {name: np.array(counts) for name, counts in state["inputs"].items()}
         )
@@ -145,7 +144,7 @@ def build_preprocessing(
     """Build the preprocessing of a training, with the statistics of the model from which the training starts. Return None if the pipeline has no
     section `preprocessing`.
 
-    Args: keys: keys of the trigger set of a training of steps, in the order of the set; None in other trainings.
+    Args: keys: keys of the trigger set of an online training, in the order of the set; None in a retraining.
     Raises: ConfigError: the section is wrong, does not fit the parent, or excludes another option of the pipeline.
     """
     section, statistics = section_of(inputs.request.pipeline), preprocessing_of(inputs.request.pipeline)
@@ -191,7 +190,7 @@ def preprocessing_result(training: Training) -> PreprocessingResult | None:
 def learn_before(inputs: TrainingInputs, preprocessing: StreamPreprocessing, connection: JobConnection) -> None:
     """Update the statistics with all samples of the training in one pass, if the section asks for this. Call at the beginning of a training.
 
-    Args: connection: asked after each batch for a request to stop. Raises: CancelledError: the service asks to stop. DataError: a value cannot be a
+    Args: connection: checked after each batch for a request to stop. Raises: CancelledError: the service asks to stop. DataError: a value cannot be a
     feature.
     """
     section = section_of(inputs.request.pipeline)

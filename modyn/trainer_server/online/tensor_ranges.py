@@ -20,19 +20,19 @@ Range = tuple[float, float]
 
 class TensorRanges:
     """The range of all numbers so far in each input of a model, and in labels that are fractions. An input of any shape has one range, so that a
-    usual number at an unusual place, such as a bright pixel in a dark corner, is not extreme. Each look reads once from the device."""
+    usual number at an unusual position, such as a bright pixel in a dark corner, is not extreme. Each check of a batch reads once from the device."""
 
     def __init__(self, state: Mapping[str, Any] | None = None) -> None:
         """Args: state: state of earlier ranges, which these ranges continue; None to begin without ranges."""
         self._rows: int = 0 if state is None else state["rows"]
         self._ranges: dict[str, Range | None] = {}
-        """Range of each input by name. A range is None if numbers that are not finite were accepted. Then no number is extreme any more."""
+        """Range of each input by name. A range is None after an infinite number or NaN was accepted; then no number of this input is extreme."""
         if state is not None:
             self._ranges = {name: None if found is None else (found[0], found[1]) for name, found in state["ranges"].items()}
 
     def has_extremes(self, batch: Batch) -> bool:
-        """Return whether a number is NaN or outside of its previous range by more than the range's width. If no number is, the batch widens the
-        ranges.
+        """Return whether a number is NaN or outside of the previous range of its input by more than the range's width. If no number is extreme, the
+        batch widens the ranges.
         """
         found = ranges_of(batch)
         if self._rows >= WARM_UP_ROWS and any(self._is_extreme(name, *ends) for name, ends in found.items()):
@@ -79,6 +79,6 @@ def ranges_of(batch: Batch) -> dict[str, Range]:
     }
     if not looked_at:
         return {}
-    # All numbers come from the device in one copy.
+    # One copy reads all numbers from the device.
     ends = torch.stack([end.double() for part in looked_at.values() for end in torch.aminmax(part.detach())]).tolist()
     return dict(zip(looked_at, zip(ends[::2], ends[1::2], strict=True), strict=True))

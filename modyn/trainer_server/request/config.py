@@ -1,6 +1,6 @@
 """The section `training` of a pipeline: its options, their limits and their dependencies. Imports no torch.
 
-PyTorch's optimizers and schedulers are named by their class; registries hold the optimizers and schedulers from packages of users.
+PyTorch's optimizers and schedulers are named by their class; registries contain the optimizers and schedulers from packages of users.
 
 Checks that need torch (class names, constructor arguments, module paths) are in `check.py` and run in a worker.
 """
@@ -107,7 +107,7 @@ class CheckpointingConfig(Section):
     @field_validator("interval", mode="before")
     @classmethod
     def _default_if_null(cls, value: object) -> object:
-        """Accept null as off, as in files of the published system."""
+        """Replace null by the default, because files of the published system write null if checkpoints are off."""
         return cls.model_fields["interval"].default if value is None else value
 
 
@@ -286,6 +286,6 @@ class TrainingConfig(Section):
         return None if self.grad_scaler_config is None else self.grad_scaler_config.enabled
 
     def samples_to_pass(self, trigger_id: int) -> int | None:
-        """Return the limit on the samples of this trigger's training, or None if `epochs_per_trigger` counts."""
+        """Return the limit on the samples of this trigger's training, or None if `epochs_per_trigger` applies."""
         bounds = self.num_samples_to_pass or []
         return bounds[trigger_id] if trigger_id < len(bounds) else None

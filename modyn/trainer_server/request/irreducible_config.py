@@ -59,7 +59,7 @@ def irreducible_config(training: Mapping[str, Any], options: Mapping[str, Any], 
 
 
 def check_irreducible(training: Mapping[str, Any], options: Mapping[str, Any], path: str) -> Iterator[Problem]:
-    """List the errors in `il_training_config`, and its options without effect. Args: see `irreducible_config`. `training` has no mistakes."""
+    """List the errors in `il_training_config`, and its options without effect. Args: see `irreducible_config`. `training` must be valid."""
     wrong = check_section(IrreducibleConfig, _merged(training, options), path)
     yield from wrong
     if wrong:
@@ -93,7 +93,7 @@ def irreducible_sections(
 
 
 def _merged(training: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of the model. Missing options get the values of the section `training`, as far as both have the same options."""
+    """Return the options of the model. Missing options get the values of the section `training`, except for the options in `left`."""
     given = {name: value for name, value in options.items() if value is not None}
     left = {*_NOT_THEIRS, "drop_last_batch", *(("lr_scheduler",) if "optimizers" in given else ())}
     return {**{name: value for name, value in training.items() if name not in left}, **given}

@@ -40,11 +40,12 @@ class TrainingPlan:
         if self.num_chosen is None or not self.num_keys:
             return self.batch_size
         if self.join_single and self.batch_size == 2:
-            # Each batch needs at least two samples. If the number of samples is odd, or batches of equal size leave a rest, some batches have three.
+            # Each batch needs at least two samples. If the number of samples is odd, or batches of equal size leave a remainder, some batches have
+            # three samples.
             return -(-self.num_keys // max(1, self.num_chosen // 2))
         num = -(-self.num_chosen // self.batch_size)
         even = -(-self.num_keys // num)
-        # The last batch must have enough samples to choose from. If nearly all samples are chosen, one more batch may be needed for that.
+        # The last batch must have enough candidates. If nearly all samples are chosen, one more batch may be needed for this reason.
         before = min((num - 1) * self.batch_size, self._rounded((num - 1) * even))
         left = self.num_keys - (num - 1) * even
         fits = self.batch_size == 1 or self.num_chosen - before <= left
@@ -128,7 +129,7 @@ class TrainingPlan:
 
     @cached_property
     def num_samples(self) -> int:
-        """Number of samples that the training sees; a sample counts again each time.
+        """Number of samples that the training sees; a sample that is seen again counts again.
 
         >>> TrainingPlan(10, 4, drop_last=True, epochs=3).num_samples, TrainingPlan(10, 4, max_samples=25).num_samples
         (24, 25)

@@ -39,7 +39,7 @@ def check_preprocessing(pipeline: Mapping[str, Any]) -> list[Problem]:
     chosen = [
         Problem(path, f"{policy.strategy} {NOT_CHOSEN}")
         for path, policy in downsampling_policies(selection).items()
-        # A policy that keeps everything chooses nothing, and does no harm.
+        # A policy that keeps all samples makes no choice, and is allowed.
         if policy.config.ratio < policy.config.ratio_max
     ]
     return found + chosen

@@ -21,16 +21,16 @@ class TrainingRequest:
     pipeline: Mapping[str, Any]
     """The whole pipeline; trainings read the sections model, training, data, model_storage, selection_strategy and online."""
     parent_model_id: int | None = None
-    """Model version from whose weights the training starts. None means initial weights."""
+    """Model version that the training starts from; None to start from initial weights."""
     num_samples_to_pass: int | None = None
-    """Limit on the samples. None: `training.num_samples_to_pass` of this trigger counts, or else `epochs_per_trigger`."""
+    """Limit on the number of samples; None to use `training.num_samples_to_pass` of this trigger, or otherwise `epochs_per_trigger`."""
     seed: int | None = None
-    """Seed. None: `training.seed` counts. Without both seeds, the training is not repeatable."""
+    """Seed; None to use `training.seed`. A training without any seed is not repeatable."""
     downsampling_turn: int | None = None
-    """Position in `downsampling_list` of the policy for the trigger, if a score decides by `downsampling_thresholds` and the trigger is not one of
-    `warmup_triggers`. None: the trigger's number decides, or the pipeline has no `downsampling_list`."""
+    """Index in `downsampling_list` of the policy for the trigger, if a score decides the policy (`downsampling_thresholds`). None if the trigger's
+    number decides, if the trigger is one of `warmup_triggers`, or if the pipeline has no `downsampling_list`."""
     online: bool = False
-    """Make the steps of proactive training that the section `online` asks for."""
+    """Train an online trigger: make the steps of proactive training that the section `online` specifies."""
     tests_only: bool = False
     """Only test the model on the new samples, which are the whole trigger set. The training makes no step and no model."""
 
@@ -62,8 +62,8 @@ class TrainingStatus:
     """Number of scored candidates in the current selection, out of `samples_to_score`; None if no selection is running."""
     samples_to_score: int | None = None
     stage: str = ""
-    """The current work before or between the epochs, in words: a selection, or the training of an irreducible-loss model. In the second case,
-    samples, batches and losses of the status belong to that model. Empty during the training itself."""
+    """The current stage before or between the epochs, as text: a selection, or the training of an irreducible-loss model. During the training of such
+    a model, samples, batches and losses of the status belong to that model. The text is empty during the training itself."""
     num_cached: Mapping[str, int] = field(default_factory=dict)
     """In a running training: number of samples from each tier of the cache, including candidates."""
     cache_work: Mapping[str, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The result of a training: one record from the worker to the journal, the model and the reports. Knows no torch."""
+"""The result of a training: one record from the worker to the journal, the model and the reports. Imports no torch."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ class BadSampleNote:
 
 @dataclass(frozen=True, slots=True)
 class ClassShares:
-    """Shares by class before and after downsampling. Both are empty if labels are not classes; `before` is also empty if no labels were read."""
+    """Shares by class before and after downsampling. The two mappings are empty if labels are not classes; `before` is also empty if no labels were
+    read."""
 
     before: Mapping[str, float] = field(default_factory=dict)
     after: Mapping[str, float] = field(default_factory=dict)
@@ -116,7 +117,7 @@ class ErrorRow:
 
 
 def mean_error(rows: Sequence[ErrorRow]) -> float:
-    """Return the mean over the samples of the rows, which must have a sample."""
+    """Return the mean over all samples of the rows. There must be at least one sample."""
     return sum(row.total for row in rows) / sum(row.num for row in rows)
 
 
@@ -125,7 +126,7 @@ class PrequentialResult:
     """Tests of new samples, in order: an entry for each step, or for several consecutive steps."""
 
     first_step: int = 1
-    """Number of the first step in the stream."""
+    """Number of the first step, counted from 1 after the last retraining."""
     num: tuple[int, ...] = ()
     loss: tuple[float, ...] = ()
     """Sum of losses in each entry."""
@@ -149,7 +150,7 @@ class Rollback:
     """A return to a snapshot after a jump of the error. Losses are means over samples."""
 
     step: int
-    """Number in the stream of the step after which the jump was found."""
+    """Number of the step after which the jump was found, counted from 1 after the last retraining."""
     to_step: int
     """The step whose weights were restored."""
     running: float = 0.0
@@ -172,7 +173,7 @@ class GuardResult:
 
     snapshots: int = 0
     data_jumps: int = 0
-    """Number of jumps of the error that the data explain: the snapshot's error jumps too, or outliers cause the jump."""
+    """Number of jumps of the error with the data as cause: the snapshot's error jumps too, or outliers cause the jump."""
     rollbacks: tuple[Rollback, ...] = ()
     left_out: bool = False
     """Whether the steps made no version."""
@@ -206,7 +207,7 @@ class PreprocessingResult:
     inputs: Mapping[str, ColumnInputs] | None = None
     """Findings by column, or None if the training has no InputGuard."""
     unusual: tuple[str, ...] | None = None
-    """A clause for each unusual column."""
+    """A description of each unusual column, as part of a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,7 @@ class FeedbackResult:
     """Scores of samples that the training kept for the selector."""
 
     scores: Mapping[str, int]
-    """Count of numbers in each score, by name."""
+    """Number of values in each score, by name."""
     num_rows: int
     crc32: int
     """CRC-32 of the file of scores."""
@@ -248,7 +249,7 @@ class TrainingResult(JsonRecord):
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Read a mapping of `to_mapping`, from the journal or a model. Unknown keys are ignored. Raises: CorruptStateError."""
+        """Read a result of `to_mapping` from the journal or a model. Unknown keys are ignored. Raises: CorruptStateError."""
         if not mapping:
             return cls()
         flat = {name: mapping for name in _FLAT if name != "cache" or "num_cached" in mapping}

@@ -1,4 +1,4 @@
-"""Differences between a training of online steps and a retraining. Imports no torch."""
+"""Differences between an online training and a retraining. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from modyn.trainer_server.request.records import TrainingRequest
 
 
 def section_of_steps(request: TrainingRequest) -> OnlineConfig:
-    """Return the section `online` for a training of steps. Raises: ConfigError: the section is missing or wrong."""
+    """Return the section `online` for an online training. Raises: ConfigError: the section is missing or wrong."""
     if (online := load_online(request.pipeline.get(ONLINE))) is None:
         raise ConfigError(f"the pipeline has no section `{ONLINE}`, which says how steps of proactive training are made")
     return online.model_copy(update=TESTS_ONLY) if request.tests_only else online
 
 
 def config_of_steps(config: TrainingConfig, online: OnlineConfig) -> TrainingConfig:
-    """Return the section `training` for steps: one pass in the order of the trigger set, one batch a step, with the optimizers' kept state.
+    """Return the section `training` for an online training: one pass in the order of the trigger set, one batch a step, stored states of optimizers.
 
     Options for passes over a trigger set (schedulers, validation, early stopping, accumulation, limits) are left out.
     """
@@ -56,7 +56,7 @@ def parts_of_step(num_new: int, num_drawn: int, update_samples: int | None) -> I
 
 
 def new_of_steps(keys: Int64Array, online: OnlineConfig) -> Int64Array:
-    """Return the new samples among the keys of a trigger set of steps, in the order of the stream: int64 (n,).
+    """Return the new samples among the keys of an online trigger, in the order of the stream: int64 (n,).
 
     >>> online = OnlineConfig(trigger={}, step_samples=2, history_samples=1)
     >>> new_of_steps(np.array([5, 6, 1, 7, 8, 2, 9, 3]), online).tolist()

@@ -12,8 +12,8 @@ from modyn.supervisor.triggers.measures.forecasts import ForecastingMethod, fore
 class AccuracyTrend:
     """Forecasts the accuracy that a model trained now would have, and how many samples the next check will evaluate.
 
-    The first accuracy of each model counts as the accuracy after its trigger. From these accuracies, including the accuracy of the newest model, the
-    accuracy after the next trigger is forecast. As long as no such accuracy is known, the forecast is that a trigger changes nothing.
+    The first accuracy of each model counts as the accuracy after its trigger. The accuracy after the next trigger is forecast from these accuracies,
+    including the accuracy of the newest model. At the first check after the first trigger, the forecast equals the accuracy of this check.
     """
 
     def __init__(self, method: ForecastingMethod, num_triggers: int, num_checks: int) -> None:

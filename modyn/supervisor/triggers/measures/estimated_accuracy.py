@@ -16,7 +16,7 @@ class Calibration:
     accuracy: float
     mean_confidence: float
     confidence_threshold: float
-    """The confidence at which the share of samples with at least this confidence equals the accuracy, as nearly as equal confidences allow."""
+    """The confidence for which the share of samples with at least this confidence is nearest to the accuracy."""
 
 
 def calibrate(errors: NDArray[Any], confidences: NDArray[Any]) -> Calibration:

@@ -29,8 +29,7 @@ def forecast(method: ForecastingMethod, points: Points, at: float) -> float:
 
 
 def forecast_next(method: ForecastingMethod, series: Sequence[float]) -> float:
-    """Forecast the number that follows a series, oldest first. The numbers of the series are y, and their indices are x. Raises ValueError: the
-    series is empty.
+    """Forecast the next number of a series, oldest first. The numbers are y, and their indices are x. Raises ValueError: the series is empty.
 
     >>> round(forecast_next(ForecastingMethod.RIDGE_REGRESSION, [0.9, 0.8, 0.7]), 3)
     0.667

@@ -1,6 +1,6 @@
-"""Decide when the labels of a stream come, by stream time, not by the clock of a machine. A sample is selectable when its label has come.
+"""Decide when the labels of a stream arrive, by stream time, not by the clock of a machine. A sample is selectable when its label has arrived.
 
-Stream time is the newest timestamp so far. A label with a delay of `delay` seconds comes when stream time reaches the sample's timestamp plus this
+Stream time is the newest timestamp so far. A label with a delay of `delay` seconds arrives when stream time reaches the sample's timestamp plus this
 delay. A replay therefore decides like production, for any division into batches.
 """
 
@@ -24,10 +24,10 @@ _CHUNK: Final = 65_536
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LateBatch(SampleBatch):
-    """Samples of a stream whose labels come late, and the samples of this or earlier batches whose labels come together with these samples.
+    """A batch of a stream with late labels, and the samples of this or earlier batches whose labels arrive together with this batch.
 
-    came: samples in the order in which their labels come, (m,). counts: int64 (n + 1,), number of labels that come before each position of the batch.
-    came_at: int64 (m,), the stream's clock when each label comes.
+    came: samples in the order in which their labels arrive, (m,). counts: int64 (n + 1,), number of labels that arrive before each position of the
+    batch. came_at: int64 (m,), stream time at which each label arrives.
     """
 
     came: SampleBatch
@@ -36,21 +36,19 @@ class LateBatch(SampleBatch):
 
     @property
     def labelled(self) -> SampleBatch:
-        """The samples whose labels come with this batch."""
+        """The samples whose labels arrive with this batch."""
         return self.came
 
     def num_labelled(self, position: int) -> int:
-        """Return the number of labels that come with the samples before a position of this batch."""
+        """Return the number of labels that arrive with the samples before a position of this batch."""
         return int(self.counts[position])
 
     def position_with(self, num_labelled: int) -> int:
-        """Return the first position of this batch before which `num_labelled` labels have come; more than the batch's length if the batch has no such
-        position.
-        """
+        """Return the first position of this batch before which `num_labelled` labels have arrived; more than the batch's length if there is none."""
         return int(np.searchsorted(self.counts, num_labelled))
 
     def slice(self, start: int, stop: int) -> LateBatch:
-        """Return samples [start, stop) of this batch, with the labels that come together with these samples, as views."""
+        """Return samples [start, stop) of this batch, with the labels that arrive together with these samples, as views."""
         counts = self.counts[start : stop + 1]
         first, last = int(counts[0]), int(counts[-1])
         samples = self.keys[start:stop], self.timestamps[start:stop], self.labels[start:stop]
@@ -59,8 +57,8 @@ class LateBatch(SampleBatch):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Chunk:
-    """Samples that wait for their labels, in the order of their timestamps, with their positions in the stream. samples: the samples. None: the
-    samples are the samples [start, stop) of the stream that are newer than `came_to`, and are read when the first of their labels comes.
+    """Samples that wait for their labels, in the order of their timestamps, with their positions in the stream. samples: None for the samples
+    [start, stop) of the stream that are newer than `came_to`; these samples are read when the first of their labels arrives.
     """
 
     start: int
@@ -71,9 +69,9 @@ class _Chunk:
 
 
 class LabelClock:
-    """Decides which labels come with which samples of a stream. Samples without a label never wait here, because storage sends their labels later.
+    """Decides which labels arrive with which samples of a stream. Samples without a label never wait here, because storage sends their labels later.
 
-    The clock keeps waiting samples as ranges of the stream, and reads the samples again when their labels come. For a stream in the order of time,
+    The clock keeps waiting samples as ranges of the stream, and reads the samples again when their labels arrive. For a stream in the order of time,
     this takes the memory of about two batches.
     """
 
@@ -87,13 +85,11 @@ class LabelClock:
 
     @property
     def first_waiting(self) -> int | None:
-        """No sample before this position waits for a label that is due by stream time; None if no sample waits."""
+        """Position of the first sample that may wait for a label which arrives by stream time; None if there is no such sample."""
         return min((start for _, start, _ in self._waiting), default=None)
 
     def restore(self, first_waiting: int | None, position: int, newest: int | None) -> None:
-        """Continue after the first `position` samples of the stream. Samples before `first_waiting` do not wait. Args: newest: clock after these
-        samples.
-        """
+        """Continue at `position` of the stream. Samples before `first_waiting` do not wait. Args: newest: stream time at this position."""
         self._newest = newest
         if first_waiting is None or newest is None:
             return
@@ -105,9 +101,7 @@ class LabelClock:
             first_waiting += len(samples)
 
     def take(self, position: int, batch: SampleBatch) -> LateBatch:
-        """Return the next samples of the stream, at least one, with the labels that come together with these samples. Args: position: position of the
-        first sample.
-        """
+        """Return the next samples of the stream, at least one, with the labels that arrive together. Args: position: of the first sample."""
         clock = np.maximum.accumulate(batch.timestamps)
         if self._newest is not None:
             clock = np.maximum(clock, self._newest)
@@ -117,7 +111,7 @@ class LabelClock:
         is_due = has_label(batch.labels) & (batch.timestamps <= came_to)
         due = [*self._come(came_to), (_taken(batch, is_due), at[is_due])]
         samples, positions = SampleBatch.concatenate([part for part, _ in due]), np.concatenate([where for _, where in due])
-        # Each label comes with the first sample that moves the clock far enough, but not before its own sample.
+        # Each label arrives with the first sample at which stream time reaches the time of the label, but not before the label's own sample.
         with_sample = np.searchsorted(clock, samples.timestamps + self._delay)
         with_sample = np.maximum(with_sample, positions - position)
         order = np.lexsort((positions, samples.timestamps, with_sample))
@@ -128,7 +122,7 @@ class LabelClock:
         return LateBatch(*columns, _taken(samples, order), counts.astype(np.int64), clock[with_sample])
 
     def _wait(self, position: int, batch: SampleBatch, came_to: int) -> None:
-        """Add the samples of a batch whose labels come later to the waiting samples."""
+        """Store the samples of a batch whose labels arrive after this batch."""
         waits = np.flatnonzero(has_label(batch.labels) & (batch.timestamps > came_to))
         if not len(waits):
             return
@@ -139,7 +133,7 @@ class LabelClock:
             self._push(int(batch.timestamps[waits].min()), _Chunk(start, stop, came_to))
 
     def _come(self, came_to: int) -> Iterator[tuple[SampleBatch, Int64Array]]:
-        """Yield the waiting samples with timestamps up to `came_to`, whose labels come now, and their positions."""
+        """Yield the waiting samples with timestamps up to `came_to`, whose labels arrive now, and their positions."""
         while self._waiting and self._waiting[0][0] <= came_to:
             chunk = heapq.heappop(self._waiting)[2]
             if chunk.samples is None or chunk.positions is None:
@@ -156,12 +150,12 @@ class LabelClock:
             parts.append(self._read(at, chunk.stop - at))
             at += len(parts[-1])
         samples = SampleBatch.concatenate(parts)
-        # The labels of older samples had come before the chunk was put aside.
+        # The labels of older samples had arrived before the chunk was stored.
         waits = np.flatnonzero(has_label(samples.labels) & (samples.timestamps > chunk.came_to))
         return _taken(samples, waits), chunk.start + waits
 
     def _hold(self, samples: SampleBatch, positions: Int64Array) -> None:
-        """Hold samples in memory until their labels come."""
+        """Keep samples in memory until their labels arrive."""
         if len(samples):
             order = np.argsort(samples.timestamps, kind="stable")
             samples, positions = _taken(samples, order), positions[order]

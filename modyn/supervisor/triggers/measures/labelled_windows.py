@@ -1,4 +1,4 @@
-"""Find the samples of a stream that a check evaluates: the samples whose labels have come since the last check. No sample is evaluated twice."""
+"""Find the samples of a stream that a check evaluates: the samples whose labels have arrived since the last check. No sample is evaluated twice."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from modyn.supervisor.triggers.measures.label_clock import LateBatch
 
 
 class LabelledWindows:
-    """Windows of the samples whose labels have come since the last check. The windows are the same for every division of the stream into batches.
+    """Windows of the samples whose labels have arrived since the last check. The windows are the same for every division of the stream into batches.
 
-    Labels come in `SampleBatch.labelled`. Labels from before the trigger of the newest model are left out, because the model was trained on these
-    samples.
+    `SampleBatch.labelled` contains the samples with new labels. Samples from before the trigger of the newest model are left out, because the model
+    was trained on these samples.
     """
 
     def __init__(self, delay: int = 0) -> None:
-        """Args: delay: seconds of stream time by which labels come late; 0 if labels come with their samples."""
+        """Args: delay: seconds of stream time by which labels arrive late; 0 if labels arrive with their samples."""
         self._delay = delay
         self._newest: int | None = None
         self._seen, self._labelled = 0, 0
@@ -25,7 +25,7 @@ class LabelledWindows:
         self._checked = self._trained = (0, 0)
         """Number of samples and number of labels: for `_checked` before the last check, for `_trained` before the trigger of the newest model."""
         self._is_late = False
-        """Whether labels come in another order than samples."""
+        """Whether labels may arrive in another order than samples."""
         self._has_measured: bool | None = None
         """Whether any sample was evaluated; None before the first check that could evaluate a sample."""
 
@@ -51,7 +51,7 @@ class LabelledWindows:
         return _nonempty(StreamWindow(max(self._checked[0], self._trained[0]), self._seen))
 
     def labelled(self) -> list[StreamWindow]:
-        """Return the samples whose labels have come since the last check."""
+        """Return the samples whose labels have arrived since the last check."""
         if not self._is_late:
             return self.new()
         return _nonempty(StreamWindow(max(self._checked[1], self._trained[1]), self._labelled, labelled=True))
@@ -61,14 +61,14 @@ class LabelledWindows:
         self._has_measured = bool(self._has_measured) or num_samples > 0
 
     def lacking(self) -> str:
-        """Return, for the end of the stream, a clause that labels came too late, or an empty text."""
+        """Return a clause for the end of the stream if labels arrived too late; empty otherwise."""
         if not self._is_late or self._has_measured or (self._has_measured is None and self._labelled):
             return ""
         return f"no label of a sample that the newest model was not trained on came before a check{self.delay}, so nothing was measured"
 
     @property
     def is_late(self) -> bool:
-        """Whether labels have come late so far."""
+        """Whether labels have arrived late so far."""
         return self._is_late
 
     @property
@@ -78,7 +78,7 @@ class LabelledWindows:
 
     @property
     def labelled_before(self) -> int:
-        """Timestamp before which the labels of all samples have come, if stream time decides when labels come."""
+        """Timestamp before which the labels of all samples have arrived, if stream time decides when labels arrive."""
         return MAX_TIMESTAMP if not self._delay or self._newest is None else self._newest - self._delay + 1
 
     def state(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Measures how well a run's newest model does on the new samples of each check, by labels or by confidence."""
+"""Measures the scores of a run's newest model on the new samples of each check, by labels or by confidence."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def refuse_diverged(rows: Rows, model_id: int, windows: Sequence[StreamWindow] =
 
 
 def _refuse_unfit(score: Score, model_id: int, windows: Sequence[StreamWindow]) -> None:
-    """Raise DataError for a score that is not a finite number, unless the score is undefined for these samples with any model."""
+    """Raise DataError for a score that is not a finite number, unless the score is undefined for these samples with every model."""
     if score.has_diverged:
         raise DataError(
             f"{score.metric} of model {model_id} on {score.num_samples} samples{_of(windows)} is {score.note}; {_DIVERGED}"
@@ -113,7 +113,7 @@ class LateLabelsConfig(IntervalConfig):
     )
 
     def context(self, context: TriggerContext | None) -> TriggerContext:
-        """Return the context; if this section has a `label_delay`, the context has this delay."""
+        """Return the context with the `label_delay` of this section, if the section has this option."""
         context = context or TriggerContext()
         return replace(context, label_delay=self.label_delay or context.label_delay)
 
@@ -140,8 +140,8 @@ class ForecastOptions(LateLabelsConfig):
 def forecasts_without_effect(
     model: type[ForecastOptions], options: Mapping[str, Any], path: str, *, is_expected: bool
 ) -> list[Problem]:
-    """Return warnings about forecast options without effect. Args: options: a valid `model`. is_expected: whether the section gives
-    `expected_accuracy` wherever this option counts.
+    """Return warnings about forecast options without effect. Args: options: a valid `model`. is_expected: whether `expected_accuracy` is given, so
+    that no accuracy is forecast.
     """
     found, is_ahead = list[Problem](), options.get("mode") == "lookahead"
     if not is_ahead:
@@ -166,18 +166,18 @@ class PerformanceOptions(ForecastOptions):
 
 
 class PerformanceMeter:
-    """Evaluates each sample of the stream once with the newest model, at the first check after the sample's label has come. Samples on which the
+    """Evaluates each sample of the stream once with the newest model, at the first check after the sample's label has arrived. Samples on which the
     model was trained are left out. Estimates from confidence need no labels and use all new samples.
 
-    Evidence: each score under the label of its metric, where it is defined, and `evaluated_samples`; each estimated accuracy, and
-    `estimated_samples`, with the numbers of the calibration: `calibration.accuracy`, `.mean_confidence`, `.confidence_threshold`. The calibration is
-    made once for each model. The calibration does not use samples on which the model was trained, because a model is more confident and more accurate
-    on these samples. The calibration uses the newest samples that the training has held out. Without held-out samples, the calibration uses the
-    samples after the trigger whose labels come first.
+    Evidence: each defined score under the label of its metric, and `evaluated_samples`; each estimated accuracy, and `estimated_samples`, with the
+    numbers of the calibration: `calibration.accuracy`, `.mean_confidence`, `.confidence_threshold`. The calibration is made once for each model. The
+    calibration does not use samples on which the model was trained, because a model is more confident and more accurate on these samples. The
+    calibration uses the newest samples that the training has held out. Without held-out samples, the calibration uses the first samples with labels
+    after the trigger.
     """
 
     def __init__(self, options: PerformanceOptions, metrics: Iterable[str], label_delay: int) -> None:
-        """Args: metrics: labels of the needed scores. label_delay: seconds of stream time by which labels come late."""
+        """Args: metrics: labels of the needed scores. label_delay: seconds of stream time by which labels arrive late."""
         self._options = options
         self._estimated = [name for name in ESTIMATED_METRICS if name in (wanted := set(metrics))]
         self._scored = wanted - set(ESTIMATED_METRICS)
@@ -232,9 +232,7 @@ class PerformanceMeter:
         return [*estimates, count, *(Evidence.detail(name, number) for name, number in numbers)]
 
     def _calibrate(self, source: EvidenceSource, model_id: int, new: np.ndarray[Any, Any] | None) -> Calibration | None:
-        """Calibrate on held-out samples, or else on samples with new labels; None if there are no samples. Args: new: outcomes of the samples since
-        the last check.
-        """
+        """Calibrate on held-out samples, or else on samples with new labels; None without samples. Args: new: outcomes since the last check."""
         evaluation, count = self._options.evaluation, self._options.calibration_samples
         before = self._windows.labelled_before
         held_out = source.ask(HeldOutQuestion(model_id, count, before, evaluation.entry(), evaluation.device))
@@ -269,7 +267,7 @@ class PerformanceMeter:
         return self._trends[metric].samples_ahead(num_samples)
 
     def remember(self, evidence: Sequence[Evidence]) -> None:
-        """Record the evidence of a check. The check was just made, or comes from the journal."""
+        """Record the evidence of a check. The check was just made, or is from the journal."""
         for name, trend in self._trends.items():
             if (score := value_of(evidence, name)) is not None:
                 trend.remember(score, self.num_samples(name, evidence))
@@ -302,7 +300,7 @@ class PerformanceMeter:
         )
 
     def lacking(self) -> str:
-        """Return, for the end of the stream, a clause that no label came in time; empty if a label came in time, or the policy needed no label."""
+        """Return a clause for the end of the stream if no label arrived in time; empty otherwise, or if the policy needs no label."""
         return self._windows.lacking()
 
     def state(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ class DriftQuestions(Question[Sequence[MeasuredDrift]]):
 
 @dataclass(frozen=True, slots=True)
 class ScoreQuestion(Question[Sequence[Score]]):
-    """How well does a model do on the samples of the windows? The answer is one score for each metric."""
+    """Which scores does a model have on the samples of the windows? The answer has one score for each metric."""
 
     model_id: int
     windows: Sequence[StreamWindow]
@@ -45,23 +45,23 @@ class OutcomeQuestion(Question[Rows | None]):
     model_id: int
     windows: Sequence[StreamWindow]
     dataset: Mapping[str, Any]
-    """See `ScoreQuestion`; the metrics of the entry play no role."""
+    """See `ScoreQuestion`; the metrics of the entry have no effect."""
     device: str
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOutQuestion(Question[Rows | None]):
-    """What does a model predict for samples of its trigger set that its training has held out (`training.validation`)?
+    """What does a model predict for the samples of the trigger set that the model's training has held out (`training.validation`)?
 
-    The answer has rows as for `OutcomeQuestion`, by key. The answer is None if the training has held out no samples, or if the held-out samples are
-    not known.
+    The answer has rows as for `OutcomeQuestion`, in ascending order of keys. The answer is None if the training has held out no samples, or if the
+    held-out samples are not known.
     """
 
     model_id: int
     count: int
     """Largest number of samples. The newest samples in the order of the stream are used."""
     before: int
-    """Only samples with timestamps below this one are used."""
+    """Only samples with timestamps below this value are used."""
     dataset: Mapping[str, Any]
     device: str
 

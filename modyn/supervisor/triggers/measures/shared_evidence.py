@@ -28,8 +28,7 @@ class _Drift:
 
 
 class SharedEvidence:
-    """An EvidenceSource that caches the answers of another source. For a question about drift, the cache asks the other source only for unknown
-    metrics.
+    """An EvidenceSource that caches the answers of another source. For drift, the cache requests only unknown metrics.
 
     The cache drops an answer if no policy asks for the answer between two calls of `forget`.
     """
@@ -83,8 +82,7 @@ class SharedEvidence:
             self._ask_together(group)
 
     def _ask_together(self, group: Mapping[Hashable, tuple[DriftQuestion, Mapping[str, Any]]]) -> None:
-        """Ask all questions of a group in one call, and store the answers. Args: group: questions about the same data, with their unknown metrics, by
-        key."""
+        """Ask all questions of a group in one call, and store the answers. Args: group: key → question and its unknown metrics."""
         first, metrics = next(iter(group.values()))
         pairs = [WindowPair(question.reference, question.current) for question, _ in group.values()]
         try:
@@ -98,7 +96,7 @@ class SharedEvidence:
 
     def _drift(self, question: DriftQuestion) -> MeasuredDrift:
         key = self._key(question)
-        # Another policy may have asked for some of these metrics of the same windows. Only the missing ones are measured.
+        # Another policy may have asked for some of these metrics of the same windows. Only the missing metrics are measured.
         if missing := self._missing(question, key):
             self._learn(key, missing, self._source.ask(replace(question, metrics=missing)))
         known = cast("_Drift", self._find(key))

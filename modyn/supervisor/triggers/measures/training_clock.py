@@ -1,4 +1,4 @@
-"""Measure the time since the last training and the length of a training, for policies that leave time between trainings."""
+"""Measure the time since the last training and the duration of a training, for policies that leave time between trainings."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _STATE = ("now", "fired_at", "took_s", "ended_at", "last_s")
 
 
 class TrainingClock:
-    """Time since the last training. In production a clock measures this time. In an experiment the time is stream time, in which a training takes its
+    """Time since the last training. In production a clock measures this time. In an experiment, the time is stream time, and a training takes its
     measured seconds.
     """
 
     def __init__(self, *, online: bool) -> None:
-        """Args: online: whether the length of batches of steps counts, instead of the length of retrainings."""
+        """Args: online: whether the duration of step batches counts, instead of the duration of retrainings."""
         self._online = online
         self._now: int | None = None
         """Stream time."""
@@ -42,7 +42,7 @@ class TrainingClock:
     def since_s(self, load: ServingLoad | None) -> float:
         """Return the seconds since the last training of either kind ended.
 
-        Args: load: load with the time of the clock; None in an experiment, where the result is negative while the training would still run.
+        Args: load: load with the time of the clock; None in an experiment; the result is then negative while the training would still run.
         """
         if load is None:
             return self.stream_s - self._took_s

@@ -46,7 +46,7 @@ def vary(num_samples: Sequence[int]) -> bool:
 
 
 def fit_seconds(trainings: Sequence[TrainingTime]) -> TrainingSeconds:
-    """Fit seconds to samples. Runs and simulations forecast all trainings by this rule.
+    """Fit the seconds of trainings to their numbers of samples. Runs and simulations forecast all trainings by this rule.
 
     - If sizes vary (`vary`): linear regression, least squares with both numbers at least 0. Without this bound, noise could forecast 0
       seconds for few samples.
@@ -74,7 +74,7 @@ def fit_seconds(trainings: Sequence[TrainingTime]) -> TrainingSeconds:
     mean, deviation = float(y.mean()), x - x.mean()
     slope = float(deviation @ y / (deviation @ deviation))
     constant = mean - slope * float(x.mean())
-    # If one number of the unbounded fit is negative, the bounded least squares has it at 0, and fits the other one alone.
+    # If one number of the unbounded fit is negative, the bounded fit sets this number to 0 and fits only the other number.
     if slope <= 0:
         return TrainingSeconds(mean)
     return TrainingSeconds(constant, slope) if constant >= 0 else TrainingSeconds(0.0, float(x @ y / (x @ x)))
@@ -83,8 +83,8 @@ def fit_seconds(trainings: Sequence[TrainingTime]) -> TrainingSeconds:
 class TrainingTimes:
     """The newest trainings of a run, from which `fit_seconds` forecasts the next training.
 
-    Sample counts cover the samples since the previous trigger, which a policy knows before it fires. The seconds include the effects of selection and
-    epochs.
+    Sizes are numbers of samples since the previous trigger, because a policy knows these numbers before it fires. The fitted seconds therefore
+    include the effects of selection and epochs.
     """
 
     def __init__(self, window_size: int) -> None:

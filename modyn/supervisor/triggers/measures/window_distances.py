@@ -51,8 +51,8 @@ class WindowDistances:
     or the samples themselves or their labels, which need no model.
 
     Evidence: for each metric its distance, p-value and seconds; the counts `reference_samples` and `current_samples` of the compared windows, and
-    `embedded_samples`, which the model received for this check. A metric has no distance if the metric needs more samples than a window has (most
-    metrics need two).
+    `embedded_samples`, the samples that passed the model for this check. A metric has no distance if a window has too few samples for it (most need
+    two).
     """
 
     def __init__(self, options: ComparedWindows, metrics: Mapping[str, Mapping[str, Any]], seed: int | None) -> None:
@@ -63,7 +63,7 @@ class WindowDistances:
         self._index = TimeIndex(options.windowing_strategy.horizon)
         self._reference: StreamWindow | None = None
         self._labelled = False
-        """Whether windows count labels in order of arrival, because labels are compared and some labels come late."""
+        """Whether windows count labels in order of arrival, because labels are compared and some labels arrive late."""
         self._waits_for_reference = False
         """Whether the stream was too short for a reference at the newest trigger."""
         self._last = TriggerPoint()
@@ -71,7 +71,7 @@ class WindowDistances:
         """The model and the question of the newest check; None after the windows have moved."""
 
     def observe(self, samples: SampleBatch) -> None:
-        """Receive the next samples of the stream. If labels are compared, only samples whose labels come are counted."""
+        """Receive the next samples of the stream. If labels are compared, a sample counts when its label arrives."""
         self._asked = None
         if self._options.on is ComparedData.LABELS:
             self._labelled |= isinstance(samples, LateBatch)
@@ -79,7 +79,7 @@ class WindowDistances:
         self._index.observe(samples)
 
     def triggered(self) -> None:
-        """Let the next current window begin here, unless `allow_overlap` is set."""
+        """Let the next current window begin at this position, unless `allow_overlap` is set."""
         self._last, self._asked = TriggerPoint(self._index.position, self._index.newest), None
 
     def renew_reference(self) -> None:
@@ -88,9 +88,7 @@ class WindowDistances:
         self._waits_for_reference = self._reference is None
 
     def advance(self) -> None:
-        """Use the first whole seasons as the reference as soon as these seasons are complete. The policy calls this method at the end of each
-        interval.
-        """
+        """Use the first whole seasons as the reference as soon as they are complete. The policy calls this at the end of each interval."""
         if self._waits_for_reference and (found := self._options.windowing_strategy.first_reference(self._index)) is not None:
             self._reference, self._waits_for_reference, self._asked = found, False, None
 

@@ -18,7 +18,7 @@ _BUCKETS: Final = 256
 
 
 class TriggerPoint(NamedTuple):
-    """Place of the newest trigger in the stream."""
+    """Position and stream time of the newest trigger."""
 
     position: int = 0
     """Number of samples before the trigger; 0 if there was no trigger."""
@@ -29,8 +29,8 @@ class TriggerPoint(NamedTuple):
 class TimeIndex:
     """A sparse index from time to positions of a stream. The index finds the start of a window of time, for any division into batches.
 
-    Time is cut into buckets of a fixed width. An entry (bucket, position) says that all samples before the position are older than the bucket.
-    Entries that no later window can need are dropped, so that at most a few hundred are kept.
+    Time is cut into buckets of a fixed width. An entry (bucket, position) means that all samples before the position are older than the bucket.
+    Entries that no later window can need are dropped, so that at most a few hundred entries remain.
     """
 
     def __init__(self, horizon: int) -> None:
@@ -55,7 +55,7 @@ class TimeIndex:
             self._enter(samples)
         self.newest = newest if self.newest is None else max(self.newest, newest)
         self.position += len(samples)
-        # The last entry before the horizon stays, because the longest window begins in it.
+        # The last entry before the horizon stays, because the longest window begins in the bucket of this entry.
         while len(self._entries) > 1 and self._entries[1][0] * self._width <= self.newest - self._horizon:
             del self._entries[0]
 
@@ -76,8 +76,8 @@ class TimeIndex:
         return self.between(self.newest - seconds + 1, MAX_TIMESTAMP)
 
     def between(self, start: int, end: int) -> StreamWindow:
-        """Return the samples so far with timestamps in [start, end), an interval within the horizon. A sample is left out if it came after a sample
-        newer than `end`.
+        """Return the samples so far with timestamps in [start, end), within the horizon, without samples that arrived after a sample newer than
+        `end`.
         """
         start = max(start, MIN_TIMESTAMP)
         first = next((position for bucket, position in reversed(self._entries) if bucket * self._width <= start), 0)
@@ -132,13 +132,11 @@ class AmountWindowingStrategy(_WindowingStrategy):
         return StreamWindow(max(0, index.position - self.amount_ref), index.position)
 
     def first_reference(self, index: TimeIndex) -> StreamWindow | None:
-        """See TimeWindowingStrategy. Here each trigger has a reference."""
+        """Return None, because each trigger has a reference. See TimeWindowingStrategy."""
         return None
 
     def compared(self, index: TimeIndex, reference: StreamWindow | None, last: TriggerPoint) -> WindowPair | None:
-        """Return the reference and the current window; None without a reference. Args: reference: reference of the newest model. last: the newest
-        trigger.
-        """
+        """Return the reference and the current window; None without a reference. Args: reference: of the newest model. last: newest trigger."""
         oldest = 0 if self.allow_overlap else last.position
         current = StreamWindow(max(oldest, index.position - self.amount_cur), index.position)
         return None if reference is None else WindowPair(reference, current)
@@ -152,8 +150,8 @@ class AmountWindowingStrategy(_WindowingStrategy):
 class TimeWindowingStrategy(_WindowingStrategy):
     """The newest samples by stream time: all samples that are newer than the newest timestamp minus the limit. Late samples are left out.
 
-    With a `season`, both windows cover the same phases of the season. They are compared only if they have their whole length: no window may begin
-    before the first sample, and without `allow_overlap`, the current window may not begin before the last trigger.
+    With a `season`, both windows cover the same phases of the season. The windows are compared only if both have their whole length: no window may
+    begin before the first sample, and without `allow_overlap`, the current window may not begin before the last trigger.
     """
 
     id: Literal["TimeWindowingStrategy"] = Field("TimeWindowingStrategy", description="which strategy")
@@ -215,16 +213,16 @@ class TimeWindowingStrategy(_WindowingStrategy):
         return index.newest_for(self.limit_ref)
 
     def first_reference(self, index: TimeIndex) -> StreamWindow | None:
-        """Return the first whole seasons, as the reference of a model whose trigger came before the end of these seasons; None while these seasons
-        are not complete.
+        """Return the first whole seasons, as the reference of a model whose trigger was too early for a reference; None while the seasons are not
+        complete.
         """
         if self.limit_ref is None or index.first is None or not index.spans(self.limit_ref):
             return None
         return StreamWindow(0, index.position, Interval(index.first, index.first + self.limit_ref))
 
     def compared(self, index: TimeIndex, reference: StreamWindow | None, last: TriggerPoint) -> WindowPair | None:
-        """Return the reference and the current window; None if one of the two windows is missing, or is not whole (with a season). Args: reference:
-        reference of the newest model. last: the newest trigger.
+        """Return the reference and the current window; None if a window is missing or, with a season, does not have its whole length. Args:
+        reference: reference of the newest model. last: the newest trigger.
         """
         current = index.newest_for(self.limit_cur)
         if self.season is None:

@@ -111,14 +111,14 @@ def gradmatch(
     block, a new pursuit matches the mean with the remaining gradients. Each pursuit counts in proportion to its number of gradients.
     Args: features: (n, d), gradients. size: number to choose, at most all. ridge: see `pursue`.
     Returns: fewer than `size` positions if no other gradient has a component along the mean; no position if the mean is 0. weights: the mean
-    of weight · gradient over the chosen gradients is near to the mean of all gradients. value: the length of the difference of both means. Raises
+    of weight · gradient over the chosen gradients is near to the mean of all gradients. value: the length of the difference of the two means. Raises
     InvalidArgumentError: a feature is not finite.
     """
     check_features(features, among)
     among = np.arange(len(features)) if among is None else among
     count = len(among)
     size = min(size, count)
-    # Enough blocks that none has more than BLOCK_ROWS gradients, and none must choose more than MOST_ATOMS of them.
+    # Each block has at most BLOCK_ROWS gradients, and must choose at most MOST_ATOMS gradients.
     num_blocks = max(1, -(-count // BLOCK_ROWS), -(-size // MOST_ATOMS))
     blocks = [among[block] for block in deal(count, num_blocks, generator)]
     shares = quotas(np.array([len(block) for block in blocks]), size)
@@ -135,9 +135,7 @@ def gradmatch(
 
 
 def _match(features: FloatArray, left: Positions, wanted: int, target: npt.NDArray[np.float64], ridge: float) -> list[Pursuit]:
-    """Return pursuits of the target that together choose `wanted` of the positions `left`, or all useful positions if there are fewer useful
-    positions.
-    """
+    """Return pursuits of the target that together choose `wanted` of the positions `left`, or fewer if no other position is useful."""
     found = []
     while wanted:
         atoms: Any = np.asarray(features[left])

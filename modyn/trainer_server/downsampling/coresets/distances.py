@@ -37,7 +37,7 @@ class Distances(ABC):
         return found
 
     def sums(self, weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-        """Return for each candidate the sum of its distances to all candidates i, times weights[i]. Args: weights: (n,). Returns: (n,)."""
+        """Return for each candidate j the sum of weights[i] · distance(i, j) over all candidates i. Args: weights: (n,). Returns: (n,)."""
         sums = np.zeros(len(self))
         for part in blocks(len(self), len(self)):
             sums += weights[part] @ self.rows(np.arange(part.start, part.stop))

@@ -17,7 +17,7 @@ from modyn.trainer_server.downsampling.coresets.greedy import SetFunction
 from modyn.trainer_server.downsampling.coresets.rows import blocks
 
 NEAR_SHARE: Final = 1 / 8
-"""Share of the candidates that are kept as near candidates of each candidate. Together they take one byte for each pair of candidates."""
+"""Share of all candidates that is stored as the neighbours of each candidate. All neighbours together take one byte for each pair of candidates."""
 
 
 class FacilityLocation(SetFunction):
@@ -56,7 +56,7 @@ class FacilityLocation(SetFunction):
             self._state.update_rows(some, self._distances.rows(some), distances[some])
 
     def represented(self, chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Return for each chosen row the total weight of the rows nearest to it, including its own weight. The sum is the weight of all rows.
+        """Return for each chosen row the total weight of the rows nearest to it, including its own weight. The results add up to the total weight.
 
         Args: chosen: (size,), all rows of the set. Returns: (size,).
         """

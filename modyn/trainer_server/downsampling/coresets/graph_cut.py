@@ -15,7 +15,7 @@ from modyn.trainer_server.downsampling.coresets.rows import kernel_rows
 
 
 class GraphCut(SetFunction):
-    """Computes sums over all candidates as a product with a sum of rows, because K is a product of rows. Makes no pass over pairs."""
+    """Computes sums over all candidates as a product with a sum of rows, because K(i, j) is the product of two rows. Makes no pass over pairs."""
 
     keeps_gains = True
 

@@ -20,7 +20,7 @@ Positions = npt.NDArray[np.int64]
 Greedy = Literal["NaiveGreedy", "LazyGreedy", "StochasticGreedy", "ApproximateLazyGreedy"]
 
 EPSILON: Final = 0.1
-"""Precision of StochasticGreedy: each step looks at n / size · ln(1 / EPSILON) candidates."""
+"""Precision of StochasticGreedy: each step examines n / size · ln(1 / EPSILON) candidates."""
 ENOUGH: Final = 0.9
 """Precision of ApproximateLazyGreedy: the maximizer accepts a gain of at least this share of the largest bound."""
 
@@ -42,7 +42,7 @@ class SetFunction(ABC):
 
     @abstractmethod
     def gains(self, candidates: Positions) -> npt.NDArray[np.float64]:
-        """Return the gain in value from adding each candidate. No candidate is in the set. Args: candidates: (m,). Returns: (m,)."""
+        """Return the gain in value from adding each candidate. Args: candidates: (m,), none of them in the set. Returns: (m,)."""
 
     @abstractmethod
     def add(self, candidate: int) -> None:
@@ -92,12 +92,12 @@ def _best_of_each(function: SetFunction, size: int, look_at: Callable[[Positions
 
 
 def _by_bounds(function: SetFunction, size: int, enough: float) -> Positions:
-    """Choose by upper bounds: a gain of an earlier step is a bound of the gain now. The function recomputes few gains, and doubles their number until
-    the best gain is known.
+    """Choose by upper bounds: a candidate's gain in an earlier step is an upper bound of its current gain. The function recomputes few gains, and
+    doubles their number until the best gain is known.
     """
     chosen = np.empty(size, np.int64)
     bounds = function.gains(np.arange(len(function)))
-    # Whether a bound is the exact gain of this step. In the first step all are.
+    # Whether a bound is the exact gain of this step. In the first step, all bounds are exact.
     known = np.full(len(function), True)
     for step in range(size):
         some = 1
@@ -106,7 +106,7 @@ def _by_bounds(function: SetFunction, size: int, enough: float) -> Positions:
             found = int(np.argmax(np.where(known, bounds, -np.inf)))
             if known[best] or (known[found] and bounds[found] > enough * bounds[best] > 0):
                 break
-            # Compute the gains of the largest bounds that are not exact. The best of them is likely to be among these.
+            # Compute the gains of the candidates with the largest inexact bounds. The best candidate is probably among these.
             stale = np.where(known, -np.inf, bounds)
             some = min(2 * some, len(bounds))
             candidates = np.append(np.argpartition(-stale, some - 1)[:some], best)
@@ -115,7 +115,7 @@ def _by_bounds(function: SetFunction, size: int, enough: float) -> Positions:
             known[candidates] = True
         chosen[step] = best if known[best] else found
         function.add(int(chosen[step]))
-        # A chosen element is never chosen again. After the addition, all gains may have fallen, and are only bounds.
+        # A chosen element is never chosen again. The addition may have lowered all gains, so the known gains are now only bounds.
         bounds[chosen[step]] = -np.inf
         known[:] = False
     return chosen

@@ -14,9 +14,10 @@ import numpy.typing as npt
 from modyn.trainer_server.downsampling.coresets.rows import Rows
 
 RIDGE: Final = 0.1
-"""λ as a share of the mean squared length of an atom, which is the mean of the Gram matrix' diagonal."""
+"""λ as a share of the mean squared length of an atom, which is the mean of the diagonal of the Gram matrix."""
 NOTHING: Final = 1e-10
-"""Correlations and residuals below this share of their initial value count as 0; float32 atoms have larger rounding errors."""
+"""Correlations and residuals below this share of their initial value count as 0. The limit for float32 atoms is higher, because of rounding
+errors."""
 PRECISE: Final = 1e-9
 """Largest residual of the normal equations, as a share of their right side."""
 
@@ -42,9 +43,9 @@ def pursue(atoms: Rows, target: npt.NDArray[np.float64], size: int, ridge: float
     support = _Support(atoms, target, min(size, len(atoms)), ridge * float(squares.mean()) if len(atoms) else 0.0)
     refused = squares == 0
     scale = float(np.abs(atoms @ target.astype(atoms.dtype)).max(initial=0.0))
-    # Smaller products are rounding errors of the dtype, and would add atoms that lower the residual no more.
+    # Smaller products are rounding errors of the dtype. An atom with such a product would not lower the residual.
     least = max(NOTHING, 4 * float(np.finfo(atoms.dtype).eps)) * scale
-    # A step may drop atoms whose coefficients become 0. The bound ends the loop even if atoms are added and dropped in turn.
+    # A step may drop atoms whose coefficients become 0. The bound ends the loop even if the same atoms are added and dropped repeatedly.
     for _ in range(3 * size):
         if len(support.chosen) >= min(size, len(atoms)):
             break
@@ -54,7 +55,7 @@ def pursue(atoms: Rows, target: npt.NDArray[np.float64], size: int, ridge: float
         best = int(np.argmax(products))
         if not products[best] > least:
             break
-        # An atom that the others already represent, or that would get no weight, is not tried again.
+        # An atom that other atoms already represent, or that would get no weight, is not tried again.
         if not support.add(best):
             refused[best] = True
     return Pursuit(np.array(support.chosen, np.int64), support.coefficients, support.residual)
@@ -74,7 +75,7 @@ class _Support:
         self._inverse = np.empty((size, size))
 
     def add(self, number: int) -> bool:
-        """Add an atom and solve. Returns: whether the atom stays. If the atom does not stay, nothing has changed."""
+        """Add an atom and solve. Returns: whether the atom was added. If not, nothing has changed."""
         count = len(self.chosen)
         atom = self._all[number].astype(np.float64)
         products = self._atoms[:count] @ atom
@@ -94,21 +95,19 @@ class _Support:
         return True
 
     def _solve(self, before: npt.NDArray[np.float64]) -> None:
-        """Move feasible coefficients towards the best coefficients as far as no coefficient becomes negative, drop the coefficients that are 0, and
-        repeat.
-        """
+        """Move the coefficients towards the best coefficients until one of them reaches 0, drop the atoms whose coefficients are 0, and repeat."""
         while True:
             count = len(self.chosen)
             best = self._best(count)
             if best.min(initial=1.0) > 0:
                 break
             falling = best <= 0
-            # The part of the way to `best` at which each falling coefficient reaches 0. The smallest part ends the move.
+            # The fraction of the move to `best` at which each falling coefficient reaches 0. The move ends at the smallest fraction.
             steps = before[falling] / np.maximum(before[falling] - best[falling], np.finfo(np.float64).tiny)
             before = before + steps.min() * (best - before)
             gone = np.flatnonzero(falling)[steps == steps.min()]
             before = np.delete(before, gone)
-            # From the last to the first, so that the earlier positions stay valid.
+            # Drop the last position first, so that the earlier positions stay valid.
             for position in gone[::-1]:
                 self._drop(int(position))
         self.coefficients = best
@@ -130,7 +129,7 @@ class _Support:
         count = len(self.chosen)
         inverse = self._inverse[:count, :count]
         column = inverse[position].copy()
-        # This makes the rest of the matrix the inverse without this row and column.
+        # After this update, the remaining rows and columns are the inverse for the remaining atoms.
         inverse -= np.outer(column, column) / column[position]
         keep = np.delete(np.arange(count), position)
         inverse[: count - 1, : count - 1] = inverse[np.ix_(keep, keep)]

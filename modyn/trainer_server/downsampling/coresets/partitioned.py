@@ -1,8 +1,8 @@
 """Choose from very many candidates: first within blocks, then from the choices of the blocks.
 
 The method is GreeDi (Mirzasoleiman et al.: Distributed Submodular Maximization, 2013). Candidates are dealt to blocks at random, each block chooses
-separately, and the final set is chosen from all these choices. If these choices are too many for one block, they are dealt out again, so that no step
-sees more than MOST_ROWS candidates at once. The rows of a block are read from the file when the block is processed.
+separately, and the final set is chosen from all these choices. If these choices are too many for one block, they are dealt out again, so that no
+choice has more than MOST_ROWS candidates. The rows of a block are read from the file when the block is processed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ STRIP_ROWS: Final = 16
 Positions = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.float32]
 Choose = Callable[[FloatArray, int, Weights, np.random.Generator], Coreset]
-"""Takes features (m, d), size, weights (m,) that rows represent, and a generator; returns chosen rows, and the weight that each chosen row
-represents.
+"""Takes features (m, d), a size, weights (m,), and a generator; returns chosen rows and their weights. The weight of a row is the number of samples
+that the row represents.
 """
 
 

@@ -42,7 +42,7 @@ def check_features(features: FloatArray, among: npt.NDArray[np.int64] | None = N
 
 
 def unit_rows(features: FloatArray) -> npt.NDArray[np.float32]:
-    """Divide features by their lengths; rows of length 0 stay. Returns: (n, d)."""
+    """Divide features by their lengths; rows of length 0 stay unchanged. Returns: (n, d)."""
     rows = np.empty(features.shape, np.float32)
     for part in blocks(*features.shape):
         values = features[part].astype(np.float64)

@@ -60,8 +60,7 @@ def downsampling_of_trigger(
 ) -> DownsamplingPolicy | None:
     """Return the policy for a trigger; None if all samples of the trigger are trained on, for example in the first `warmup_triggers`.
 
-    In a list of policies, the position of the policy is the number of thresholds that are not above the trigger's number. If a score decides, `turn`
-    is the position.
+    In a list of policies, the index of the policy is the number of thresholds ≤ `trigger_id`, or `turn` if a score decides.
 
     Args: turn: `TrainingRequest.downsampling_turn`.
     Raises: ConfigError. InvalidArgumentError: see `DownsamplingTurns.turn`.

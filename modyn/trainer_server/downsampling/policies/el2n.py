@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 class EL2N(DownsamplingPolicy):
     """Chooses the samples with the largest ‖p − y‖₂, the distance of the model's probabilities from the label (Paul, Ganguli and Dziugaite: Deep
-    Learning on a Data Diet, 2021, definition 2.4). Each sample counts once.
-
-    The paper takes the mean over several models early in their training; this policy uses the current model. Samples with wrong labels come first.
+    Learning on a Data Diet, 2021, definition 2.4). Chosen samples get no weights. The paper uses the mean over several models early in their
+    training; this policy uses the current model. The policy prefers samples with wrong labels.
 
     >>> import numpy as np
     >>> distances = Candidates(np.array([[0.1], [1.3], [0.2], [0.9]], np.float32), np.zeros(4, np.int64), np.arange(4))

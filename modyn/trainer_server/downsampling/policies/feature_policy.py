@@ -65,8 +65,8 @@ class FeaturePolicy(DownsamplingPolicy):
     def coreset(self, features: Float32Array, size: int, generator: np.random.Generator, among: Int64Array) -> Coreset:
         """Choose `size` of the candidates `among`; fewer if no other candidate is useful.
 
-        Args: features: (N, d). among: ascending. Returns: a coreset. If `weighs`, its weights make the mean of wᵢ xᵢ over the chosen samples an
-        estimate of the mean of x over `among`.
+        Args: features: (N, d). among: ascending. Returns: a coreset. If `weighs`, the mean of wᵢ xᵢ over the chosen samples, with the coreset's
+        weights wᵢ, estimates the mean of x over `among`.
         """
 
     def score(self, model: ScoringModel, batch: Batch) -> Tensor:
@@ -83,7 +83,7 @@ class FeaturePolicy(DownsamplingPolicy):
         return self.choose_among(candidates, np.arange(len(candidates)), size, draw)
 
     def choose_among(self, candidates: Candidates, among: Int64Array, size: int, draw: Draw) -> Choice:
-        """Choose like `choose`, but without a copy of the features, which may exceed the memory."""
+        """Choose like `choose`, but without copying the features, because a copy may exceed the memory."""
         generator = draw.generator()
         counted = among[candidates.scores[:, -1][among] > 0]
         found = self.coreset(candidates.scores[:, :-1], min(size, len(counted)), generator, counted)
@@ -96,18 +96,18 @@ class FeaturePolicy(DownsamplingPolicy):
         in_order = np.argsort(positions)
         if not self.weighs or not len(found.positions):  # all gradients are 0
             return Choice(positions[in_order], np.ones(size, np.float32) if self.weighs else None)
-        # The weights of the coreset refer to the counted samples and the found number. These factors make them refer to `among` and `size`.
+        # The coreset's weights are relative to `counted` and to the number of found positions. `share` makes them relative to `among` and `size`.
         share = (len(counted) / len(among)) * (size / len(found.positions))
         weights = np.concatenate([found.weights * np.float32(share), np.zeros(missing, np.float32)])
         return Choice(positions[in_order], weights[in_order])
 
 
 def last_layer_gradients(model: ScoringModel, batch: Batch, approximation: str) -> Tensor:
-    """Return the gradients of each sample's loss by the last layer, (n, f), or projections of them. Args: approximation: option of `GradientConfig`.
+    """Return the gradient of each sample's loss with respect to the last layer, or its projection: (n, f). Args: approximation: see `GradientConfig`.
 
-    The gradient by the layer's weights is g eᵀ, with g the gradient by the outputs and e the embedding. The product of two such gradients is (g ·
-    g′)(e · e′). The elementwise product of random projections of g and e preserves this product in expectation (Kar and Karnick: Random Feature Maps
-    for Dot Product Kernels, 2012).
+    The gradient with respect to the layer's weights is g eᵀ, with the embedding e and the gradient g with respect to the outputs. The product of two
+    such gradients is (g · g′)(e · e′). The elementwise product of random projections of g and e preserves this product in expectation (Kar and
+    Karnick: Random Feature Maps for Dot Product Kernels, 2012).
     """
     scores = model.last_layer(batch)
     gradients = scores.logit_gradients.float()

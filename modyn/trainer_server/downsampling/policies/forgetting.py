@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from modyn.trainer_server.downsampling.policies.scoring import ScoringModel
 
 _NEVER: Final = -1
-"""Number of events of a sample that was never classified correctly."""
+"""Value in place of the number of events, for a sample that was never classified correctly."""
 
 
 class ForgettingConfig(BalancedConfig):
@@ -44,7 +44,7 @@ class ForgettingConfig(BalancedConfig):
 class Forgetting(DownsamplingPolicy):
     """Chooses the samples with the most forgetting events. An event means that one pass of this training classifies the sample correctly and the next
     pass classifies it wrongly (Toneva and others: An Empirical Study of Example Forgetting during Deep Neural Network Learning, 2019, section 3).
-    Samples that were never classified correctly come first. Each sample counts once; ties are drawn at random.
+    Samples that were never classified correctly come first. Chosen samples get no weights; ties are drawn at random.
 
     The paper counts events in the training batches. This policy counts events in the passes that score candidates (one pass an epoch, or one pass a
     `period` in sample-then-batch), so that samples that are not chosen also have a history. The history takes 12 bytes a candidate, in memory and in
@@ -65,16 +65,15 @@ class Forgetting(DownsamplingPolicy):
         self._keys: Int64Array = np.zeros(0, np.int64)
         """The known keys, ascending."""
         self._held = np.zeros(0, np.int32)
-        """For each key: 2 · number of events, + 1 if the newest pass was right."""
+        """For each key: 2 · number of events, plus 1 if the newest pass classified the sample correctly."""
         self._new: list[tuple[Int64Array, Any]] = []
-        """Keys and states of samples in their first pass. The policy merges these keys and states after the pass, because only the next pass needs
-        them.
+        """Keys and states of samples in their first pass. `_merge` adds them to `_keys` and `_held` after the pass, before the next pass needs them.
         """
         self._epoch = 0
 
     def score(self, model: ScoringModel, batch: Batch) -> Tensor:
-        """Return, for each sample, the number of events up to this pass (-1 if the sample was never classified correctly), and whether this pass is
-        right: (n, 2)."""
+        """Return, for each sample, the number of events up to this pass (-1 if the sample was never classified correctly), and whether this pass
+        classifies the sample correctly: (n, 2)."""
         import torch
 
         if batch.epoch != self._epoch:
@@ -84,13 +83,13 @@ class Forgetting(DownsamplingPolicy):
         held = np.full(len(batch), 2 * _NEVER, np.int32)
         rows, known = self._rows(batch.keys.numpy())
         held[known] = self._held[rows[known]]
-        # One number holds both facts: twice the number of events, plus 1 if the previous pass was right.
+        # `held` is twice the number of events, plus 1 if the previous pass classified the sample correctly.
         events, was_right = held >> 1, (held & 1).astype(np.bool_)
         events = np.where(right, np.maximum(events, 0), events + was_right)
         return torch.from_numpy(np.stack((events, right), 1).astype(np.float32)).to(batch.labels.device)
 
     def remember(self, candidates: Candidates) -> None:
-        """Keep what the pass has found about these candidates."""
+        """Store this pass's events and results of these candidates."""
         events, right = candidates.scores.astype(np.int32).T
         held = 2 * events + right
         rows, known = self._rows(candidates.keys)
@@ -121,7 +120,7 @@ class Forgetting(DownsamplingPolicy):
         return {"epoch": self._epoch, "keys": torch.from_numpy(self._keys), "held": torch.from_numpy(self._held)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Resume from what `state` returned."""
+        """Restore the history from a result of `state`."""
         self._keys, self._held, self._new = state["keys"].cpu().numpy().copy(), state["held"].cpu().numpy().copy(), []
         self._epoch = int(state["epoch"])
 

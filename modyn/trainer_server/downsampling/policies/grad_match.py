@@ -46,10 +46,10 @@ class GradMatch(FeaturePolicy):
     """Chooses samples and non-negative weights by orthogonal matching pursuit, so that the weighted mean of their gradients is near to the mean of
     all gradients.
 
-    Killamsetty and others: GRAD-MATCH: Gradient Matching based Data Subset Selection for Efficient Deep Model Training, 2021, algorithm 2, for each
-    class and by the gradients of the last layer with its embedding. λ is 0.1 times the mean squared length of a gradient. Makes one pass over the
-    samples, then, for each chosen sample, a product of all gradients with the residual of their mean. At most 256 samples are chosen together; larger
-    choices are made in blocks. If no other gradient improves the mean, the remaining samples are drawn at random with weight 0.
+    Killamsetty and others: GRAD-MATCH: Gradient Matching based Data Subset Selection for Efficient Deep Model Training, 2021, algorithm 2, within
+    each class, with gradients of the last layer's weights and bias. λ is 0.1 times the mean squared length of a gradient. Makes one pass over the
+    samples. For each chosen sample, multiplies all gradients by the residual of their mean. At most 256 samples are chosen together; larger choices
+    are made in blocks. If no other gradient improves the mean, the remaining samples are drawn at random with weight 0.
 
     >>> gradients = np.array([[2, 0], [0, 2], [0.1, 0], [0, 0.1]], np.float32)
     >>> coreset = GradMatch(GradMatchConfig(ratio=50)).coreset(gradients, 2, np.random.default_rng(7), np.arange(4))
@@ -61,7 +61,7 @@ class GradMatch(FeaturePolicy):
     weighs = True
 
     def notes(self, training: ScoredTraining) -> Iterator[tuple[str, str]]:
-        """Warn of `balance: false` for classes, and of `full_grad_approximation: LastLayer`, because the defaults work better."""
+        """Warn of `balance: false` if the loss has classes, and of `full_grad_approximation: LastLayer`, because the defaults work better."""
         if training.has_classes and not self.config.balance:
             text = "the mean gradient of all classes is nearly 0 once the model knows something: weights become tiny, and the training stands still"
             yield "balance", f"{text}; leave it out"

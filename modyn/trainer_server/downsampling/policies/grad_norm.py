@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class GradNorm(ImportanceSampling):
-    """DLIS: draws samples in proportion to the norm of the derivative of their loss by the logits. Each sample is weighed by the inverse of its
-    probability, so that the gradient of all candidates is estimated without bias.
+    """DLIS: draws samples in proportion to the norm of the derivative of their loss with respect to the logits. The weight of a sample is the inverse
+    of its probability, so that the estimate of the gradient of all candidates has no bias.
 
-    Up to a common factor, this norm bounds the norm of the gradient by all parameters (Katharopoulos and Fleuret: Not All Samples Are Created Equal,
-    2018, equations 16 to 20). Makes one pass without gradients of parameters. Works for any loss, with or without classes.
+    Up to a common factor, this norm is an upper bound of the norm of the gradient with respect to all parameters (Katharopoulos and Fleuret: Not All
+    Samples Are Created Equal, 2018, equations 16 to 20). Makes one pass without gradients of parameters. Works for any loss, with or without classes.
 
     >>> import numpy as np
     >>> from modyn.trainer_server.downsampling.policies.policy import Candidates, Draw
@@ -30,10 +30,10 @@ class GradNorm(ImportanceSampling):
 
     @property
     def needs_last_layer(self) -> bool:
-        """True, because the derivative is by the output of the last layer."""
+        """True, because the derivative is with respect to the output of the last layer."""
         return True
 
     def score(self, model: ScoringModel, batch: Batch) -> Tensor:
-        """Return the norm of the derivative by the logits, (n,)."""
+        """Return the norm of the derivative with respect to the logits, (n,)."""
         norms: Tensor = model.last_layer(batch).logit_gradients.norm(dim=1)
         return norms

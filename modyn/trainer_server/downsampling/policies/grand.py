@@ -32,10 +32,10 @@ class GraNdConfig(BalancedConfig):
 
 
 class GraNd(DownsamplingPolicy):
-    """Chooses the samples with the largest norm of the gradient of their loss by the trained parameters (Paul, Ganguli and Dziugaite: Deep
-    Learning on a Data Diet, 2021, definition 2.1). Each sample counts once. GradNorm draws samples by a bound of this norm instead.
+    """Chooses the samples with the largest norm of the gradient of their loss with respect to the trained parameters (Paul, Ganguli and Dziugaite:
+    Deep Learning on a Data Diet, 2021, definition 2.1). Chosen samples get no weights. GradNorm draws samples by a bound of this norm instead.
 
-    The paper takes the mean over several models at the start of their training; this policy uses the current model. Works for any loss.
+    The paper uses the mean over several models at the start of their training; this policy uses the current model. Works for any loss.
 
     >>> import numpy as np
     >>> norms = Candidates(np.array([[0.1], [0.9], [0.5], [2.0]], np.float32), np.zeros(4, np.int64), np.arange(4))
@@ -47,11 +47,11 @@ class GraNd(DownsamplingPolicy):
 
     @property
     def needs_last_layer(self) -> bool:
-        """Whether the gradient is taken by the last layer only."""
+        """Whether only the gradient with respect to the last layer is used."""
         return bool(self.config.parameters == "LastLayer")
 
     def score(self, model: ScoringModel, batch: Batch) -> Tensor:
-        """Return the norms, (n,). The gradients by the last layer's weight and bias, g eᵀ and g, together have norm ‖g‖ √(‖e‖² + 1)."""
+        """Return the norms, (n,). The gradients with respect to the last layer's weight and bias, g eᵀ and g, together have norm ‖g‖ √(‖e‖² + 1)."""
         if not self.needs_last_layer:
             return model.gradient_norms(batch)
         scores = model.last_layer(batch)

@@ -1,4 +1,4 @@
-"""Importance sampling: draw samples with probabilities that follow their scores, and weigh them so that they estimate the gradient of all samples."""
+"""Importance sampling: draw samples with probabilities that depend on their scores, and weigh them to estimate the gradient of all samples."""
 
 from __future__ import annotations
 

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 
 class KcenterGreedy(FeaturePolicy):
-    """Chooses samples by embeddings so that each sample is near to a chosen sample. The first chosen sample is nearest to the mean. Each next chosen
-    sample is farthest from its nearest chosen sample. The policy ignores labels, except for `balance`, and prefers outliers. Each sample counts once.
+    """Chooses samples by embeddings so that each sample is near to a chosen sample. The first chosen sample is nearest to the mean. Each next sample
+    is the farthest from its nearest chosen sample. The policy ignores labels, except for `balance`, and prefers outliers. Chosen samples get no
+    weights.
 
     The embeddings are the output of the model's `embedding(data)`, or else the input of the model's last layer.
 

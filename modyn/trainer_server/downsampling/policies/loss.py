@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class LossDownsampling(ImportanceSampling):
-    """Draws samples in proportion to their loss. Each sample is weighed by the inverse of its probability, so that the gradient of all candidates is
-    estimated without bias (Katharopoulos and Fleuret: Not All Samples Are Created Equal, 2018, the baseline `loss`).
+    """Draws samples in proportion to their loss. The weight of a sample is the inverse of its probability, so that the estimate of the gradient of
+    all candidates has no bias (Katharopoulos and Fleuret: Not All Samples Are Created Equal, 2018, the baseline `loss`).
 
     Works for any loss that is never negative, with or without classes. For a loss with small slopes near 0, such as squared errors, samples of small
     loss get the largest weights. GradNorm does not have this effect. `uniform_share` bounds the weights.

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from modyn.trainer_server.downsampling.policies.scoring import ScoringModel
 
 _CHOICE: Final = 5
-"""Purpose of the seed of choices; `modyn.dataset.order` has the other purposes."""
+"""Purpose of the seed of choices; `modyn.dataset.order` defines the other purposes."""
 
 MOST_CANDIDATES: Final = 2**18
-"""Largest number of candidates for a batch, which are in memory together. The number allows a batch of 65,536, as published for Criteo, with a ratio
-of 25 %.
+"""Largest number of candidates for a batch. All candidates are in memory together. The number allows the published batch size for Criteo, 65,536,
+with a ratio of 25 %.
 """
 
 CLASSIFICATION: Final = ("CrossEntropyLoss", "NLLLoss", "BCEWithLogitsLoss", "BCELoss")
@@ -119,7 +119,7 @@ class Candidates:
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
     """Chosen candidates. positions: int64 (k,), ascending. weights: float32 (k,); the mean of wᵢ xᵢ over the chosen samples estimates the mean of x
-    over all candidates. With None, the choice estimates no mean, and each sample counts once."""
+    over all candidates. If weights is None, the choice estimates no mean."""
 
     positions: Int64Array
     weights: Float32Array | None = None
@@ -135,8 +135,8 @@ def single_scores(candidates: Candidates, choice: Choice) -> Float32Array | None
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The randomness of one choice. number: number of the choice in its training, from 0, so that a resumed training draws the same samples. part:
-    number of a part of the choice."""
+    """The source of random numbers for one choice. number: number of the choice in its training, from 0, so that a resumed training draws the same
+    samples. part: distinguishes several draws of one choice."""
 
     seed: int
     trigger_id: int
@@ -162,12 +162,12 @@ class ScoredTraining:
 
     @property
     def has_classes(self) -> bool:
-        """Whether the loss gives each sample one class, as far as the kind of loss shows. BCELoss with several logits has a label for each logit."""
+        """Whether the loss requires one class a sample. A BCE loss with several logits requires a label for each logit."""
         return self.criterion in CLASSIFICATION and not (self.criterion.startswith("BCE") and (self.num_logits or 1) > 1)
 
 
 class DownsamplingPolicy(ABC):
-    """Scores candidates and chooses among them. Each training has its own policy. A choice depends on earlier choices only through `remember`."""
+    """Scores candidates and chooses among them. Each training has its own instance. A choice depends on earlier passes only through `remember`."""
 
     Config: ClassVar[type[DownsamplingConfig]] = DownsamplingConfig
     needs_pass: ClassVar[bool] = True
@@ -177,7 +177,7 @@ class DownsamplingPolicy(ABC):
     weighs: ClassVar[bool] = False
     """Whether choices have weights."""
     scores_as_trained: ClassVar[bool] = False
-    """Whether `score` gets the model in training mode. Statistics do not change. With dropout, a loss is then computed as in a step."""
+    """Whether `score` gets the model in training mode, so that a loss with dropout is computed as in a step. Statistics of BatchNorm stay."""
     remembers: ClassVar[bool] = False
     """Whether scores depend on earlier passes. If so, `remember`, `state` and `load_state` are called."""
 
@@ -205,13 +205,12 @@ class DownsamplingPolicy(ABC):
     def score(self, model: ScoringModel, batch: Batch) -> Tensor:
         """Return the scores of a batch: (n,) or (n, f), on the model's device.
 
-        `choose` knows nothing about the samples except these scores. A single score is at least 0, and higher is better. The score is 0 if the loss
-        ignores the label.
+        `choose` gets these scores, but not the samples. A single score is at least 0, and higher is better; it is 0 if the loss ignores the label.
         """
         raise NotImplementedError(f"{type(self).__name__} needs no pass")
 
     def scored(self, model: ScoringModel, batch: Batch) -> Tensor:
-        """Return the scores of a batch in the form that is kept: float32 (n, f), on the model's device; 0 for labels that the loss ignores.
+        """Return the scores of a batch in their stored form: float32 (n, f), on the model's device; 0 for labels that the loss ignores.
 
         Raises: ConfigError: the policy balances classes, but labels are not classes.
         """
@@ -224,18 +223,18 @@ class DownsamplingPolicy(ABC):
         return scores.where((model.counts(batch) > 0).unsqueeze(1), 0.0)
 
     def remember(self, candidates: Candidates) -> None:  # noqa: B027  (optional)
-        """Keep what this pass has found about its candidates, for later passes. The trainer calls this method before it chooses candidates."""
+        """Store results of this pass for later passes. The trainer calls this method before each choice."""
 
     def state(self) -> dict[str, Any]:
-        """Return what `remember` has kept, for a checkpoint: only plain values and tensors."""
+        """Return the results that `remember` has stored, for a checkpoint: only plain values and tensors."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:  # noqa: B027  (optional)
-        """Resume from what `state` returned."""
+        """Resume from a result of `state`."""
 
     @abstractmethod
     def choose(self, candidates: Candidates, size: int, draw: Draw) -> Choice:
-        """Choose `size` of the more than `size` candidates. Equal arguments give equal choices."""
+        """Choose `size` candidates from a larger number of candidates. Equal arguments give equal choices."""
 
     def choose_among(self, candidates: Candidates, among: Int64Array, size: int, draw: Draw) -> Choice:
         """Choose like `choose`, but only among the candidates at the ascending positions `among`. Positions in the result refer to all candidates,
@@ -290,8 +289,8 @@ class DownsamplingPolicy(ABC):
 
     def _balanced(self, candidates: Candidates, size: int, draw: Draw) -> Choice:
         """Choose within each class by its quota. Weights refer to all candidates: if k' of the k chosen samples are from a class with N' of N
-        candidates, their weights are multiplied by N'/N · k/k'. Samples without a class, such as those with an ignored label, are left out while
-        other samples remain."""
+        candidates, their weights are multiplied by N'/N · k/k'. Samples without a class, such as samples with an ignored label, are chosen only if
+        too few samples have a class."""
         known = np.flatnonzero(candidates.labels != NO_CLASS)
         # Too few samples have a class: other samples must be chosen too, and the classes are not balanced.
         if len(known) < size:

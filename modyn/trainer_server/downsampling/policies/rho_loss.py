@@ -73,7 +73,7 @@ class RHOLossConfig(DownsamplingConfig):
 class RHOLoss(DownsamplingPolicy):
     """Chooses the samples with the largest reducible loss: the loss under the current model minus the irreducible loss, which is the loss under a
     model trained on other samples (Mindermann and others: Prioritized Training on Points that are Learnable, Worth Learning, and Not Yet Learnt,
-    2022, section 3). Each sample counts once. The irreducible losses are computed once, before the training.
+    2022, section 3). Chosen samples get no weights. The irreducible losses are computed once, before the training.
 
     Noise and outliers are not chosen, because their loss is high under both models.
 
@@ -100,7 +100,7 @@ class RHOLoss(DownsamplingPolicy):
             yield "sample_then_batch", RHO_LOSS_FIRST
 
     def score(self, model: ScoringModel, batch: Batch) -> Tensor:
-        """Return the reducible losses, (n,). A loss is negative if the model knows the sample better than the irreducible-loss model does."""
+        """Return the reducible losses, (n,). A reducible loss is negative if the current model has a lower loss than the irreducible-loss model."""
         import torch
 
         assert self.irreducible is not None
@@ -108,7 +108,7 @@ class RHOLoss(DownsamplingPolicy):
         return losses - torch.from_numpy(self.irreducible(batch.keys.numpy())).to(losses.device)
 
     def scored(self, model: ScoringModel, batch: Batch) -> Tensor:
-        """Return the scores in the form that is kept, float32 (n, 1); samples with an ignored label come last."""
+        """Return the scores in their stored form, float32 (n, 1); samples with an ignored label come last."""
         scores = self.score(model, batch).float()
         return scores.where(model.counts(batch) > 0, -float("inf")).unsqueeze(1)
 

@@ -34,10 +34,10 @@ class RS2Config(DownsamplingConfig):
 
 class RS2(DownsamplingPolicy):
     """Repeated Sampling of Random Subsets: makes a new uniform choice at each selection, by default in each epoch, without a pass of the model
-    (Okanovic and others: Repeated Random Sampling for Minimizing the Time-to-Accuracy of Learning, 2024, section 3). Each sample counts once.
+    (Okanovic and others: Repeated Random Sampling for Minimizing the Time-to-Accuracy of Learning, 2024, section 3). Chosen samples get no weights.
 
-    With replacement, a sample can be chosen again before all other samples were chosen. Without replacement, a sample is chosen again only
-    afterwards. A choice has no duplicates.
+    With replacement, any selection can choose a sample again. Without replacement, a sample is chosen again only after all other samples. A choice
+    has no duplicates.
 
     >>> nothing = Candidates(np.zeros((6, 0), np.float32), np.zeros(6, np.int64), np.arange(6))
     >>> policy = RS2(RS2Config(ratio=50, sample_then_batch=True))
@@ -54,7 +54,7 @@ class RS2(DownsamplingPolicy):
         """The newest random order: its inputs, its number and its samples. The next choice begins within this order."""
 
     def choose(self, candidates: Candidates, size: int, draw: Draw) -> Choice:
-        """Draw a new choice, or take the next samples of consecutive random orders."""
+        """Draw a new choice, or return the next samples in the sequence of random orders."""
         if self.config.with_replacement:
             drawn = draw.generator().choice(len(candidates), size, replace=False, shuffle=False)
         else:
@@ -65,10 +65,11 @@ class RS2(DownsamplingPolicy):
         return Choice(np.sort(drawn).astype(np.int64, copy=False))
 
     def _order(self, draw: Draw, cycle: int, num_candidates: int, size: int) -> Int64Array:
-        """Return the random order with this number. If a choice began in the previous order, samples that this choice lacks come first."""
+        """Return random order number `cycle`. If a choice consists of the end of the previous order and the beginning of this order, this order
+        begins with samples that are not in the choice yet."""
         made_from = (draw.seed, draw.trigger_id, num_candidates, size)
         if self._newest is None or self._newest[0] != made_from or self._newest[1] > cycle:
-            # After size / gcd(num_candidates, size) orders, a choice ends where an order ends. The next order then depends on no other order.
+            # After size / gcd(num_candidates, size) orders, a choice ends at the end of an order. The next order then depends on no other order.
             start = cycle - cycle % (size // math.gcd(num_candidates, size))
             self._newest = made_from, start, _permutation(draw, start, num_candidates)
         _, newest, order = self._newest

@@ -15,14 +15,14 @@ NO_CLASS: Final = -(2**63)
 def inclusion_probabilities(
     scores: Float32Array, size: int, uniform_share: float = 0.0, usable: BoolArray | None = None
 ) -> Float64Array:
-    """Return the probability of each of N candidates to be among `size` < N: proportional to its score, but at most 1, float64 (N,).
+    """Return for each of N candidates the probability to be drawn, if `size` < N are drawn: proportional to its score, at most 1, float64 (N,).
 
     With a uniform share λ, probabilities are proportional to (1 - λ) sᵢ / Σ s + λ / M, for the M usable candidates. Each probability is then at least
     min(1, λ size / M), and each weight at most M / (λ N). Unusable candidates keep their score, which must be 0.
 
     The excess above 1 is shared among the other candidates until no probability exceeds 1, so that the sum is `size`. If fewer than `size` candidates
-    have a score above 0, these candidates are certain, and the candidates of score 0 are equally likely. Otherwise candidates of score 0 get no
-    probability. Infinite scores count as the highest finite score.
+    have a score above 0, these candidates have probability 1, and the candidates of score 0 have equal probabilities. Otherwise candidates of score 0
+    have probability 0. Infinite scores count as the highest finite score.
 
     Args: scores: (N,), at least 0, without NaN. usable: bool (N,); None if all candidates are usable.
 
@@ -71,7 +71,8 @@ def systematic_sample(probabilities: Float64Array, size: int, generator: np.rand
     """Draw `size` candidates without replacement, each with exactly its probability: positions, int64 (size,), ascending.
 
     Systematic sampling in random order (Madow: On the Theory of Systematic Sampling, II, 1949): the probabilities form consecutive intervals in a
-    random order, and u, u + 1, u + 2, … fall into the intervals of the drawn candidates. Args: probabilities: (N,), with sum `size`.
+    random order, and the points u, u + 1, u + 2, …, with a random u in [0, 1), fall into the intervals of the drawn candidates. Args: probabilities:
+    (N,), with sum `size`.
     """
     certain = np.flatnonzero(probabilities >= 1.0)
     order = generator.permutation(np.flatnonzero((probabilities > 0.0) & (probabilities < 1.0)))
@@ -89,14 +90,14 @@ def sample_by_scores(
     scores: Float32Array, size: int, generator: np.random.Generator, uniform_share: float = 0.0, usable: BoolArray | None = None
 ) -> tuple[Int64Array, Float32Array]:
     """Draw `size` of N candidates by `inclusion_probabilities` πᵢ. Return their positions, and weights k / (N πᵢ). The mean of wᵢ xᵢ over the drawn
-    candidates estimates the mean of x over all candidates without bias (Horvitz and Thompson, 1952) if x is 0 for probabilities of 0."""
+    candidates estimates the mean of x over all candidates without bias (Horvitz and Thompson, 1952) if x is 0 for candidates of probability 0."""
     probabilities = inclusion_probabilities(scores, size, uniform_share, usable)
     positions = systematic_sample(probabilities, size, generator)
     return positions, (size / (len(scores) * probabilities[positions])).astype(np.float32)
 
 
 def highest(scores: Float32Array, size: int, generator: np.random.Generator) -> Int64Array:
-    """Return the positions of the `size` highest of N > size scores, (N,): int64, ascending. If not all equal scores fit, some of them are drawn.
+    """Return the positions of the `size` highest of N > size scores, (N,): int64, ascending. Ties at the lowest returned score are drawn at random.
 
     >>> highest(np.array([1, 9, 3, 5], np.float32), 2, np.random.default_rng(0))
     array([1, 3])
@@ -112,9 +113,9 @@ def highest(scores: Float32Array, size: int, generator: np.random.Generator) -> 
 def class_quotas(counts: Int64Array, size: int, generator: np.random.Generator) -> Int64Array:
     """Divide `size` places among classes, int64 (c,): in proportion to their samples, but at least one place each if there are enough places.
 
-    Classes whose share is below one place get one place, and the other classes share the rest in proportion. Fractions go to the largest remainders.
-    A draw decides between equal remainders. No class gets more places than samples. Args: counts: samples of each class, at least 1, whose sum is at
-    least `size`.
+    Classes whose share is below one place get one place, and the other classes share the rest in proportion. Shares are rounded up for the largest
+    remainders. A draw decides between equal remainders. No class gets more places than samples. Args: counts: samples of each class, at least 1,
+    whose sum is at least `size`.
 
     >>> class_quotas(np.array([90, 9, 1]), 10, np.random.default_rng(0))
     array([8, 1, 1])

@@ -15,9 +15,9 @@ from modyn.models.calls import Scores, embedding, forward, gpus_of, score_in_mod
 from modyn.trainer_server.downsampling.policies.sampling import NO_CLASS
 
 _GRADIENT_BYTES: Final = 2**28
-"""Largest size in bytes of the sample gradients that are in memory at once."""
+"""Limit in bytes on the gradients of single samples that are in memory at once."""
 _DRAWS: Final = 4
-"""Number of draws of a model over which a pass averages its scores. A single draw would make weights uneven by chance."""
+"""Number of random draws, such as dropout masks, over which a pass averages its scores. A single draw would make weights uneven by chance."""
 
 
 class SampleCriterion(Protocol):
@@ -37,8 +37,8 @@ class SampleCriterion(Protocol):
 
 
 class ScoringModel:
-    """The model in training with its loss, for passes in the precision of the training and without gradients. The model is in evaluation mode unless
-    `scoring` changes that. Each call is one pass. A pass leaves parameters, gradients, statistics of BatchNorm and random generators unchanged.
+    """The model in training and its loss, for passes without gradients in the precision of the training. The model is in evaluation mode unless
+    `scoring` changes the mode. Each call is one pass. A pass leaves parameters, gradients, statistics of BatchNorm and random generators unchanged.
 
     All results are float32, in the order of the batch. A sample's result does not depend on the other samples of the batch.
     """
@@ -46,11 +46,11 @@ class ScoringModel:
     def __init__(self, model: nn.Module, criterion: SampleCriterion, amp_dtype: torch.dtype | None = None) -> None:
         """Args: amp_dtype: data type of mixed precision, or None without mixed precision."""
         self.network = model
-        """The model that is called."""
+        """The model that computes the scores."""
         self._criterion = criterion
         self._amp_dtype = amp_dtype
         self._gpus: list[int] | None = None
-        """GPUs of the model, inside `scoring`."""
+        """GPUs of the model inside `scoring`; None outside."""
         self._draws = False
         """Whether modules may draw random numbers inside `scoring`, as dropout does."""
         self._draw = 0
@@ -60,10 +60,9 @@ class ScoringModel:
 
     @contextmanager
     def scoring(self, *, as_trained: bool = False) -> Iterator[None]:
-        """Switch the model to scoring inside the block, and restore the model afterwards. One block around several calls saves a switch for each
-        call.
+        """Switch the model to scoring inside the block, and restore the model afterwards. One block around several calls saves time.
 
-        Args: as_trained: use training mode for modules without state: dropout draws, but BatchNorm and other modules with buffers do not change.
+        Args: as_trained: put modules without buffers, such as dropout, into training mode. BatchNorm has buffers, and stays in evaluation mode.
         """
         drawing = [module for module in self.network.modules() if module.training and not module._buffers] if as_trained else []
         with torch.no_grad(), unchanged(self.network):
@@ -93,8 +92,8 @@ class ScoringModel:
         return total / _DRAWS if self._varies else total
 
     def _unchanged(self) -> AbstractContextManager[None]:
-        """Return the context of a call. Inside `scoring`, only PyTorch's generators are restored. The model's draws then do not depend on earlier
-        calls, so that a resumed pass finds the same scores."""
+        """Return the context manager of a call. Inside `scoring`, only PyTorch's generators are restored. The model's draws then do not depend on
+        earlier calls, so that a resumed pass computes the same scores."""
         if self._gpus is None:
             return unchanged(self.network)
         return _drawing_apart(self._gpus, self._draw) if self._draws else torch.random.fork_rng(self._gpus)
@@ -115,7 +114,7 @@ class ScoringModel:
         return self._criterion.probabilities(self.outputs(batch))
 
     def probability_errors(self, batch: Batch) -> Tensor:
-        """Return the class probabilities minus the probabilities by the label, (n, c). Raises ConfigError: the loss has no probabilities."""
+        """Return the class probabilities minus the target probabilities of the label, (n, c). Raises ConfigError: the loss has no probabilities."""
         probabilities, labels = self.probabilities(batch), batch.labels
         if not labels.is_floating_point():
             # An ignored label may be any number; `DownsamplingPolicy.scored` sets the score of its sample to 0.
@@ -126,7 +125,8 @@ class ScoringModel:
         )
 
     def last_layer(self, batch: Batch) -> Scores:
-        """Return losses, logits, embeddings and the derivatives by the logits. Raises ConfigError: the model has no last layer."""
+        """Return losses, logits, embeddings, and the derivatives of the losses with respect to the logits. Raises ConfigError: there is no last
+        layer."""
         with self._unchanged(), self._precision(batch):
             return score_in_mode(self.network, batch.data, batch.labels, self._criterion.per_sample)
 
@@ -142,7 +142,7 @@ class ScoringModel:
         return found.float().flatten(1) if found.dim() > 1 else found.float().unsqueeze(1)
 
     def gradient_norms(self, batch: Batch) -> Tensor:
-        """Return the norm of the gradient of each sample's loss by all trained parameters, (n,), by torch.func.
+        """Return the norm of the gradient of each sample's loss with respect to all trained parameters, (n,), computed by torch.func.
 
         Raises: ConfigError: the model cannot be differentiated for each sample, for example because of an nn.GRU.
         """
@@ -166,7 +166,7 @@ class ScoringModel:
             with self._unchanged(), self._precision(batch), _plain_attention():
                 return norms(batch.data, batch.labels).detach()
         except RuntimeError as error:
-            self.losses(batch)  # Errors that the model or the loss also raises without torch.func are raised unchanged.
+            self.losses(batch)  # If the cause is not torch.func, this call raises the original error.
             raise ConfigError(
                 f"model.id: the gradients of {type(self.network).__name__} by all parameters cannot be taken sample by sample: set parameters: "
                 f"LastLayer, or choose GradNorm. PyTorch: {error}"
@@ -197,8 +197,8 @@ class ScoringModel:
 
 @contextmanager
 def _drawing_apart(gpus: list[int], number: int) -> Iterator[None]:
-    """Let the block draw other random numbers than the code after the block, because choices must not depend on the draws of a step. The numbers
-    follow from the state of the generators and from `number` alone.
+    """Use separate random numbers inside the block, because choices must not depend on the draws of a step. The numbers depend only on the state of
+    the generators and on `number`.
     """
     with torch.random.fork_rng(gpus):
         seed = int(torch.randint(2**62, ())) + number
@@ -220,7 +220,7 @@ def _plain_attention() -> Iterator[None]:
 
 
 def _arguments(data: Any) -> tuple[Any, Any]:
-    """Return the inputs as torch.func.functional_call takes them: by position and by name."""
+    """Return the positional and the named inputs for torch.func.functional_call."""
     if isinstance(data, dict):
         return (), data
     return (data if isinstance(data, tuple) else (data,)), {}

@@ -32,7 +32,7 @@ class SubmodularConfig(SelectionBatchConfig):
 
 
 class Submodular(FeaturePolicy):
-    """Greedily chooses samples that maximize a submodular function of the cosines of their gradients. Each sample counts once.
+    """Greedily chooses samples that maximize a submodular function of the cosines of their gradients. Chosen samples get no weights.
 
     Iyer and others: Submodular Combinatorial Information Measures with Applications in Machine Learning, 2021, for the functions: graph cut with
     λ = 1/2, log determinant with 1 on the diagonal. Makes one pass over the samples. Then facility location makes about three passes over all pairs

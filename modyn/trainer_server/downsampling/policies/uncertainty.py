@@ -33,8 +33,8 @@ class UncertaintyConfig(BalancedConfig):
 
 
 class Uncertainty(DownsamplingPolicy):
-    """Chooses the samples whose class probabilities are the least certain, without their labels (Coleman and others: Selection via
-    Proxy, 2020, section 3.1). Each sample counts once.
+    """Chooses the samples with the least certain class probabilities (Coleman and others: Selection via Proxy, 2020, section 3.1). Does not use
+    labels. Chosen samples get no weights.
 
     Needs a loss of classes. A model with one logit has two classes; all three metrics then choose the same samples.
 
