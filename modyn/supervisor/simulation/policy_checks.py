@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any, Final
 
 from modyn.config.base import Problem, Severity
+from modyn.config.preprocessing import with_columns
 from modyn.config.trigger_parts import WINDOWS, Part, each_part
 from modyn.config.yaml_source import with_lines
 from modyn.errors import ConfigError
 from modyn.evaluator.client import ComparedData
 from modyn.supervisor.simulation.evidence import NO_DATA, NO_MODEL, NO_SECONDS
 from modyn.supervisor.simulation.policy_file import PolicyFile, value_at
-from modyn.supervisor.simulation.stream import SimulationClients, SimulationOptions
+from modyn.supervisor.simulation.stream import SimulationClients, SimulationOptions, reference_pipeline
 from modyn.supervisor.triggers import TRIGGERS, with_defaults
 
 _AT_ONCE: Final = 500
@@ -30,9 +31,9 @@ def check_policies(clients: SimulationClients, file: PolicyFile, options: Simula
     policies = [(file.paths[name], section) for name, section in file.sections.items()]
     found = [Problem(path, message) for path, section in policies if (message := lacking(section, options))]
     if not found:
-        pipeline: Mapping[str, Any] = {"data": {"dataset_id": options.dataset}}
-        if options.run_id is not None:
-            pipeline = clients.supervisor.run(options.run_id).pipeline
+        pipeline = reference_pipeline(clients, options)
+        if options.dataset is not None:
+            pipeline["data"] = {"dataset_id": options.dataset}
         for at in range(0, len(policies), _AT_ONCE):
             found += _asked(clients, pipeline, policies[at : at + _AT_ONCE])
     if found:
@@ -70,7 +71,7 @@ def _asked(
     asked = {name: section for name, section in pipeline.items() if name != "evaluation"}
     asked["trigger"] = {"id": "EnsembleTrigger", "subtriggers": parts}
     prefix = "trigger.subtriggers."
-    for problem in clients.evaluator.validate(asked):
+    for problem in clients.evaluator.validate(with_columns(asked)):
         if problem.severity is not Severity.WARNING and problem.path.startswith(prefix):
             number, _, below = problem.path.removeprefix(prefix).partition(".")
             path, section = policies[int(number)]

@@ -9,10 +9,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from modyn.config.label_delay import label_delay
+from modyn.config.preprocessing import with_columns
 from modyn.supervisor.simulation.engine import SimulatedPolicy, SimulatedTrigger, Simulation
 from modyn.supervisor.simulation.policy_checks import check_policies
 from modyn.supervisor.simulation.policy_file import PolicyFile, load_policies
-from modyn.supervisor.simulation.stream import SimulatedStream, SimulationClients, SimulationOptions, open_stream
+from modyn.supervisor.simulation.stream import (
+    SimulatedStream,
+    SimulationClients,
+    SimulationOptions,
+    open_stream,
+    reference_pipeline,
+)
 from modyn.supervisor.simulation.training_forecast import check_amount, training_seconds
 from modyn.supervisor.triggers import TriggerContext, build_trigger
 from modyn.supervisor.triggers.measures.label_clock import LabelClock
@@ -75,12 +82,16 @@ def run_simulation(
     errors of `open_stream` and of the policies.
     """
     options.check()
+    reference = reference_pipeline(clients, options)
     delays = {label_delay({"trigger": section}) for section in policies.values()} - {0}
     with closing(open_stream(clients, options, delays)) as stream:
         shared = SharedEvidence(stream.evidence)
         context = TriggerContext(stream.seed, label_delay=stream.label_delay)
         labels = LabelClock(stream.label_delay, stream.read) if stream.label_delay else None
-        built = {name: build_trigger(section, context) for name, section in policies.items()}
+        built = {
+            name: build_trigger(with_columns({**reference, "trigger": section})["trigger"], context)
+            for name, section in policies.items()
+        }
         simulated = {name: SimulatedPolicy(policy, stream.forecast, shared) for name, policy in built.items()}
         simulation = Simulation(simulated, shared, stream.forecast.note, labels)
         _pass_stream(simulation, stream, shared, progress)

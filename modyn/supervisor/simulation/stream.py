@@ -138,6 +138,18 @@ def open_stream(clients: SimulationClients, options: SimulationOptions, label_de
     return _open_dataset(clients, options, label_delays)
 
 
+def reference_pipeline(clients: SimulationClients, options: SimulationOptions) -> dict[str, Any]:
+    """Return the pipeline of the run, or of the model's run. The section `preprocessing` decodes the datasets that policies evaluate models on. The
+    pipeline is empty if there is no run, or if the options say how samples are decoded.
+    """
+    if options.run_id is not None:
+        return dict(clients.supervisor.run(options.run_id).pipeline)
+    if options.model_id is None or options.data is not None:
+        return {}
+    trainings = _trainings_of_model(clients, options.model_id)
+    return {} if trainings is None else trainings.pipeline.as_dict()
+
+
 def _open_dataset(clients: SimulationClients, options: SimulationOptions, label_delays: Set[int]) -> SimulatedStream:
     assert options.dataset is not None
     info = clients.storage.dataset(options.dataset)

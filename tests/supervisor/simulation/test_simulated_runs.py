@@ -160,6 +160,21 @@ def test_a_given_model_is_that_of_all_triggers(clients: Clients, services: InMem
     assert {request.run_id for request in asked} == {run.run_id}
 
 
+def test_policies_evaluate_with_the_preprocessing_of_the_run(clients: Clients, services: InMemoryServices) -> None:
+    columns = {"format": "csv", "names": ["x"], "columns": {"x": "number"}}
+    run = finished(clients, POLICIES["time"], preprocessing={**columns, "components": []})
+    answer, requests = services.evaluator.measured, list[MeasureRequest]()
+
+    def measured(request: MeasureRequest) -> Measured:
+        requests.append(request)
+        return answer(request)
+
+    services.evaluator.measured = measured
+    run_simulation(clients, {"a": SECTIONS["PerformanceTrigger"]}, SimulationOptions(run_id=run.run_id))
+    assert requests
+    assert all(request.dataset["preprocessing"] == columns for request in requests)
+
+
 def test_policies_that_ask_the_same_are_answered_once(clients: Clients, services: InMemoryServices) -> None:
     section = SECTIONS["DataDriftTrigger"]
     run = finished(clients, section)
