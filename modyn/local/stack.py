@@ -258,7 +258,7 @@ class Stack:
         self._stopping = True
 
     def _wait(self) -> None:
-        """Wait until the next poll, or until a signal reports the end of a part or asks this process to stop."""
+        """Wait until the next poll is due, or until a signal arrives: a process of the stack has ended, or this process should stop."""
         well = all(part.healthy and part.server.pid is not None for part in self._parts)
         select.select([self._reader], [], [], _POLL_WHEN_WELL_S if well else _POLL_WHEN_STARTING_S)
         with suppress(BlockingIOError):

@@ -39,7 +39,7 @@ class PreprocessingConfig(ColumnSchema):
 
 
 class Preprocessing:
-    """Statistics of a stream, and features made from samples with these statistics.
+    """Collects the statistics of a stream, and uses the statistics to make features from samples.
 
     Each component updates its statistics with the output of the previous component, and then transforms that output, like scikit-learn's partial_fit
     and transform.

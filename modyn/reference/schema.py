@@ -183,7 +183,7 @@ def _evaluation_dataset(plugins: bool) -> JsonSchema:
 
 
 def _replace(schema: JsonSchema, name: str, choice: JsonSchema) -> None:
-    """Replace a property that is a plain mapping by the options of policies. The description and the default of the property stay."""
+    """Replace the schema of the property `name` with `choice`, the schema of policies. The property's description and default stay."""
     old = schema["properties"][name]
     said = {keyword: old[keyword] for keyword in ("description", "default", "examples") if keyword in old}
     is_optional = {"type": "null"} in old.get("anyOf", [])

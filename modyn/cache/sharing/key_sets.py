@@ -1,4 +1,4 @@
-"""Sets of sample keys, packed for other jobs to read. A set takes about a bit for each sample of the dataset, or less."""
+"""Sets of sample keys, packed for other jobs to read. A set takes at most about 1 bit per sample of the dataset."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A tier in Redis, shared by all processes that reach it. Redis may be a Cluster.
 
-A namespace is one hash that maps sample keys to buffers, and the field `used` to the number of bytes. Therefore FLUSHALL, eviction, and expiry after
-IDLE_S without a call remove samples together with this number. The tier is another hash, with the budget and the namespaces. Scripts add and drop
-samples, so the numbers stay right even if a process is killed. A transaction writes the buffers. In a Cluster, the keys are divided into NUM_SHARDS
-shards, and each shard has its own hash slot and an equal part of the budget.
+A namespace is one hash that maps sample keys to buffers, and the field `used` to the number of bytes. Therefore FLUSHALL, eviction, and expiry
+after IDLE_S without a call remove samples together with this number. The tier is another hash, with the budget and the namespaces. Scripts add and
+drop samples, so the numbers stay right even if a process is killed. The buffers themselves are written by a transaction, not by a script. In a
+Cluster, the keys are divided into NUM_SHARDS shards, and each shard has its own hash slot and an equal part of the budget.
 
 While Redis is unavailable, slow or out of memory, no sample is found or kept. The library does not repeat calls, an answer may take at most
 TIMEOUT_S, and the first failure opens a circuit breaker.

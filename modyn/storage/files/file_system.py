@@ -178,7 +178,7 @@ class Listing:
 
     @staticmethod
     def compared(files: SeenFiles, refused: dict[str, str], known: FileTable) -> Listing:
-        """Compare `files`, all files with samples in the folder, with the indexed files `known`. Returns the listing of the differences."""
+        """Compare the folder's files with the index. Args: files: all files that have samples. known: the indexed files. Returns: the differences."""
         found = Comparison(known)
         differing = found.differing(files.paths, files.sizes, files.mtimes_ns)
         return Listing(files.take(differing), refused, found.absent())

@@ -57,8 +57,8 @@ class DatasetSchema:
     some_lines: tuple[str, ...] = ()
     """JSON fields that some, but not all, of the first lines of the first file had when the file was indexed."""
     names_all: bool = False
-    """Whether the first lines of the first file had no other JSON fields than `columns` and `some_lines`. False: there may be other fields, because
-    options name the fields, because there are too many fields, or because an earlier version of Modyn indexed the file."""
+    """Whether the first lines of the first file had no other JSON fields than `columns` and `some_lines`. False: other fields are possible,
+    because options name the needed fields, the lines have too many fields to list, or an earlier version of Modyn indexed the file."""
     lacking: tuple[LackingFile, ...] = ()
     """Files whose first lines lack some of the fields `some_lines`: at most MOST_LACKING, and one record for all further files."""
 

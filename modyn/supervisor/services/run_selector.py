@@ -11,7 +11,7 @@ from modyn.selector.client import SelectorClient
 
 
 class RunSelector:
-    """Calls of `SelectorClient` for one run. Each method calls the client's method of the same name with the run's id."""
+    """A `SelectorClient` that is bound to one run. Each method calls the client's method of the same name with the run's id."""
 
     def __init__(self, client: SelectorClient, run_id: RunId, retrier: Retrier) -> None:
         self._client, self._run_id, self._retrier = client, run_id, retrier

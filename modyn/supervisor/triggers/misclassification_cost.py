@@ -93,7 +93,7 @@ class AvoidableMisclassificationCostTrigger(CostTrigger):
     forecast to take less.
 
     Evidence: `accuracy`, the count `evaluated_samples`, `expected_accuracy`, `avoidable_misclassifications` since the last trigger, `regret` in
-    misclassification-seconds; with `lookahead` the detail `regret.so_far` without the forecast part; and the evidence of each CostTrigger.
+    misclassification-seconds, and the evidence that every CostTrigger reports. With `lookahead`, `regret.so_far` is the regret before the forecast.
 
     >>> from modyn.config.base import load_section
     >>> from modyn.testing.decisions import decide  # each of its trainings takes 1.5 s

@@ -68,7 +68,7 @@ class JointStep:
     def step(self) -> bool:
         """Step each optimizer. The scaler calls this method if gradients are finite, or if all optimizers check the gradients themselves.
 
-        Returns: True, which the scaler returns to `run`.
+        Returns: always True. The scaler passes this value on to `run`.
         """
         scaled = self._scaler.is_enabled() and self._step_supports_amp_scaling
         for optimizer in self._optimizers:
