@@ -187,7 +187,11 @@ def test_batches_are_the_same_for_any_fault_of_redis(redis: BreakableRedis, faul
     eventually(lambda: is_asked(cache) and serves())
 
 
-@pytest.mark.parametrize(("short_cut", "serves_part"), [(False, False), (True, True)], ids=["flight-whole", "local-in part"])
+@pytest.mark.parametrize(
+    ("short_cut", "serves_part"),
+    [pytest.param(False, False, marks=pytest.mark.slow), (True, True)],
+    ids=["flight-whole", "local-in part"],
+)
 def test_batches_are_the_same_when_a_node_of_a_cluster_dies(short_cut: bool, serves_part: bool) -> None:
     """The other nodes continue without its slots, or refuse everything. The number of samples from the cache depends on the machine."""
     expected = read(None, short_cut).content

@@ -23,7 +23,8 @@ from modyn.testing.waiting import PATIENCE_S
 from tests.support.column_files import FORMATS, column_dataset, write_sites
 from tests.support.killed_stack import KilledStack, trigger_set_keys
 
-pytestmark = pytest.mark.timeout(300)
+# Kills of the selector while it selects are in the gate in test_selection_policies.py.
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 PARSER = f"""\
 import torch

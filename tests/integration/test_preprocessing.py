@@ -114,7 +114,9 @@ def features_as_outputs(statistics: Preprocessing) -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("updates", [True, False], ids=["online statistics", "statistics of the retraining"])
+@pytest.mark.parametrize(
+    "updates", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["online statistics", "statistics of the retraining"]
+)
 def test_versions_and_scores_are_those_of_pytorch_and_preprocessing(clicks: RunningStack, updates: bool) -> None:
     run, triggers = finished(clicks, pipeline("clicks", SPARSE, online={**ONLINE, "statistics": updates}))
     assert [trigger.online for trigger in triggers] == [False, True, True, True, True]

@@ -133,7 +133,15 @@ def test_up_again_leaves_a_stack_that_runs_alone(stack: RunningStack) -> None:
     assert shown[-1] == before
 
 
-@pytest.mark.parametrize("name", ["postgres", "redis", "storage", "replica-1", "trainer_server", "supervisor"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "postgres",
+        "storage",
+        "replica-1",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("redis", "trainer_server", "supervisor")),
+    ],
+)
 def test_a_part_that_is_killed_is_started_again(stack: RunningStack, name: str) -> None:
     with stack.client() as client:
         (part,) = (part for part in client.status().parts if part.name == name)
@@ -162,7 +170,7 @@ def test_runs_do_not_wait_long_for_a_part_that_was_healthy(healthy: bool, pauses
     assert waited == pauses
 
 
-@pytest.mark.parametrize("name", ["postgres", "storage", "stack"])
+@pytest.mark.parametrize("name", ["postgres", *(pytest.param(name, marks=pytest.mark.slow) for name in ("storage", "stack"))])
 def test_logs_are_rotated(stack: RunningStack, name: str) -> None:
     """Later output is in the new file."""
     log = stack.config.log_file(name)

@@ -102,7 +102,7 @@ class ObservationRouter:
         return model, PostedLabel(key, label, _features(where, item, model, check) if has_inputs else None)
 
     def _model(self, where: str, named: object, request_id: str | None) -> str:
-        """Find the model of a label. Args: request_id: id of the request that the label belongs to, or None if the label comes with its own inputs."""
+        """Find the model of a label. Args: request_id: id of the request that the label belongs to, or None if it comes with its own inputs."""
         if named is not None:
             if not isinstance(named, str):
                 raise InvalidArgumentError(f"{where}: model is {named!r}; write its name")

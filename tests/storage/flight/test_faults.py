@@ -306,7 +306,7 @@ def pictures(storage: RunningStorage, tmp_path: Path) -> RunningStorage:
     return storage
 
 
-@pytest.mark.parametrize("streams", [1, 2])
+@pytest.mark.parametrize("streams", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_slow_consumer_stalls_the_servers(pictures: RunningStorage, serve: StartServer, streams: int) -> None:
     watched = WatchedSnapshots(pictures.store)
     keys = np.arange(200) % 20
@@ -322,7 +322,9 @@ def test_a_slow_consumer_stalls_the_servers(pictures: RunningStorage, serve: Sta
     assert [byte for _, part in got for byte in part] == [bytes([key]) for key in keys]
 
 
-@pytest.mark.parametrize("end", ["close", "cancel", "drop", "close the client"])
+@pytest.mark.parametrize(
+    "end", ["cancel", "close the client", *(pytest.param(end, marks=pytest.mark.slow) for end in ("close", "drop"))]
+)
 def test_servers_stop_work_when_the_client_does(pictures: RunningStorage, serve: StartServer, end: str) -> None:
     watched = WatchedSnapshots(pictures.store)
     client = PayloadClient(serve(watched), 2, SMALL_FETCHING)

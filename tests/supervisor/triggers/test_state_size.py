@@ -17,7 +17,9 @@ SAMPLES = 4000
 MOST_BYTES = 8 << 10
 
 
-@pytest.mark.parametrize("moves", [True, False], ids=["a stream that drifts", "one that stays the same"])
+@pytest.mark.parametrize(
+    "moves", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["a stream that drifts", "one that stays the same"]
+)
 @pytest.mark.parametrize("name", SECTIONS)
 def test_the_state_stays_as_small_as_it_was(name: str, *, moves: bool) -> None:
     keys = np.arange(SAMPLES)

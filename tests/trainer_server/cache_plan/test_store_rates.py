@@ -36,7 +36,11 @@ def with_a_sample(tier: CacheTier) -> CacheTier:
     return tier
 
 
-@pytest.mark.parametrize("workers", [THREADS, ReadingWorkers(2, are_processes=True)], ids=["threads", "processes"])
+@pytest.mark.parametrize(
+    "workers",
+    [THREADS, pytest.param(ReadingWorkers(2, are_processes=True), marks=pytest.mark.slow)],
+    ids=["threads", "processes"],
+)
 def test_stores_are_measured_and_nothing_of_others_changes(
     tmp_path: Path, server: BreakableRedis, workers: ReadingWorkers
 ) -> None:
