@@ -210,7 +210,10 @@ class FlightBatches:
             num_samples += len(payloads)
             num_bytes += int(payloads.offsets[-1] - payloads.offsets[0])
             if self._cache is not None:
-                self._empty.update(payloads.keys[np.diff(payloads.offsets) == 0].tolist())
+                empty = payloads.keys[np.diff(payloads.offsets) == 0].tolist()
+                self._empty.update(empty)
+                # The cache may hold all samples but the empty ones, whose size says nothing about the next slices.
+                num_samples -= len(empty)
             yield payloads, where
         if num_samples:
             self._fetch_size = max(1, min(limits.fetch_samples, limits.fetch_bytes * num_samples // max(num_bytes, 1)))
