@@ -202,8 +202,8 @@ class FlightBatches:
             self._fetches.discard(fetched)
 
     def _note_sizes(self, answers: Iterator[tuple[Payloads, Int64Array]]) -> Iterator[tuple[Payloads, Int64Array]]:
-        """Yield the answers to a fetch slice. The size of the next slices is computed from the size of these answers. With a cache, the keys of empty
-        samples are remembered.
+        """Yield the answers to a fetch slice. The size of the next slices is computed from the sizes of these answers. With a cache, empty
+        samples do not count, and their keys are remembered.
         """
         num_samples, num_bytes, limits = 0, 0, self._options.limits
         for payloads, where in answers:

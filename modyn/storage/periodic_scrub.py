@@ -24,8 +24,8 @@ class ScrubPace:
 
 
 FIRST_S: Final = 3600.0
-"""Largest number of seconds from the start of storage to the first round. The first round does not wait for `every_s`, so that a storage service that
-is restarted each day makes rounds too."""
+"""Largest number of seconds from the start of storage to the first round. If `every_s` is longer, the first round does not wait for it, so that a
+storage service that is restarted each day makes rounds too."""
 
 
 class PeriodicScrub:

@@ -285,7 +285,8 @@ class FakeStorageClient(FakeClient, StorageClient):
     def column_names(self, name: str, identity: str = "") -> list[str]:
         """Return the names of the columns of a dataset. Raises NotFoundError."""
         with self._storage.arrived:
-            return list(self._storage.find(name, identity).columns)
+            found = self._storage.find(name, identity)
+            return list(found.columns) if len(found.deleted) < len(found.timestamps) else []
 
     def column_values(self, name: str, keys: Int64Array, column: str, identity: str = "") -> Iterator[ColumnValues]:
         """See `StorageClient.column_values`. Returns all values at once."""

@@ -373,7 +373,6 @@ def test_labels_come_back_and_are_trained_on(running_stack: RunningStack) -> Non
     assert made.process.returncode == 0
 
 
-@pytest.mark.slow
 def test_steps_pause_while_predictions_are_slow_and_catch_up(running_stack: RunningStack) -> None:
     """The server reports its load to the supervisor; a run in production mode goes by it."""
     folder = running_stack.tiny_dataset("scheduled", 50, 1)

@@ -23,8 +23,7 @@ from modyn.testing.waiting import PATIENCE_S
 from tests.support.column_files import FORMATS, column_dataset, write_sites
 from tests.support.killed_stack import KilledStack, trigger_set_keys
 
-# Kills of the selector while it selects are in the gate in test_selection_policies.py.
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = pytest.mark.timeout(300)
 
 PARSER = f"""\
 import torch
@@ -117,6 +116,7 @@ def test_kills_of_the_selector_between_triggers_change_no_key(killed: KilledStac
     assert len(expected[3]) == 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "pauses", [(0.0, 0.02), pytest.param((0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4), marks=pytest.mark.exhaustive)]
 )
@@ -145,6 +145,7 @@ def test_kills_of_the_selector_while_it_selects_change_no_key(killed: KilledStac
     assert list(found.values()) == [found[None]] * len(found)
 
 
+@pytest.mark.slow
 def test_a_deletion_between_triggers_takes_samples_out_of_their_values(
     killed: KilledStack, sites: Mapping[str, list[str | None]]
 ) -> None:
@@ -167,6 +168,7 @@ def test_a_deletion_between_triggers_takes_samples_out_of_their_values(
             assert all(count >= min(of_all[site], level - 1) for site, count in by_site.items())
 
 
+@pytest.mark.slow
 def test_storage_that_is_killed_meanwhile_is_waited_for(killed: KilledStack, sites: Mapping[str, list[str | None]]) -> None:
     """Storage is away when the selector asks for values."""
 

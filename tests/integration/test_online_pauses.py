@@ -80,7 +80,6 @@ def test_steps_pause_and_start_again(running_stack: RunningStack) -> None:
     assert [e.detail["online"] for e in events if e.kind is EventKind.TRIGGER_FIRED] == [t.online for t in triggers]
 
 
-@pytest.mark.slow
 def test_online_updates_between_steps_pause_too(running_stack: RunningStack) -> None:
     shifting_dataset(running_stack, "updates", NUM_DAYS, SHIFT_DAY)
     text = pipeline(online={**ONLINE, "update_samples": 5, "rollback": {"every": 4}}).replace("shifting", "updates")

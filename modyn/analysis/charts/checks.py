@@ -81,7 +81,10 @@ def _with_times(checks: Sequence[CheckRecord]) -> list[CheckRecord]:
 
 
 def _panels(columns: Mapping[EvidenceColumn, str]) -> list[_Panel]:
-    """Return a panel for each series; series with verdicts come first. Args: columns: the table's column name for each column of evidence."""
+    """Return the panels: for each series one per criterion and one per p-value, or one without verdicts. Panels with a limit come first.
+
+    Args: columns: the table's column name for each column of evidence.
+    """
     judged, others, unjudged = list[_Panel](), list[_Panel](), list[_Panel]()
     values = [one for one in columns if one.kind is EvidenceKind.VALUE and one.field == "value"]
     for value in values:

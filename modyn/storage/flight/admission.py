@@ -28,8 +28,8 @@ class _Permit:
 
 class AdmissionControl:
     """Gives permits to at most `number` requests. Thread-safe. If the client of a request reads nothing for `idle_s` seconds, another request may get
-    the permit of this request. While a refused client waits, and the limit of its dataset allows a permit, clients with more permits get no further
-    permit. A refused client counts as waiting for `idle_s` seconds.
+    the permit of this request. While a refused client waits, clients with more permits get no further permit, if they want the same dataset or if
+    the limit of the waiting client's dataset allows a permit. A refused client counts as waiting for `idle_s` seconds.
 
     Args: busy: message to a refused request. clock: returns seconds, monotonic.
     """

@@ -77,7 +77,7 @@ class ColumnReader:
 
     def names(self) -> list[str]:
         """Return the names of the columns that the first and the last LOOKED_AT samples have. Raises: DataError: samples cannot be read."""
-        return list(dict.fromkeys(name for keys in self._looked_at() for name in self._names(keys)))
+        return list(dict.fromkeys(self._names(np.union1d(*self._looked_at()))))
 
     def values(self, keys: Int64Array, identity: str = "") -> Iterator[ColumnValues]:
         """Yield the values of samples in the given order, for at most KEYS_AT_ONCE samples at once. A sample that was deleted or does not have the

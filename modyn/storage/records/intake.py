@@ -51,8 +51,8 @@ class RecordIntake:
     """Appends records to the log of one dataset, and makes samples of them in its own thread.
 
     Records become samples when the oldest record has waited for `records.seal_s` seconds, or when `records.seal_samples` records are waiting. All
-    waiting records become one segment, which is committed and published like a segment of any other dataset. After a crash, the next start makes
-    samples of the records that are only in the log.
+    waiting records become one segment, or several if very many records wait. They are committed and published as in any
+    dataset. After a crash, the next start makes samples of the records that are only in the log.
     """
 
     def __init__(self, dataset: OpenDataset, settings: StorageConfig, limits: RecordLogLimits = RecordLogLimits()) -> None:  # noqa: B008  (frozen)

@@ -161,7 +161,7 @@ def _num_fields(storage: StorageClient, dataset: DatasetInfo) -> int:
     if dataset.config.file_wrapper != "CsvFileWrapper" or dataset.schema is not None or not dataset.num_samples:
         return 0
     try:
-        return len(storage.column_names(dataset.name))  # Empty if all samples that storage reads were deleted.
+        return len(storage.column_names(dataset.name, dataset.identity))  # Empty if all samples that storage reads were deleted.
     except (DataError, UnavailableError):
         return 0  # A file cannot be read; a run reports the reason.
 

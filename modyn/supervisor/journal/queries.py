@@ -326,7 +326,7 @@ def _is_own(steps: FromClause) -> ColumnElement[bool]:
 
 _OWN = _is_own(STEPS)
 """SQL condition for the run's own evaluations, by the last part of `EvaluationTask.step_name`; requested evaluations do not match."""
-# In a terminal run, a started evaluation counts as failed: the evaluation never ended, or repeats a failed evaluation.
+# In a terminal run, a started evaluation of the run's own counts as failed: the evaluation never ended, or repeats a failed evaluation.
 _FAILED = or_(STEPS.c.state == "failed", and_(STEPS.c.state == "started", _OWN, RUNS.c.state.in_([str(s) for s in TERMINAL])))
 
 _MADE = STEPS.alias("made")

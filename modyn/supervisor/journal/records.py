@@ -337,7 +337,7 @@ class TriggerRecord:
 
     @property
     def num_skipped(self) -> int | None:
-        """Number of deleted or bad samples of the trigger set, which are left out; counted again in each epoch. None before the training ends."""
+        """Number of deleted or bad samples of the trigger set, which are left out; counted again in each epoch. None without a model."""
         return None if self.model_id is None else self.training_result.counts.num_skipped
 
     @property

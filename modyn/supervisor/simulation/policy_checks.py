@@ -14,7 +14,7 @@ from modyn.errors import ConfigError
 from modyn.evaluator.client import ComparedData
 from modyn.supervisor.simulation.evidence import NO_DATA, NO_MODEL, NO_SECONDS
 from modyn.supervisor.simulation.policy_file import PolicyFile, value_at
-from modyn.supervisor.simulation.stream import SimulationClients, SimulationOptions, reference_pipeline
+from modyn.supervisor.simulation.stream import SimulationClients, SimulationOptions, reference_columns
 from modyn.supervisor.triggers import TRIGGERS, with_defaults
 
 _AT_ONCE: Final = 500
@@ -25,17 +25,18 @@ def check_policies(clients: SimulationClients, file: PolicyFile, options: Simula
     """Refuse policies that would fail during the simulation.
 
     Raises: ConfigError: lists every mistake with file, line, path, and the nearest name that exists. InvalidArgumentError: the options contradict
-    each other. NotFoundError: the run does not exist.
+    each other. NotFoundError: the run or the model does not exist.
     """
     options.check()
     policies = [(file.paths[name], section) for name, section in file.sections.items()]
     found = [Problem(path, message) for path, section in policies if (message := lacking(section, options))]
     if not found:
-        pipeline = reference_pipeline(clients, options)
-        if options.dataset is not None:
-            pipeline["data"] = {"dataset_id": options.dataset}
+        pipeline: Mapping[str, Any] = {"data": {"dataset_id": options.dataset}}
+        if options.run_id is not None:
+            pipeline = clients.supervisor.run(options.run_id).pipeline
+        columns = reference_columns(clients, options)
         for at in range(0, len(policies), _AT_ONCE):
-            found += _asked(clients, pipeline, policies[at : at + _AT_ONCE])
+            found += _asked(clients, pipeline, columns, policies[at : at + _AT_ONCE])
     if found:
         raise ConfigError("\n".join(with_lines(found, file.source)))
 
@@ -64,14 +65,16 @@ def _compared(part: Part) -> ComparedData | None:
 
 
 def _asked(
-    clients: SimulationClients, pipeline: Mapping[str, Any], policies: list[tuple[str, dict[str, Any]]]
+    clients: SimulationClients, pipeline: Mapping[str, Any], columns: Mapping[str, Any], policies: list[tuple[str, dict[str, Any]]]
 ) -> Iterator[Problem]:
-    """Yield the mistakes that the evaluator finds in the policies, which it receives as one ensemble. Args: policies: (path, section)."""
+    """Yield the mistakes that the evaluator finds in the policies, which it receives as one ensemble. Args: columns: see `reference_columns`.
+    policies: (path, section).
+    """
     parts = {str(number): with_defaults(section) for number, (_, section) in enumerate(policies)}
     asked = {name: section for name, section in pipeline.items() if name != "evaluation"}
-    asked["trigger"] = {"id": "EnsembleTrigger", "subtriggers": parts}
+    asked["trigger"] = with_columns({**columns, "trigger": {"id": "EnsembleTrigger", "subtriggers": parts}})["trigger"]
     prefix = "trigger.subtriggers."
-    for problem in clients.evaluator.validate(with_columns(asked)):
+    for problem in clients.evaluator.validate(asked):
         if problem.severity is not Severity.WARNING and problem.path.startswith(prefix):
             number, _, below = problem.path.removeprefix(prefix).partition(".")
             path, section = policies[int(number)]

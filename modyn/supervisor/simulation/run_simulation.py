@@ -18,7 +18,7 @@ from modyn.supervisor.simulation.stream import (
     SimulationClients,
     SimulationOptions,
     open_stream,
-    reference_pipeline,
+    reference_columns,
 )
 from modyn.supervisor.simulation.training_forecast import check_amount, training_seconds
 from modyn.supervisor.triggers import TriggerContext, build_trigger
@@ -82,14 +82,14 @@ def run_simulation(
     errors of `open_stream` and of the policies.
     """
     options.check()
-    reference = reference_pipeline(clients, options)
+    columns = reference_columns(clients, options)
     delays = {label_delay({"trigger": section}) for section in policies.values()} - {0}
     with closing(open_stream(clients, options, delays)) as stream:
         shared = SharedEvidence(stream.evidence)
         context = TriggerContext(stream.seed, label_delay=stream.label_delay)
         labels = LabelClock(stream.label_delay, stream.read) if stream.label_delay else None
         built = {
-            name: build_trigger(with_columns({**reference, "trigger": section})["trigger"], context)
+            name: build_trigger(with_columns({**columns, "trigger": section})["trigger"], context)
             for name, section in policies.items()
         }
         simulated = {name: SimulatedPolicy(policy, stream.forecast, shared) for name, policy in built.items()}

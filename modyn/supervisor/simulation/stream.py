@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 from modyn.config.durations import format_duration
 from modyn.config.label_delay import label_delay
 from modyn.config.pipeline import Pipeline, load_pipeline
+from modyn.config.preprocessing import PREPROCESSING
 from modyn.errors import ConflictError, InvalidArgumentError, NotFoundError
 from modyn.evaluator.client import EvaluatorClient
 from modyn.model_storage.client import ModelStorageClient
@@ -138,16 +139,22 @@ def open_stream(clients: SimulationClients, options: SimulationOptions, label_de
     return _open_dataset(clients, options, label_delays)
 
 
-def reference_pipeline(clients: SimulationClients, options: SimulationOptions) -> dict[str, Any]:
-    """Return the pipeline of the run, or of the model's run. The section `preprocessing` decodes the datasets that policies evaluate models on. The
-    pipeline is empty if there is no run, or if the options say how samples are decoded.
+def reference_columns(clients: SimulationClients, options: SimulationOptions) -> dict[str, Any]:
+    """Return the section `preprocessing` of the run, or else of the model's run, as a pipeline of this section; empty if there is none. The section
+    decodes the datasets that policies evaluate models on. Raises: NotFoundError: the run or the model does not exist.
     """
-    if options.run_id is not None:
-        return dict(clients.supervisor.run(options.run_id).pipeline)
-    if options.model_id is None or options.data is not None:
+    run_id = options.run_id
+    if run_id is None and options.model_id is not None:
+        run_id = clients.model_storage.describe(options.model_id).version.run_id
+        with suppress(NotFoundError):  # The run may have been removed.
+            return _columns_of(clients, run_id)
         return {}
-    trainings = _trainings_of_model(clients, options.model_id)
-    return {} if trainings is None else trainings.pipeline.as_dict()
+    return _columns_of(clients, run_id)
+
+
+def _columns_of(clients: SimulationClients, run_id: str | None) -> dict[str, Any]:
+    pipeline = clients.supervisor.run(run_id).pipeline if run_id else {}
+    return {PREPROCESSING: pipeline[PREPROCESSING]} if PREPROCESSING in pipeline else {}
 
 
 def _open_dataset(clients: SimulationClients, options: SimulationOptions, label_delays: Set[int]) -> SimulatedStream:

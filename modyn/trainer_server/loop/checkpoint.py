@@ -50,8 +50,10 @@ class Checkpoints(Hook):
         _check_readable({name: state[name] for name in ("optimizers", "schedulers")})
 
     def on_boundary(self, training: Training) -> None:
-        """Write a checkpoint if `interval` batches have passed since the newest checkpoint, or if the training stops. If the file cannot be written,
-        raises TrainingError unless the training stops."""
+        """Write a checkpoint if `interval` batches have passed since the newest checkpoint or the start, or if the training stops.
+
+        Raises: TrainingError: the file cannot be written, unless the training stops.
+        """
         if training.stopping or training.progress.batches - self._last >= self._interval:
             self._write(training)
 
