@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from modyn.config.base import Problem, section_at, sections_in
+from modyn.config.base import Problem, section_at
 from modyn.config.durations import format_duration, parse_duration
-from modyn.config.trigger_parts import trigger_sections
+from modyn.config.trigger_parts import each_part, trigger_sections
 
 LABEL_DELAY: Final = "label_delay"
 
@@ -41,13 +41,8 @@ def _written(pipeline: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     """Yield the delays in the file, with their paths. The delay of section `data` comes first."""
     yield from _of(section_at(pipeline, "data"), "data")
     for path, trigger in trigger_sections(pipeline).items():
-        yield from _of_trigger(trigger, path)
-
-
-def _of_trigger(section: Mapping[str, Any], path: str) -> Iterator[tuple[str, int]]:
-    yield from _of(section, path)
-    for name, child in sections_in(section.get("subtriggers")).items():
-        yield from _of_trigger(child, f"{path}.subtriggers.{name}")
+        for place, part in each_part(trigger, path):
+            yield from _of(part, place)
 
 
 def _of(section: Mapping[str, Any], path: str) -> Iterator[tuple[str, int]]:

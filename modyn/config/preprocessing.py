@@ -63,14 +63,13 @@ def _with_decoding(pipeline: Mapping[str, Any], change: Callable[[str, Mapping[s
     def decoded(path: str, data: Any) -> Any:
         return change(path, data) if isinstance(data, Mapping) else data
 
-    def measured(path: str, trigger: Any) -> Any:
-        if not isinstance(trigger, Mapping):
-            return trigger
-        changed = dict(trigger)
-        if isinstance(evaluation := trigger.get("evaluation"), Mapping) and "dataset" in evaluation:
+    def measured(path: str, part: Any) -> Any:
+        if not isinstance(part, Mapping):
+            return part
+        # A policy of another package may have policies at any place, as in `each_part`.
+        changed = {name: measured(f"{path}.{name}", inner) for name, inner in part.items()}
+        if isinstance(evaluation := changed.get("evaluation"), Mapping) and "dataset" in evaluation:
             changed["evaluation"] = {**evaluation, "dataset": decoded(f"{path}.evaluation.dataset", evaluation["dataset"])}
-        if isinstance(children := trigger.get("subtriggers"), Mapping):
-            changed["subtriggers"] = {name: measured(f"{path}.subtriggers.{name}", child) for name, child in children.items()}
         return changed
 
     if "data" in found:

@@ -25,7 +25,11 @@ def test_every_section_that_decodes_samples_has_the_columns() -> None:
     pipeline: dict[str, Any] = {
         "data": {"dataset_id": "d"},
         "preprocessing": SECTION,
-        "trigger": {"id": "EnsembleTrigger", "subtriggers": {"a": measured, "b": {"id": "InitialTrigger"}}},
+        "trigger": {
+            "id": "EnsembleTrigger",
+            "subtriggers": {"a": {"id": "OfAPlugin", "inner": measured}, "b": {"id": "InitialTrigger"}},
+        },
+        "online": {"trigger": measured},
         "evaluation": {"datasets": [{"dataset_id": "d"}, {"dataset_id": "e"}], "handlers": []},
     }
     before = copy.deepcopy(pipeline)
@@ -33,10 +37,11 @@ def test_every_section_that_decodes_samples_has_the_columns() -> None:
     assert pipeline == before
     sections = [
         found["data"],
-        found["trigger"]["subtriggers"]["a"]["evaluation"]["dataset"],
+        found["trigger"]["subtriggers"]["a"]["inner"]["evaluation"]["dataset"],
+        found["online"]["trigger"]["evaluation"]["dataset"],
         *found["evaluation"]["datasets"],
     ]
-    assert [section["preprocessing"] for section in sections] == [SCHEMA] * 4
+    assert [section["preprocessing"] for section in sections] == [SCHEMA] * 5
     assert with_columns(found) == found
     assert with_columns({"data": {"dataset_id": "d"}}) == {"data": {"dataset_id": "d"}}
 

@@ -275,8 +275,8 @@ def _without_batch(pipeline: Mapping[str, Any], num_samples: int, *, presampled:
     for name in ("presampling_config", "downsampling_config")[presampled:] if chooses else ():
         ratio, whole = section_at(selection, name).get("ratio"), section_at(selection, name).get("ratio_max", 100)
         if isinstance(ratio, int) and isinstance(whole, int) and 0 < ratio < whole:
-            # The share of `left`, rounded to the nearest integer. At least one sample is kept.
-            left = max(1, (2 * left * ratio + whole) // (2 * whole))
+            # Presampling rounds the share of `left` down, downsampling to the nearest integer. At least one sample is kept.
+            left = max(1, left * ratio // whole if name == "presampling_config" else (2 * left * ratio + whole) // (2 * whole))
             kept = f", of which {left} are left by selection_strategy"
     if 0 < left < size:
         yield (

@@ -65,7 +65,10 @@ def _compared(part: Part) -> ComparedData | None:
 
 
 def _asked(
-    clients: SimulationClients, pipeline: Mapping[str, Any], columns: Mapping[str, Any], policies: list[tuple[str, dict[str, Any]]]
+    clients: SimulationClients,
+    pipeline: Mapping[str, Any],
+    columns: Mapping[str, Any],
+    policies: list[tuple[str, dict[str, Any]]],
 ) -> Iterator[Problem]:
     """Yield the mistakes that the evaluator finds in the policies, which it receives as one ensemble. Args: columns: see `reference_columns`.
     policies: (path, section).

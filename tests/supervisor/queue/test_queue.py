@@ -50,6 +50,8 @@ from tests.support.runs import EXPERIMENT, PRODUCTION, alter_training, finish, l
 
 NEW_DATA = {"name": "NewDataStrategy", "maximum_keys_in_memory": 100}
 BATCHES_OF_4 = {"use_previous_model": True, "batch_size": 4}
+HALF: dict[str, Any] = {"name": "CoresetStrategy", "maximum_keys_in_memory": 100, "tail_triggers": 0}
+HALF["presampling_config"] = {"strategy": "Random", "ratio": 50}
 SLICES = {"type": "SlicingEvalStrategy", "eval_every": "10s", "eval_start_from": 0, "eval_end_at": 40}
 
 
@@ -1104,6 +1106,14 @@ def test_what_a_pipeline_names_and_is_not_there_is_found_by_check(runs: RunQueue
         (
             {"training": BATCHES_OF_4, "trigger": {"id": "DataAmountTrigger", "num_samples": 3}},
             "trigger.num_samples keeps trigger sets at 3 samples",
+        ),
+        (
+            {
+                "training": {"use_previous_model": True, "batch_size": 5},
+                "trigger": {"id": "DataAmountTrigger", "num_samples": 9},
+                "selection_strategy": HALF,  # 4.5 samples; presampling rounds down
+            },
+            "trigger.num_samples keeps trigger sets at 9 samples, of which 4 are left by selection_strategy",
         ),
         (
             {

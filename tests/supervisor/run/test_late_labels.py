@@ -229,6 +229,7 @@ def test_contradicting_delays_are_refused() -> None:
     pipeline = {"data": {"label_delay": "7d"}, "trigger": {"id": "PerformanceTrigger", "label_delay": "1d"}}
     (problem,) = check_label_delay(pipeline)
     assert problem.path == "trigger.label_delay"
+    assert label_delay({"trigger": {"id": "OfAPlugin", "inner": {"label_delay": "1d"}}}) == 86_400
     assert "is 1d, and data.label_delay is 1w" in problem.message
     assert not check_label_delay({"data": {"label_delay": "1d"}, "trigger": {"label_delay": "24h"}})
     subtriggers = {"a": {"id": "PerformanceTrigger", "label_delay": "2h"}}
