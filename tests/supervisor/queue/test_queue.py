@@ -50,8 +50,6 @@ from tests.support.runs import EXPERIMENT, PRODUCTION, alter_training, finish, l
 
 NEW_DATA = {"name": "NewDataStrategy", "maximum_keys_in_memory": 100}
 BATCHES_OF_4 = {"use_previous_model": True, "batch_size": 4}
-HALF: dict[str, Any] = {"name": "CoresetStrategy", "maximum_keys_in_memory": 100, "tail_triggers": 0}
-HALF["presampling_config"] = {"strategy": "Random", "ratio": 50}
 SLICES = {"type": "SlicingEvalStrategy", "eval_every": "10s", "eval_start_from": 0, "eval_end_at": 40}
 
 
@@ -1109,14 +1107,6 @@ def test_what_a_pipeline_names_and_is_not_there_is_found_by_check(runs: RunQueue
         ),
         (
             {
-                "training": {"use_previous_model": True, "batch_size": 5},
-                "trigger": {"id": "DataAmountTrigger", "num_samples": 9},
-                "selection_strategy": HALF,  # 4.5 samples; presampling rounds down
-            },
-            "trigger.num_samples keeps trigger sets at 9 samples, of which 4 are left by selection_strategy",
-        ),
-        (
-            {
                 "training": {"use_previous_model": True, "batch_size": 36},
                 "selection_strategy": NEW_DATA,
                 "trigger": {"id": "TimeTrigger", "every": "10s"},
@@ -1183,9 +1173,9 @@ def test_a_batch_is_compared_with_what_a_data_amount_trigger_selects(
 @pytest.mark.parametrize(
     ("selection", "refused"),
     [
-        ({"presampling_config": {"strategy": "Random", "ratio": 35}}, "of which 4 are left by selection_strategy: a batch of 5"),
-        ({"presampling_config": {"strategy": "Random", "ratio": 35}, "limit": 9}, "of which 4 are left"),
-        ({"presampling_config": {"strategy": "Random", "ratio": 35}, "warmup_triggers": 1}, ""),
+        ({"presampling_config": {"strategy": "Random", "ratio": 48}}, "of which 4 are left by selection_strategy: a batch of 5"),
+        ({"presampling_config": {"strategy": "Random", "ratio": 48}, "limit": 9}, "of which 4 are left"),
+        ({"presampling_config": {"strategy": "Random", "ratio": 48}, "warmup_triggers": 1}, ""),
         ({"downsampling_config": {"strategy": "Loss", "ratio": 40, "sample_then_batch": True}}, "of which 4 are left"),
         ({"downsampling_config": {"strategy": "Loss", "ratio": 40}}, ""),
         ({"downsampling_config": {"strategy": "Loss", "ratio": 50, "sample_then_batch": True}}, ""),
