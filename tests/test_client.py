@@ -72,7 +72,7 @@ def test_wrong_arguments_are_errors_of_modyn(tmp_path: Path) -> None:
             client.run({"pipeline": {"name": object()}})
         with pytest.raises(InvalidArgumentError, match="5 is not a pipeline file: give its path"):
             client.run(5)  # type: ignore[arg-type]
-        with pytest.raises(InvalidArgumentError, match="'x' is no model id"):
+        with pytest.raises(InvalidArgumentError, match="'x' is not a model id"):
             client.load_model("x")  # type: ignore[arg-type]
         with pytest.raises(InvalidArgumentError, match="keys are whole numbers"):
             next(modyn.dataset.load_keys(-1, {"dataset_id": "d", "record_layout": {"dtype": "int64"}}, 1))  # type: ignore[arg-type]

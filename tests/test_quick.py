@@ -91,7 +91,7 @@ def test_committed_uncommitted_deleted_and_untracked_files_are_changes(root: Pat
     assert base == git(root, "rev-parse", "main")[:12]
     assert changed_files(root, base) == ["modyn/alone.py", "modyn/high.py", "modyn/low.py", "tests/test_new.py"]
     assert changed_files(root, "HEAD") == ["modyn/alone.py", "modyn/low.py", "tests/test_new.py"]
-    with pytest.raises(SystemExit, match=r"'gone' is no commit of this repository; say `make quick BASE=main`"):
+    with pytest.raises(SystemExit, match=r"'gone' is not a commit of this repository; say `make quick BASE=main`"):
         changed_files(root, "gone")
 
 

@@ -41,7 +41,7 @@ void check_strings(const Strings& strings, std::size_t num_bytes) {
     if (strings.bounds[at] < before) throw InvalidArgument("the bounds of strings must ascend from 0 or more");
     before = strings.bounds[at];
   }
-  if (static_cast<std::size_t>(before) > num_bytes) throw InvalidArgument("the bounds of strings end behind their bytes");
+  if (static_cast<std::size_t>(before) > num_bytes) throw InvalidArgument("the bounds of strings exceed their bytes");
 }
 
 std::uint64_t hash_string(const std::uint8_t* data, std::size_t size) {

@@ -241,13 +241,13 @@ std::string TimeFormat::problem_of(std::string_view text) const {
   if (!what.empty()) what += ' ';
   switch (kind_) {
     case Kind::automatic:
-      what += no_day ? "has the digits of a date, YYYYMMDD" : digits ? "is most likely no time in seconds since 1970" : text.empty() ? "is empty: there is no time" : "is neither a time in seconds since 1970 nor ISO 8601";
+      what += no_day ? "has the digits of a date, YYYYMMDD" : digits ? "is most likely not a time in seconds since 1970" : text.empty() ? "is empty: there is no time" : "is neither a time in seconds since 1970 nor ISO 8601";
       break;
-    case Kind::unit: what += "is no number of " + text_ + " since 1970 in the years 1 to 9999, as timestamp_format says"; break;
+    case Kind::unit: what += "is not a number of " + text_ + " since 1970 in the years 1 to 9999, which timestamp_format requires"; break;
     case Kind::pattern: what += "is not written as timestamp_format '" + text_ + "'"; break;
   }
   if (no_day) {
-    what += ", and is no day of the calendar; correct it";
+    what += ", and is not a day of the calendar; correct it";
     // Without it, a column that counts from 0 could not be read; for declared dates, it would lead to times of 1970.
     return what + (kind_ == Kind::automatic ? ", or set the option timestamp_format='s' if the column counts seconds from 0" : "");
   }
@@ -277,7 +277,7 @@ std::string TimeFormat::problem_of(std::int64_t number) const { return problem_o
 
 std::string TimeFormat::problem_of(double number) const {
   std::array<char, 512> text{};
-  if (!std::isfinite(number)) return "is no finite number; correct it";
+  if (!std::isfinite(number)) return "is not a finite number; correct it";
   const auto end = std::to_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed).ptr;
   return problem_of(std::string_view(text.data(), static_cast<std::size_t>(end - text.data())));
 }

@@ -51,11 +51,11 @@ TEST_CASE("digits that are no seconds") {
   CHECK(parse("1706745600999", "ms") == 1706745600);
   CHECK(parse("-1", "us") == -1);
   CHECK(parse("9223372036854775807", "ns") == 9223372036);
-  CHECK(problem("20130131") == "'20130131' is most likely no time in seconds since 1970; set the option timestamp_format='%Y%m%d' if it is 2013-01-31 00:00:00, or "
+  CHECK(problem("20130131") == "'20130131' is most likely not a time in seconds since 1970; set the option timestamp_format='%Y%m%d' if it is 2013-01-31 00:00:00, or "
                                "set the option timestamp_format='s' if it is 1970-08-21 23:42:11");
-  CHECK(problem("20130230") == "'20130230' has the digits of a date, YYYYMMDD, and is no day of the calendar; correct it, or set the option timestamp_format='s' if "
+  CHECK(problem("20130230") == "'20130230' has the digits of a date, YYYYMMDD, and is not a day of the calendar; correct it, or set the option timestamp_format='s' if "
                                "the column counts seconds from 0");
-  CHECK(problem("20240230", "%Y%m%d") == "'20240230' is not written as timestamp_format '%Y%m%d', and is no day of the calendar; correct it");
+  CHECK(problem("20240230", "%Y%m%d") == "'20240230' is not written as timestamp_format '%Y%m%d', and is not a day of the calendar; correct it");
   CHECK(modyn::TimeFormat("%Y%m%d").advice_for("20240230.0").empty());
   CHECK(problem("1706745600000").find("timestamp_format='ms' if it is 2024-02-01 00:00:00") != std::string::npos);
   CHECK(problem("1706745600000000").find("timestamp_format='us' if it is 2024-02-01 00:00:00") != std::string::npos);

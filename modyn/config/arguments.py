@@ -15,7 +15,7 @@ E = TypeVar("E", bound=StrEnum)
 
 
 def texts(name: str, values: Iterable[str]) -> tuple[str, ...]:
-    """Check a list of texts. Raises InvalidArgumentError: the value is no list of texts, for example a single text. Args: name: name of the
+    """Check a list of texts. Raises InvalidArgumentError: the value is not a list of texts, for example a single text. Args: name: name of the
     argument for the error, as in all functions of this module.
     """
     return items(name, values, (str,), "a list of texts")

@@ -333,7 +333,7 @@ def _named(model_id: int) -> model_storage_pb2.ModelId:
         return model_storage_pb2.ModelId(model_id=model_id)
     except (TypeError, ValueError):
         raise InvalidArgumentError(
-            f"{model_id!r} is no model id: it is a whole number; `modyn models ls` lists those that exist"
+            f"{model_id!r} is not a model id: it is a whole number; `modyn models ls` lists those that exist"
         ) from None
 
 

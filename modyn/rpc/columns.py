@@ -34,7 +34,7 @@ def keys_from_bytes(data: bytes) -> Int64Array:
     8.
     """
     if len(data) % 8:
-        raise InvalidArgumentError(f"a column of {len(data)} bytes is no whole number of int64 values")
+        raise InvalidArgumentError(f"a column of int64 values has {len(data)} bytes, which is not a multiple of 8")
     return np.frombuffer(data, "<i8")
 
 
@@ -152,6 +152,6 @@ def feedback_from_proto(message: selector_pb2.FeedbackRows) -> FeedbackRows:
     scores = {}
     for name, content in sorted(message.scores.items()):
         if len(content) % (4 * count) if count else content:
-            raise InvalidArgumentError(f"{len(content)} bytes of the score {name} are no float32 numbers of {count} samples")
+            raise InvalidArgumentError(f"{len(content)} bytes of the score {name} are not the float32 numbers of {count} samples")
         scores[name] = np.frombuffer(content, "<f4").reshape(count, len(content) // (4 * count) if count else 0)
     return FeedbackRows(keys, epochs.astype(np.int32), scores)

@@ -322,7 +322,7 @@ class Selector:
         return self._files(self.run(run_id)).feedback
 
     def delete_run(self, run_id: RunId) -> None:
-        """Delete a run, its samples and its trigger sets. An unknown run is no error."""
+        """Delete a run, its samples and its trigger sets. An unknown run is not an error."""
         with self._database.session() as session:
             run = find_run(session, run_id, lock=True)
             if run is not None:

@@ -170,7 +170,7 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
         return to_message(found, selector_pb2.SelectionSummary)
 
     def DeleteRun(self, request: selector_pb2.SelectorRunId, context: grpc.ServicerContext) -> common_pb2.Empty:
-        """Delete a run with its samples and trigger sets. An unknown run is no error."""
+        """Delete a run with its samples and trigger sets. An unknown run is not an error."""
         with bind(run_id=request.run_id):
             self._selector.delete_run(RunId(request.run_id))
         return common_pb2.Empty()

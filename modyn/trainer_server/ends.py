@@ -24,7 +24,7 @@ ONLY_TESTED: Final = "the new samples were only tested"
 
 
 def nothing_trained(inputs: TrainingInputs, reason: str, result: TrainingResult = NO_RESULT) -> TrainingResult:
-    """Return the result of a training that makes no model, for `reason`. A training without a model is no error: the previous model stays in use.
+    """Return the result of a training that makes no model, for `reason`. A training without a model is not an error: the previous model stays in use.
 
     Args: result: other facts about the training.
     """

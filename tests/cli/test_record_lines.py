@@ -57,7 +57,7 @@ def test_the_kinds_of_payload() -> None:
         ),
         (
             b'{"key": "a", "label": 1, "payload": "", "timestamp": 20130131}',
-            "'timestamp' '20130131' is most likely no time in seconds since 1970; write",
+            "'timestamp' '20130131' is most likely not a time in seconds since 1970; write",
         ),
         (b'{"key": "a", "label": 1, "payload": "", "timestmp": 1}', "there is no field 'timestmp', did you mean 'timestamp'?"),
     ],

@@ -97,7 +97,7 @@ def test_keys_that_a_replica_does_not_know_yet_are_asked_for_elsewhere(
         batches = list(both.fetch("numbers", keys, on_missing="skip"))
         assert [key for batch in batches for key in batch.keys.tolist()] == keys.tolist()
     alone = stack.enter_context(PayloadClient(endpoint, limits=FetchLimits(retry_s=0)))
-    with pytest.raises(UnavailableError, match=r"is read here up to key 4 and not 9, 6: it is behind"):
+    with pytest.raises(UnavailableError, match=r"ends here at key 4, so 9, 6 are unknown: the index is older"):
         list(alone.fetch("numbers", keys, on_missing="skip"))
     with pytest.raises(NotFoundError, match="never had samples with the keys -1"):
         list(alone.fetch("numbers", np.asarray([3, -1]), on_missing="skip"))

@@ -156,7 +156,7 @@ def default_base(root: Path) -> str:
 def changed_files(root: Path, base: str) -> list[str]:
     """Files that differ from `base`: committed since, uncommitted, untracked, deleted. Raises: SystemExit: `base` is no commit here."""
     if not _git(root, "rev-parse", "--verify", "--quiet", f"{base}^{{commit}}", check=False):
-        raise SystemExit(f"'{base}' is no commit of this repository; say `make quick BASE=main` or another one")
+        raise SystemExit(f"'{base}' is not a commit of this repository; say `make quick BASE=main` or another one")
     return sorted({
         *_git(root, "diff", "--name-only", "--no-renames", base),
         *_git(root, "ls-files", "--others", "--exclude-standard"),

@@ -37,7 +37,9 @@ def files(folder: Path) -> set[str]:
 
 def test_a_trigger_set_of_no_whole_batch_trains_nothing(tmp_path: Path) -> None:
     room = TrainingRoom(tmp_path)
-    with pytest.raises(NoModel, match=r"has 40 samples to train on, which is no whole batch of training\.batch_size 64") as found:
+    with pytest.raises(
+        NoModel, match=r"has 40 samples to train on, which do not fill a batch of training\.batch_size 64"
+    ) as found:
         room.train(small_pipeline({"batch_size": 64}), MemoryData(40))
     assert room.models.list() == []
     assert found.value.result["num_batches"] == 0

@@ -154,7 +154,7 @@ for _, name in ipairs(namespaces()) do
   local used = redis.call('HGET', KEYS[1] .. ':' .. name, 'used')
   if used then
     found[2] = found[2] + tonumber(used)
-    -- One of the fields is `used`, which is no sample.
+    -- One of the fields is `used`, which is not a sample.
     found[3] = found[3] + redis.call('HLEN', KEYS[1] .. ':' .. name) - 1
     if tonumber(used) > 0 then found[#found + 1] = name end
   else

@@ -89,7 +89,7 @@ class RoutingTable(Generic[V]):
         chosen, canary, role = routes.serving, routes.canary, VersionRole.SERVING
         if canary is not None and share_of(request_id) < canary.share:
             chosen, role = canary.version, VersionRole.CANARY
-        # A version is no shadow of itself.
+        # A version is not a shadow of itself.
         shadow = routes.shadow
         return Route(chosen, routes.versions[chosen], role, None if shadow in (None, chosen) else routes.versions[str(shadow)])
 

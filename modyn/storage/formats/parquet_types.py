@@ -51,7 +51,7 @@ def type_of(name: str) -> pa.DataType:
     sized = re.fullmatch(r"fixed_size_binary\[(\d+)\]", name)
     kind = pa.binary(int(sized[1])) if sized else pa.type_for_alias(name)
     if not is_number(kind) and not is_bytes(kind):
-        raise ValueError(f"{name} is no type of numbers, bytes or text")
+        raise ValueError(f"{name} is not a type of numbers, bytes or texts")
     return kind
 
 

@@ -248,7 +248,8 @@ class _Archive:
         blank = header[:148] + b" " * 8 + header[156:]
         if zlib.adler32(blank) & 0xFFFF != (1 + self._number(offset, header[148:156])) % 65521:
             raise self.error(
-                offset, "this is no header of a tar archive: its checksum is wrong. The archive is damaged or no archive"
+                offset,
+                "this is not a header of a tar archive: its checksum is wrong. The archive is damaged, or is not a tar archive",
             )
         return header
 
@@ -257,7 +258,7 @@ class _Archive:
             return int.from_bytes(bytes([text[0] & 0x7F]) + text[1:], "big")
         digits = text.split(b"\0")[0].strip() or b"0"
         if not re.fullmatch(rb"[0-7]+", digits):
-            raise self.error(offset, "this is no header of a tar archive: a field of it is not a number")
+            raise self.error(offset, "this is not a header of a tar archive: a field of it is not a number")
         return int(digits, 8)
 
     def _pax_records(self, offset: int, text: bytes) -> dict[bytes, bytes]:

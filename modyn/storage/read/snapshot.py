@@ -80,8 +80,8 @@ class DatasetSnapshot:
             return
         if self.may_lag and int(unknown.min()) >= self.index.next_key:
             raise UnavailableError(
-                f"the index of dataset '{self.name}' is read here up to key {self.index.next_key - 1} and not {_named(unknown)}: it is behind "
-                "storage's, or storage has no such keys either; another payload server may have them"
+                f"the index of dataset '{self.name}' ends here at key {self.index.next_key - 1}, so {_named(unknown)} are unknown: the index is "
+                "older than storage's, or storage has no such keys either; another payload server may have them"
             )
         raise NotFoundError(
             f"dataset '{self.name}' never had samples with the keys {_named(unknown)}: its keys are below {self.index.next_key}. These are of "

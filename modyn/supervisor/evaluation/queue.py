@@ -153,7 +153,7 @@ class EvaluationQueue:
         return self._context.retrier.call(self._context.evaluator.results, self._context.run_id, ids)
 
     def _undecided(self) -> UnavailableError:
-        away = "the evaluator stays away, whose scores decide by which policy the next training is downsampled"
+        away = "the evaluator cannot be reached, and its scores decide which policy downsamples the next training"
         return UnavailableError("; ".join(filter(None, (away, self._context.retrier.policy.advice))))
 
     def close(self) -> None:

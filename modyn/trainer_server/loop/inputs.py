@@ -182,7 +182,7 @@ class TrainingInputs:
         num_samples, config, plan = self.num_candidates, self.config, self.plan
         if plan.batches_per_epoch:
             return (
-                f"the training is bounded to {plan.max_samples} samples by num_samples_to_pass, which is no whole batch of training.batch_size "
+                f"the training is bounded to {plan.max_samples} samples by num_samples_to_pass, which do not fill a batch of training.batch_size "
                 f"{config.batch_size}, and drop_last_batch leaves others out; raise the bound, or set drop_last_batch: false"
             )
         chosen = advice = ""
@@ -191,7 +191,7 @@ class TrainingInputs:
             chosen = f", of which selection_strategy.downsampling_config.ratio, {options.ratio} of {options.ratio_max}, leaves {leaves}"
             advice = "; raise the ratio, or set drop_last_batch: false or sample_then_batch: false"
         return (
-            f"the trigger set has {num_samples} samples to train on{chosen}, which is no whole batch of training.batch_size "
+            f"the trigger set has {num_samples} samples to train on{chosen}, which do not fill a batch of training.batch_size "
             f"{config.batch_size}, and drop_last_batch leaves others out{advice}"
         )
 

@@ -10,7 +10,7 @@ from modyn.storage.model.schema import DatasetSchema, SchemaColumn, other_column
 
 
 def bad(path: str, row: int, value: str, column: str = "age") -> FileProblem:
-    return FileProblem(path, f"{path}, row {row} at byte {row * 10}: column '{column}': '{value}' is no number", float(row))
+    return FileProblem(path, f"{path}, row {row} at byte {row * 10}: column '{column}': '{value}' is not a number", float(row))
 
 
 def test_equal_reasons_are_one_row_with_their_number_and_values() -> None:
@@ -22,7 +22,7 @@ def test_equal_reasons_are_one_row_with_their_number_and_values() -> None:
         ]
     )
     assert [(group.count, group.files) for group in found] == [(7, "/d/a.csv and 1 more"), (1, "/d/a.csv")]
-    assert found[0].reason == "/d/a.csv, row 0 at byte 0: column 'age': 'x' is no number; also 'y', 'z', 'u' and 1 more values"
+    assert found[0].reason == "/d/a.csv, row 0 at byte 0: column 'age': 'x' is not a number; also 'y', 'z', 'u' and 1 more values"
     assert found[0].found_at == 9.0
     assert "column 'size'" in found[1].reason
 

@@ -113,7 +113,7 @@ def test_times_in_a_field_may_be_of_both_kinds(tmp_path: Path) -> None:
         (b'{"y":9223372036854775808}', {}, "", "out of the range of int64;"),
         (b'{"y":1e999}', {"label_type": "float"}, "", "out of the range of float64"),
         (b'{"y":NaN}', {"label_type": "float"}, "", "the label 'y' is NaN, not a number"),
-        (b'{"y":1, "t":NaN}', {}, "field:t", "the time 't' is no finite number"),
+        (b'{"y":1, "t":NaN}', {}, "field:t", "the time 't' is not a finite number"),
         (b'{"y":1, "z":0, "y":2}', {}, "", "the field 'y' occurs in it more than once"),
         (b'{"m":{"y":1, "y":1}}', {"label_field": "m.y"}, "", "the field 'm.y' occurs in it more than once"),
         (b'{"m":{"z":1}}', {"label_field": "m.y"}, "", "there is no field 'm.y'"),

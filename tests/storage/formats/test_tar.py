@@ -191,10 +191,10 @@ def test_a_damaged_header_in_the_middle_is_no_end(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[2048 + 10] ^= 1
     path.write_bytes(content)
-    with pytest.raises(DataError, match="byte 2048: this is no header of a tar archive: its checksum is wrong"):
+    with pytest.raises(DataError, match="byte 2048: this is not a header of a tar archive: its checksum is wrong"):
         read_file(shards(), path)
     path.write_bytes(b"no archive at all" * 100)
-    with pytest.raises(DataError, match="byte 0: this is no header of a tar archive"):
+    with pytest.raises(DataError, match="byte 0: this is not a header of a tar archive"):
         read_file(shards(), path)
 
 

@@ -293,7 +293,7 @@ def test_a_file_that_held_nothing_is_indexed_when_it_holds_something(storage: Ru
     [
         (b"1,5\nnan,5\n", "", "a.csv, line 2 at byte 4: the label nan is not a finite number"),
         (b"-inf,5\n", "", "the label -inf is not a finite number"),
-        (b"1,9223372036854775807\n", "column:1", "is most likely no time in seconds since 1970"),
+        (b"1,9223372036854775807\n", "column:1", "is most likely not a time in seconds since 1970"),
     ],
 )
 def test_labels_are_finite_and_times_are_in_intervals(

@@ -292,7 +292,7 @@ def test_a_run_is_interrupted_while_the_evaluator_stays_away(
     run_id = submit(runs)
     run = wait_until_terminal(runs, run_id)
     assert run.state is RunState.INTERRUPTED
-    assert "the evaluator stays away, whose scores decide by which policy the next training is downsampled; start" in run.error
+    assert "the evaluator cannot be reached, and its scores decide which policy downsamples the next training; start" in run.error
     assert decided(runs, run_id) == [*DECIDED[:2], (None, None)]
     away.back.set()
     runs.resume(run_id)

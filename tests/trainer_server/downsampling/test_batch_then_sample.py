@@ -290,11 +290,11 @@ def test_a_bound_on_samples_is_met_exactly(tmp_path: Path) -> None:
 
 def test_a_set_without_a_batch_says_what_was_left_of_it(tmp_path: Path) -> None:
     pipeline = pipeline_of({"strategy": "Loss", "ratio": 10, "sample_then_batch": True}, {"drop_last_batch": True})
-    reason = "has 74 samples .* 10 of 100, leaves 7, which is no whole batch of training.batch_size 8, .*; raise the ratio, or set drop_last"
+    reason = "has 74 samples .* 10 of 100, leaves 7, which do not fill a batch of training.batch_size 8, .*; raise the ratio, or set drop_last"
     with pytest.raises(NoModel, match=reason):
         train_in_memory(pipeline, MemoryData(74), tmp_path)
     with pytest.raises(
-        NoModel, match="bounded to 5 samples by num_samples_to_pass, which is no whole batch .* 8, .*; raise the bound"
+        NoModel, match="bounded to 5 samples by num_samples_to_pass, which do not fill a batch .* 8, .*; raise the bound"
     ):
         train_in_memory(pipeline, MemoryData(80), tmp_path, num_samples_to_pass=5)
 

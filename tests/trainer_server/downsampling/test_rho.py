@@ -359,7 +359,7 @@ def test_a_trigger_set_that_holds_out_too_little_trains_nothing_and_says_why(tmp
     with pytest.raises(NoModel, match="that RHOLoss holds out were deleted meanwhile"):
         room.train(pipeline_of(), MemoryData(NUM, deleted=frozenset(keys_of(0, 20))), trigger_id=5)
     assert room.train(pipeline_of(), MemoryData(NUM), trigger_id=6).result["num_batches"]
-    with pytest.raises(NoModel, match="no whole batch"):
+    with pytest.raises(NoModel, match="do not fill a batch"):
         train_in_memory(pipeline_of({"drop_last_batch": True}, ratio=10), MemoryData(NUM), tmp_path)
 
 
