@@ -1,4 +1,4 @@
-"""What breaks between a payload client and its servers: nothing is lost or repeated, and no side holds more than it may."""
+"""Faults between a payload client and its servers: nothing is lost or repeated, and neither side exceeds its memory limit."""
 
 from __future__ import annotations
 
@@ -322,9 +322,7 @@ def test_a_slow_consumer_stalls_the_servers(pictures: RunningStorage, serve: Sta
     assert [byte for _, part in got for byte in part] == [bytes([key]) for key in keys]
 
 
-@pytest.mark.parametrize(
-    "end", ["cancel", "close the client", "drop", pytest.param("close", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("end", ["cancel", "close the client", "drop", pytest.param("close", marks=pytest.mark.slow)])
 def test_servers_stop_work_when_the_client_does(pictures: RunningStorage, serve: StartServer, end: str) -> None:
     watched = WatchedSnapshots(pictures.store)
     client = PayloadClient(serve(watched), 2, SMALL_FETCHING)
