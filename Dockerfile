@@ -1,6 +1,6 @@
 # One image for all six services and the command line. docs/how-to/deployment.md says how to build and run it.
-# PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and PIP_FIND_LINKS are pip's own variables: name an index with CPU wheels of torch to get a small image.
-# An index that wants a password goes into a pip.conf, passed as `--secret id=pip,src=pip.conf`: build arguments stay in the image's history.
+# PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and PIP_FIND_LINKS are pip's own variables. For a small image, name an index with CPU wheels of torch.
+# If an index needs a password, name it in a pip.conf and pass `--secret id=pip,src=pip.conf`: build arguments stay in the image's history.
 ARG BASE=debian:bookworm-slim
 
 FROM ${BASE} AS dependencies
@@ -11,10 +11,10 @@ ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_CERT PIP_TRUSTED_HOST
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
 RUN python3.11 -m venv /opt/modyn
-# Before the sources: a change of code makes none of these large layers anew. torch comes first: resolved with others, it may come as another build.
+# Code changes do not rebuild these large layers. torch comes first: resolved together with other packages, pip may choose another build of it.
 COPY constraints.txt pyproject.toml ./
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf /opt/modyn/bin/pip install --constraint constraints.txt torch numpy
-# Not the embedded databases, for which there are containers, nor the tests of other packages and what C++ is compiled with.
+# Left out: embedded databases, which containers replace, tests of other packages, and files for compiling C++.
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     python3.11 -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
                    extras = [need for name in ("alerts", "analysis", "buckets") for need in p["optional-dependencies"][name]]; \
@@ -26,7 +26,7 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
  && find torch/bin -name '*[Tt]est*' -delete
 
 FROM dependencies AS build
-# Arguments end with their stage.
+# An ARG is valid only in its stage, so it is repeated here.
 ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_CERT PIP_TRUSTED_HOST
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     python3.11 -m venv /opt/build \
@@ -47,7 +47,7 @@ RUN apt-get update \
  && install -d -o modyn -g modyn -m 0750 /var/lib/modyn /etc/modyn/secrets \
  && install -d -o modyn -g modyn -m 0750 /etc/modyn/groups/storage /etc/modyn/groups/selector /etc/modyn/groups/model-storage \
     /etc/modyn/groups/supervisor /etc/modyn/groups/trainer-server /etc/modyn/groups/evaluator /etc/modyn/groups/cli \
- # The users of these differ from that of this image.
+ # The containers of these groups run as other users than this image.
  && install -d -o modyn -g modyn -m 0755 /etc/modyn/groups/postgres /etc/modyn/groups/redis
 COPY --from=dependencies /opt/modyn /opt/modyn
 COPY --from=dependencies /src/constraints.txt /opt/modyn/constraints.txt

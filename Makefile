@@ -1,5 +1,5 @@
-# `make demo` shows what Modyn does; `make test` is the gate; `make test-all` is the gate and all that takes longer.
-# Each installs what it needs into .venv first: `make setup` what users need, `make setup-dev` also the tools of developers.
+# `make demo` shows what Modyn does; `make test` is the gate; `make test-all` is the gate and all longer tests.
+# Each target first installs its dependencies into .venv: `make setup` those of users, `make setup-dev` also the developer tools.
 
 PYTHON ?= python3.11
 VENV := .venv
@@ -11,9 +11,9 @@ DEV_STAMP := $(VENV)/.installed-dev
 SOURCES = pyproject.toml $(CONSTRAINTS) CMakeLists.txt $(shell find cpp protos -type f 2>/dev/null)
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS)
 MOTO := $(VENV)/moto/.installed
-# More than cores: a third of the time of tests is waiting, for processes and disks.
+# More jobs than cores: tests wait for processes and disks during a third of their time.
 JOBS ?= 3
-# A file at a time, so that what its tests share is started once; in the order of tests/conftest.py.
+# One worker runs all tests of a file, so that shared fixtures start once. Files run in the order of tests/conftest.py.
 XDIST = -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=2
 
 .PHONY: help setup setup-dev demo test check quick lint types unit cpp slow exhaustive cpp-address cpp-thread test-extras test-all figures peers serving-peers docs clean
@@ -23,9 +23,9 @@ help:  ## Show this list
 
 setup: $(STAMP)  ## Create .venv, install pinned dependencies, build the C++ core
 
-setup-dev: $(DEV_STAMP)  ## The same, and what tests, linters and builds of the C++ core need
+setup-dev: $(DEV_STAMP)  ## Like setup, and install what tests, linters and builds of the C++ core need
 
-# The core is built by tools that pip fetches for that and removes again, unless those of developers are there.
+# pip downloads tools to build the core and removes them afterwards, unless the developer tools are installed.
 $(STAMP): $(SOURCES)
 ifneq ($(wildcard $(DEV_STAMP)),)
 	$(MAKE) setup-dev
@@ -41,7 +41,7 @@ $(DEV_STAMP): $(SOURCES)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP_INSTALL) --no-build-isolation --editable ".[dev,examples,analysis,images,buckets]"
 	@touch $(STAMP) $@
 
-# torch first and pinned: resolved any other way, it brings gigabytes of CUDA.
+# torch is installed first and pinned: otherwise pip also installs gigabytes of CUDA.
 define new-venv
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed and '$(PYTHON)' was not found: apt-get install python3.11 python3.11-venv, or make PYTHON=/path/to/python3.11"; exit 1; }
 	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || { echo "A C++17 compiler is needed: apt-get install g++"; exit 1; }
@@ -50,8 +50,8 @@ define new-venv
 	$(PIP_INSTALL) "torch==2.13.0" numpy
 endef
 
-# The server that stands for S3 in tests has dependencies that are not ours: it gets an environment of its own.
-# MODYN_TESTS_NO_SKIP: what is installed here must be there, and its tests run.
+# The server that replaces S3 in tests needs packages that Modyn does not need, so it has its own environment.
+# MODYN_TESTS_NO_SKIP: tests that need this server, or another package installed here, fail instead of being skipped if it is missing.
 $(MOTO): $(DEV_STAMP) tests/moto-requirements.txt
 	$(PYTHON) -m venv $(VENV)/moto
 	$(VENV)/moto/bin/python -m pip install --quiet --requirement tests/moto-requirements.txt
@@ -65,9 +65,9 @@ test: check  ## The gate
 
 check: lint types unit cpp  ## Ruff, mypy (strict), tests with warnings as errors, C++ tests
 
-# Compared with BASE, or with where the branch left its upstream or main. The clock starts when make reads this: an installation takes of the time.
+# Compares with BASE, or with the commit where the branch left its upstream or main. The 90 seconds start here and include an installation.
 quick: BEGAN := $(shell date +%s)
-quick: setup-dev  ## What a change can have broken, by imports, the nearest first: 90 seconds at most; says what it left out. BASE=commit
+quick: setup-dev  ## Tests that a change may have broken, by imports, nearest first; at most 90 seconds, names skipped tests. BASE=commit
 	$(BIN)/ruff check .
 	$(BIN)/python -m tests.support.quick --base "$(BASE)" --began $(BEGAN)
 
@@ -78,20 +78,20 @@ lint: setup-dev
 types: setup-dev
 	$(BIN)/mypy modyn tests benchmark examples
 
-# Tests start hundreds of processes: where PYTHONDONTWRITEBYTECODE is set, each would compile the sources again, and pytest all tests.
+# Tests start hundreds of processes. With PYTHONDONTWRITEBYTECODE, each would compile the sources again, and pytest would compile all tests again.
 export PYTHONDONTWRITEBYTECODE :=
 unit: setup-dev $(MOTO)
 	$(BIN)/python -m compileall -q modyn tests
 	MODYN_TESTS_NO_SKIP=1 $(BIN)/pytest -m "not slow and not exhaustive" $(XDIST)
 
-# Figures of the data path that lack a peer are skipped, unless `make peers` has installed them.
-slow: setup-dev $(MOTO)  ## Slow tests: kills at random moments, each kind of policy under kills, some figures on few samples, more examples of properties
+# Figures of the data path that need a peer are skipped, unless `make peers` has installed the peers.
+slow: setup-dev $(MOTO)  ## Slow tests: random kills, each kind of policy under kills, some figures on few samples, more property examples
 	$(SLOW_TESTS) -m "slow or (hypothesis and not exhaustive)"
 
 exhaustive: setup-dev  ## Every policy with every option under kills, and other tests that take minutes each
 	$(SLOW_TESTS) -m exhaustive
 
-# A file has up to a hundred of them: its tests are shared among workers, each of which starts a stack of its own.
+# A file has up to a hundred slow tests, so workers share the tests of one file. Each worker starts its own services.
 SLOW_TESTS = $(if $(wildcard $(PEERS)/.installed),MODYN_TESTS_NO_SKIP=1) $(BIN)/pytest --hypothesis-profile slow --timeout 900 -o faulthandler_timeout=2100 $(XDIST) --dist worksteal
 
 cpp: setup-dev  ## C++ tests
@@ -110,9 +110,9 @@ define cpp-tests
 	PATH="$(CURDIR)/$(BIN):$$PATH" ctest --test-dir build/$(1) --output-on-failure --no-tests=error
 endef
 
-# Drift metrics that call a library, each with an environment of its own: against the library, and in pipelines on real services. modyn is
-# installed there from a wheel, built once for both. Tests see it and not the working tree: their folder is $(EXTRAS), which links to them.
-# Warnings are the library's own.
+# Tests of drift metrics that call a library: against the library, and in pipelines on real services. Each library has its own environment, in
+# which modyn is installed from one wheel. Tests run in $(EXTRAS), which links to them, so that they import the wheel and not the working tree.
+# Warnings are ignored, because they come from the libraries.
 LIBRARIES := alibi evidently
 EXTRAS := build/extras
 LIBRARY_TESTS := tests/evaluator/drift/libraries
@@ -127,7 +127,7 @@ $(LIBRARIES:%=.venv-%/.modyn): .venv-%/.modyn: .venv-%/.installed $(EXTRAS)/.bui
 	.venv-$*/bin/python -m pip install --quiet --no-deps --force-reinstall $(EXTRAS)/modyn-*.whl
 	@touch $@
 
-# In a build folder of its own: that of .venv may be in use.
+# The wheel has its own build folder, because the build folder of .venv may be in use.
 $(EXTRAS)/.built: $(SOURCES) $(PYTHON_FILES) | .venv-alibi/.installed
 	rm -f $(EXTRAS)/modyn-*.whl
 	.venv-alibi/bin/python -m pip wheel --quiet --no-deps --build-constraint $(CONSTRAINTS) --config-settings build-dir=$(EXTRAS)/core \
@@ -141,7 +141,7 @@ $(LIBRARIES:%=.venv-%/.installed): .venv-%/.installed: tests/%-requirements.txt
 	.venv-$*/bin/python -m pip install --quiet --requirement $<
 	@touch $@
 
-# One after the other, also under `make -j`: each takes all cores. `slow` looks for the peers when its make starts.
+# The targets run one after the other, even under `make -j`, because each uses all cores. `slow` looks for the peers when its make starts.
 test-all: setup-dev  ## The gate, slow tests with all peers, tests of extras, C++ tests under sanitizers
 	$(MAKE) check
 	$(MAKE) peers
@@ -152,7 +152,7 @@ test-all: setup-dev  ## The gate, slow tests with all peers, tests of extras, C+
 	$(MAKE) cpp-address
 	$(MAKE) cpp-thread
 
-figures: setup-dev  ## Every figure that benchmark/README.md quotes, on few samples; names what is worse than its report by more than a fifth
+figures: setup-dev  ## Check the figures in benchmark/README.md on few samples; name each that is more than a fifth worse than reported
 	$(BIN)/python -m benchmark.figures
 
 peers: $(PEERS)/.installed  ## Create .venv-peers with the libraries that the benchmarks compare with
@@ -171,8 +171,8 @@ serving-peers: .venv-serving-peers/.installed  ## Create .venv-serving-peers wit
 	.venv-serving-peers/bin/python -m pip install --quiet --requirement $<
 	@touch $@
 
-docs: setup  ## Write the generated pages of docs/reference/ again
+docs: setup  ## Regenerate the pages of docs/reference/
 	$(BIN)/python -m modyn.reference.pages
 
-clean:  ## Remove what builds and tests leave behind
+clean:  ## Remove files created by builds and tests
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis modyn/proto modyn/_core*.so

@@ -1,10 +1,10 @@
 #!/bin/sh
-# make-secrets.sh FOLDER GROUP:ROLE:HOST,HOST...[:USER,USER...]: the secrets of each group of containers in FOLDER/GROUP, unless they are there: the token
-# of ROLE, digests of the tokens that are accepted, and a certificate for its hosts with the authority that signed it. Without a role, as for
-# databases: the certificate only, with a key that any user of its containers can read.
-# USER is one of a database: its password in `pgpass`, as PostgreSQL's clients read it, that of `default`, which is Redis', in `redis-password`, and for
-# a database itself in `password`.
-# The authority's key is thrown away: nothing can be signed with it later. To renew, empty all folders and run it again.
+# make-secrets.sh FOLDER GROUP:ROLE:HOST,HOST...[:USER,USER...]: writes missing secrets of each group of containers to FOLDER/GROUP: the token of
+# ROLE, digests of all accepted tokens, a certificate for the hosts, and the certificate of the authority that signed it. A group without a role,
+# such as a database, gets only the certificates, and a key that any user of its containers can read.
+# USER is a database user. The password is written to `pgpass` in the format of PostgreSQL's clients; for Redis, whose user is `default`, to
+# `redis-password`; in the group of the database itself, to `password`.
+# The authority's key is deleted, so nothing can be signed with it later. To renew all secrets, empty all folders and run the script again.
 set -eu
 
 folder=$1
@@ -18,7 +18,7 @@ users_of() {
     case $1 in *:*:*:*) echo "${1##*:}" | tr , ' ' ;; esac
 }
 
-# GROUP:... USER
+# file_of GROUP:... USER: prints the path of the file with the user's password
 file_of() {
     case $1:$2 in
     *::*) echo "$folder/${1%%:*}/password" ;;
@@ -27,8 +27,8 @@ file_of() {
     esac
 }
 
-# Passwords are apart from certificates, which may be of another authority: PostgreSQL takes a new password at each start. A Redis that runs
-# does not: its password stays, also where a group is new.
+# Passwords are made independently of certificates. PostgreSQL reads its password at each start, so one missing file renews the passwords of
+# all its users. A running Redis does not read its password again, so a new group gets the existing password.
 missing=no
 for group in "$@"; do
     for user in $(users_of "$group"); do
@@ -104,10 +104,10 @@ for group in "$@"; do
     cp accepted "$target/.accepted"
     cp "$role" "$target/.token"
     chmod 0640 "$target/.token" "$target/.accepted" "$target/server.key"
-    # Renamed, so that a server which reads it again never finds a part of it.
+    # Renamed, so that a server that reads the file again never reads an incomplete file.
     mv -f "$target/.accepted" "$target/accepted"
 done
-# The tokens last: they are what says that all is there.
+# The tokens are renamed last: a token shows that the files of all groups are complete.
 for group in "$@"; do
     case $group in *::*) ;; *) mv -f "$folder/${group%%:*}/.token" "$folder/${group%%:*}/token" ;; esac
 done

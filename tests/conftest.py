@@ -37,12 +37,12 @@ for _name, _number in _EXAMPLES.items():
 settings.load_profile("gate")
 
 _FIRST = ("integration", "e2e", "local", "examples")
-"""Folders whose files take longest: workers that get a file at a time (`--dist loadfile`) end together when these come first."""
+"""Folders with the longest test files. If these run first, workers that get one file at a time (`--dist loadfile`) end at about the same time."""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is imported and collected stays until the end: the garbage collector does not look through it, now or in tests that call it."""
+    """Imported modules and collected tests stay alive until the end, so the garbage collector does not scan them, not even in tests that call it."""
     gc.disable()
     try:
         return (yield)
@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def preloaded_fakes() -> None:
-    """Processes that the module's tests start are forked from one that has imported the fakes."""
+    """Tests of the module fork processes from a process that has imported the fakes."""
     warm_up(PRELOADED, None)
 
 

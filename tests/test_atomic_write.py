@@ -1,4 +1,4 @@
-"""What is made is found again after a crash of the machine."""
+"""Created files and folders still exist after a crash of the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a notebook sees of the package before any service runs."""
+"""The package in a notebook before any service runs."""
 
 from __future__ import annotations
 

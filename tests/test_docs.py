@@ -78,7 +78,7 @@ def test_files_that_the_architecture_names_exist() -> None:
 
 
 def test_commands_that_pages_show_exist_with_their_options() -> None:
-    """Not in the changelog and in decisions, which name former ones."""
+    """The changelog and the decisions are left out, because they name former commands."""
     root = typer.main.get_command(app)
     wrong = []
     for page in (page for page in PAGES if page.name != "CHANGELOG.md" and "decisions" not in page.parts):

@@ -1,4 +1,4 @@
-"""What is kept how long: the choice by age, number and size, and files."""
+"""Retention limits: the choice by age, number and size, and files."""
 
 from __future__ import annotations
 

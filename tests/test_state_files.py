@@ -474,7 +474,7 @@ KINDS: dict[str, Callable[[Room], File]] = {
     "store id": store_id,
     "state version": state_version,
 }
-"""What writes a file of each kind."""
+"""Functions that write a file of each kind."""
 
 
 def damages(content: bytes) -> Iterator[tuple[str, bytes]]:

@@ -1,4 +1,4 @@
-"""What models come to that are trained with a cache, against the same without: accuracy on images that none was trained on, seed by seed.
+"""Accuracy of models trained with a cache, compared with models trained without one, on images that no model was trained on, seed by seed.
 
     python -m benchmark.cache accuracy [--seeds 5] [--epochs 20] [--share 0.4] [--side SIDE] [--report]
     python -m benchmark.cache accuracy --seeds 3 --epochs 2                                           (in a minute)
@@ -136,7 +136,7 @@ def _digits(*, held_out: bool) -> tuple[np.ndarray, np.ndarray]:
 
 
 def learn(learning: Learning) -> tuple[float, float]:
-    """Train a model. Returns its accuracy on the digits that are held out, and which part of its samples another training has augmented."""
+    """Train a model. Returns its accuracy on the held-out digits, and the share of its samples that another training augmented."""
     num_samples = num_shared = 0
     torch.manual_seed(learning.seed)
     model = build_model("SmallCNN", MODEL)
@@ -159,7 +159,7 @@ def learn(learning: Learning) -> tuple[float, float]:
 
 
 def compare(one: Sequence[float], other: Sequence[float]) -> Difference:
-    """Test whether the sides differ. Sides of one and the same value each do not, or surely do.
+    """Test whether the sides differ. If each side has only one distinct value, they certainly differ or certainly do not.
 
     >>> compare([0.9, 0.92, 0.94], [0.9, 0.92, 0.94]).welch_p
     1.0

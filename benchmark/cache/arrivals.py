@@ -17,10 +17,10 @@ class Arrivals(NamedTuple):
     samples: npt.NDArray[np.int64]
     """(n,), number of samples that had arrived by then."""
     hits: float = 0.0
-    """Part of the samples after the first epoch that came from a cache."""
+    """Share of the samples after the first epoch that came from a cache."""
 
     def reached(self, num_samples: int) -> float:
-        """Return when this number of samples had arrived. Raises ValueError: it never had."""
+        """Return the time at which this number of samples had arrived. Raises ValueError: fewer samples arrived."""
         at = int(np.searchsorted(self.samples, num_samples))
         if at == len(self.samples):
             raise ValueError(f"a training has {self.samples[-1] if at else 0} samples, and {num_samples} were waited for")
@@ -35,7 +35,7 @@ class Arrivals(NamedTuple):
 def together(jobs: Sequence[Arrivals], warm_up: int) -> float:
     """Return samples/s of all trainings while all of them run: after each has had `warm_up` samples, until the first one ends.
 
-    Raises: ValueError: there is no such time, for one had ended before another was warm.
+    Raises: ValueError: there is no such time, because a training ended before another was warm.
 
     >>> fast = Arrivals(np.array([1.0, 2.0, 3.0]), np.array([10, 20, 30]))
     >>> slow = Arrivals(np.array([1.5, 2.5, 3.5]), np.array([10, 15, 20]))

@@ -1,4 +1,4 @@
-"""What reading costs while Redis is broken in the middle of an epoch over JPEG files of about 100 KB.
+"""Cost of reading while Redis is broken in the middle of an epoch over JPEG files of about 100 KB.
 
     python -m benchmark.cache faults [--samples 2000] [--rounds 3] [--workers 2] [--ways local flight shared] [--report]
     python -m benchmark.cache faults --samples 900 --rounds 1 --ways shared --faults killed     (in a minute)
@@ -53,13 +53,13 @@ COMPARED_EPOCHS: Final = 2
 """With those without a cache."""
 BATCH_SIZE: Final = 16
 AHEAD: Final = 2
-"""Batches that each process makes ahead."""
+"""Number of batches that each process makes ahead."""
 SLOW_ANSWER_S: Final = 0.08
 """In time, for an answer may take 0.1 s."""
 
 
 class SlowProxy:
-    """Passes on what a Unix socket says, after a pause while `pause_s` is not 0. For any number of connections."""
+    """Forwards the output of a Unix socket, after a pause while `pause_s` is not 0. Allows any number of connections."""
 
     def __init__(self, path: Path, target: str) -> None:
         self.url = f"unix://{path}"
@@ -71,7 +71,7 @@ class SlowProxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Take no more connections; those that are there end with their clients."""
+        """Accept no more connections. Existing connections end with their clients."""
         self._listener.close()
 
     def _accept(self) -> None:
@@ -101,7 +101,7 @@ class SlowProxy:
 
 
 class BrokenRedis(RedisServer):
-    """A Redis of its own, and what may happen to it."""
+    """A separate Redis server, and the faults that can be caused in it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / "redis", folder)
@@ -120,7 +120,7 @@ class BrokenRedis(RedisServer):
         self._process.send_signal(number)
 
     def start_again(self) -> None:
-        """Start it, once it is dead."""
+        """Start the server again after its process has ended."""
         assert self._process is not None
         self._process.wait()
         self.start()
@@ -128,7 +128,7 @@ class BrokenRedis(RedisServer):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What breaks, and what mends it."""
+    """A fault, and its repair."""
 
     begin: Callable[[BrokenRedis], object]
     end: Callable[[BrokenRedis], object]
@@ -157,7 +157,7 @@ WAYS: Final = ("local", "flight", "shared")
 
 @dataclass(frozen=True, slots=True)
 class Epochs:
-    """What was measured of one reading."""
+    """Measurements of one reading."""
 
     gaps_s: list[float]
     """Between two batches, in the middle half of the second epoch."""
@@ -179,7 +179,7 @@ class Epochs:
 
 
 def read(batches: BatchLoader, epochs: int, a_epoch: int, begin: Callable[[], object], end: Callable[[], object]) -> Epochs:
-    """Read all epochs. Args: a_epoch: batches of one. begin, end: called in the second epoch, when its middle half begins and ends."""
+    """Read all epochs. Args: a_epoch: batches in an epoch. begin, end: called in the second epoch, when its middle half begins and ends."""
     last = begun_cpu_s = used_cpu_s = 0.0
     gaps: list[float] = []
     cached = [0] * epochs
@@ -220,7 +220,7 @@ def broken_redis() -> Iterator[BrokenRedis]:
 
 
 def measure(found: Images, way: str, name: str, workers: int) -> tuple[Epochs, Epochs]:
-    """Read with a cache in a Redis that breaks, and without a cache. Raises RuntimeError: the cache has changed what is served."""
+    """Read with a cache in a Redis that breaks, and without a cache. Raises RuntimeError: the cache changed the served samples."""
     fault = FAULTS[name]
     found = replace(found, over_flight=way == "flight")
 

@@ -1,4 +1,4 @@
-"""Jobs that are served by a sampler, each at its own speed, from its own time on: what is hit and prepared, where and when."""
+"""Simulated jobs of a sampler, each with its own speed and start: hits and prepared samples by position and time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BINS = 20
 
 @dataclass(frozen=True)
 class Setting:
-    """What is simulated. share: of the samples, how many the cache holds. starts: of each job, in epochs of the first. speeds: of each job."""
+    """What is simulated. share: share of samples that fit into the cache. starts: of each job, in epochs of the first job. speeds: of each job."""
 
     num_samples: int
     share: float
@@ -75,7 +75,7 @@ class _Tally:
 
 
 def simulate(name: str, setting: Setting) -> Outcome:
-    """Serve the jobs, with augmented values where the sampler can keep those. A job that has to wait asks again a batch later."""
+    """Serve the jobs, with augmented values if the sampler can keep them. A job that has to wait asks again one batch later."""
     began = time.perf_counter()
     kind = SAMPLERS[name]
     capacity = round(setting.share * setting.num_samples)

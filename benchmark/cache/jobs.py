@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def measure(found: Images, profile: CacheProfile | None, options: argparse.Namespace) -> Rates:
-    """Measure all rounds of all settings. Plain does not depend on the size of the cache: it is measured once a round."""
+    """Measure all rounds of all settings. The side `plain` does not depend on the size of the cache, so it is measured once per round."""
     rates: dict[tuple[int, float, str], list[float]] = {}
     for jobs in options.jobs:
         with TrainingProcesses(jobs) as processes:
@@ -103,7 +103,7 @@ def measure(found: Images, profile: CacheProfile | None, options: argparse.Names
 
 
 def _rate(processes: TrainingProcesses, side: Side, jobs: int, number: int, options: argparse.Namespace) -> tuple[float, float]:
-    """Return samples/s of all trainings, and the share that came from the cache."""
+    """Return samples/s of all trainings, and the share of samples from the cache."""
     trainings = [
         Training(side, 1 + options.epochs, 100 * number + job, options.accelerator, options.workers) for job in range(jobs)
     ]
@@ -131,7 +131,7 @@ def table(rates: Rates) -> str:
 
 
 def last_line(rates: Rates) -> str:
-    """`jobs: 2.1, 1.9 times the best of the others`; `jobs: incomplete` where one side of that was not measured.
+    """`jobs: 2.1, 1.9 times the best of the others`; `jobs: incomplete` if one of these sides was not measured.
 
     >>> last_line({(4, 0.4, "ours"): [30.0], (4, 0.4, "plain"): [10.0], (4, 0.4, "static"): [15.0]})
     'jobs: 3.00, 2.00 times the best of the others'

@@ -1,4 +1,4 @@
-"""Time that twelve trainings take which arrive over time, of which at most two run at once, for each side.
+"""Total time of twelve trainings that arrive over time, for each side. At most two trainings run at once.
 
     python -m benchmark.cache makespan [--samples 4000] [--epochs 5] [--rounds 1] [--sides plain static] [--report]
     python -m benchmark.cache makespan --samples 200 --epochs 2 --trainings 4 --gap 2                 (in a minute)
@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def carry_out(schedule: Schedule, side: Side, epochs: int, processes: TrainingProcesses) -> list[Run]:
-    """Start each training when it has arrived and one of the processes is free, and wait until all have ended."""
+    """Start each training when it has arrived and a process is free, and wait until all trainings have ended."""
     began = time.monotonic()
     waiting: list[Future[tuple[float, Arrivals]]] = []
     for number, (start_s, model) in enumerate(zip(*schedule, strict=True)):
@@ -119,7 +119,7 @@ def carry_out(schedule: Schedule, side: Side, epochs: int, processes: TrainingPr
 
 
 def _timed(training: Training) -> tuple[float, Arrivals]:
-    """Return when it began, and its batches."""
+    """Return the start time of the training, and its batches."""
     started = time.monotonic()
     return started, read(training)
 

@@ -1,4 +1,4 @@
-"""What a cache costs that never hits: one epoch over JPEG files of about 100 KB, while the cache fills, against no cache.
+"""Cost of a cache without hits: one epoch over JPEG files of about 100 KB while the cache fills, compared with no cache.
 
     python -m benchmark.cache overhead [--samples 2000] [--rounds 5] [--workers 2] [--report]
 
@@ -40,7 +40,7 @@ SHARES = (0.2, 1.0)
 STORES: tuple[StoreName, ...] = ("memory", "redis")
 METADATA_SAMPLES, METADATA_SHARES = 100_000, (0.2, 0.6, 1.0)
 Cost = npt.NDArray[np.float64]
-"""Seconds of wall and of CPU, (2,)."""
+"""Wall-clock seconds and CPU seconds, (2,)."""
 
 
 def main() -> None:
@@ -104,7 +104,7 @@ def _read_side(found: Images, side: str, workers: int) -> Cost:
 
 
 def _metadata_bytes(url: str, share: float, num_jobs: int) -> float:
-    """Bytes of the shared state for each sample, once each job has begun a second epoch."""
+    """Return the bytes of the shared state per sample after each job has begun its second epoch."""
     keys, size = np.arange(METADATA_SAMPLES), METADATA_SAMPLES // 20
     place = SharePlace(os.urandom(NAMESPACE_BYTES), int(share * METADATA_SAMPLES))
     jobs = [SharedJob(RedisState(place, url, 20.0), keys, seed, True) for seed in range(num_jobs)]

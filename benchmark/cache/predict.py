@@ -1,4 +1,4 @@
-"""Throughput by split and size of the cache: what the performance model predicts from what is measured of this machine, against what is measured.
+"""Throughput by split and size of the cache: the performance model's predictions from measurements of this machine, against measured throughput.
 
     python -m benchmark.cache predict [--samples 2000] [--splits 16] [--sizes 0.25 0.5 1.0] [--rounds 3] [--store memory] [--report]
     python -m benchmark.cache predict --samples 300 --splits 5 --sizes 0.3 0.6 1.0 --epochs 2 --rounds 1 --seconds 15     (in two minutes)
@@ -100,7 +100,7 @@ def main() -> None:
 
 
 def reading(profile: CacheProfile) -> Workload:
-    """Return the workload of trainings that do not train: no accelerator limits them."""
+    """Return the workload of trainings that only read: no accelerator limits them."""
     workload = profile.workload
     return dataclasses.replace(workload, nodes=dataclasses.replace(workload.nodes, accelerator_samples_per_s=math.inf))
 

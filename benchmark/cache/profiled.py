@@ -18,10 +18,10 @@ from modyn.trainer_server.request.config import TrainingConfig
 
 
 class MeanColour(nn.Module):
-    """A model of the images as they are read. A profile wants one; figures train nothing."""
+    """A model for the decoded images. A profile needs a model; the figures train nothing."""
 
     class Config(Section):
-        """It has no options."""
+        """The model has no options."""
 
     def __init__(self, _: Config) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class MeanColour(nn.Module):
 
 
 def profiled(found: Images, store: StoreName, seconds: float, workers: int) -> CacheProfile:
-    """Measure this machine, with the store that is read from, as `modyn cache profile` does. What a cache held is forgotten."""
+    """Measure this machine with the used store, like `modyn cache profile`. Clears the cache."""
     MODELS.plugins["MeanColour"] = Plugin(
         MODELS.group, "MeanColour", f"{MeanColour.__module__}:{MeanColour.__qualname__}", "benchmark"
     )

@@ -87,7 +87,7 @@ class Images:
     decoded_bytes: int = DECODED_BYTES
     """Bytes of a decoded sample."""
     over_flight: bool = False
-    """Whether payloads come over Flight, as from another machine; else from the files themselves."""
+    """Whether payloads are read over Flight, like from another machine; if False, from the files directly."""
 
     def cache(self, store: StoreName, budgets: Mapping[TierName, int]) -> CacheSource:
         """Return an empty cache; the content of an earlier one is forgotten. Args: budgets: in bytes."""

@@ -1,4 +1,4 @@
-"""Sides that figures compare: ways to cache for trainings that run together."""
+"""Sides that figures compare: cache methods for trainings that run together."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ SIDES: Final = (PLAIN, "static", "opportunistic", *MANAGED, OURS)
 """Sides that can be opened."""
 CACHED: Final = tuple(side for side in SIDES if side != PLAIN)
 CHECKED: Final = OURS
-"""Side of checks that need one side only."""
+"""Side of checks that need only one side."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Samples that all trainings of a side read, and how. Picklable, since each training is a process."""
+    """The samples that all trainings of a side read, and the cache method. Picklable, because each training is a process."""
 
     name: str
     trigger_set: TriggerSetInfo

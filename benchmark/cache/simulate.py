@@ -1,4 +1,4 @@
-"""Which share of samples each sampler serves from the cache, and how many it prepares for that.
+"""Share of samples that each sampler serves from the cache, and number of samples that it prepares for this.
 
     python -m benchmark.cache simulate [--samples 1300000] [--grid-samples 20000] [--report]
 
@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def outcome_table(what: str, outcomes: Mapping[str, Outcome]) -> str:
-    """A row for each. The order of `none` shows what correlation is chance."""
+    """Return a row for each outcome. The order of `none` shows the correlation by chance."""
     rows = (
         f"| {name} | {found.hits:.1%} | {found.prepared:.3f} | {found.position:.2f} | {found.repeats_order:.2f} | {found.pace:.2f} | "
         f"{found.seconds:.1f} |"
@@ -121,7 +121,7 @@ def grid_table(grid: Grid, figure: str) -> str:
 
 
 def draw(grid: Grid, outcomes: Mapping[str, Outcome]) -> str:
-    """Write the pictures. Returns what shows them in the report."""
+    """Write the pictures. Returns the text that shows them in the report."""
     jobs = sorted({jobs for _, jobs, _ in grid})
     usual = min(3, jobs[-1])
     places = (np.arange(BINS) + 0.5) / BINS

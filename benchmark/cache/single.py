@@ -146,7 +146,7 @@ def _ours(found: Images, store: StoreName | None, share: float, options: argpars
 
 
 def _trained(found: Images, cached: bool, train_s: float, options: argparse.Namespace) -> float:
-    """Seconds of all epochs where each batch is trained on for so long."""
+    """Return the seconds of all epochs if training on each batch takes this long."""
     cache = found.cache("memory", {"decoded": found.budget(1.0)}) if cached else None
     began = time.perf_counter()
     with found.batches(cache, options.epochs, options.workers) as (batches, _):
@@ -162,7 +162,7 @@ def _theirs(side: Side, ends: Path) -> Seconds:
 
 
 def no_help(found: Images, options: argparse.Namespace) -> tuple[list[float], list[float]]:
-    """Seconds of epochs over records, with a cache that is asked for, and without."""
+    """Return the seconds of epochs over records, with a requested cache and without a cache."""
     services, number = found.services, options.records
     services.ingest(
         records.records_dataset("records", records.write_records(services.config_file.parent / "records", number)), number

@@ -40,7 +40,7 @@ SERIES: Final = ("services", "trainings", "shm", "redis")
 
 
 class Memory(NamedTuple):
-    """What was in use at a time, in bytes. services, trainings: of processes, those of Redis and PostgreSQL too, without what they
+    """Memory in use at one time, in bytes. services, trainings: of processes, those of Redis and PostgreSQL too, without what they
     share with others in /dev/shm or map from files."""
 
     time: float
@@ -109,7 +109,7 @@ def watched(
 
 
 def look(found: Images, redis: Any) -> Memory:
-    """What is in use now. Trainings: this process and those that it has started, without the services."""
+    """Return the memory in use now. Trainings: this process and the processes that it started, without the services."""
     parts = [part.pid for part in found.services.client.status().parts if part.pid is not None]
     services = {member for pid in parts for member in family(pid)}
     trainings = set(family(os.getpid())) - services
@@ -137,7 +137,7 @@ def by_epoch(looks: Sequence[Memory], arrivals: Arrivals, samples: int, epochs: 
 
 
 def out_of_bounds(looks: Sequence[Memory], base: Memory, budget: int) -> list[str]:
-    """What is not as the program promises, in sentences."""
+    """Return sentences about values outside the guaranteed limits."""
     problems = []
     bounds = {"shm": float(budget), "redis": REDIS_OVERHEAD * budget}
     for name, bound in bounds.items():

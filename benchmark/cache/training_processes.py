@@ -27,7 +27,7 @@ _barrier: Barrier | None = None
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What one of them does: it reads, and pauses where an accelerator would work. Picklable."""
+    """One training: it reads, and pauses for the time of an accelerator's work. Picklable."""
 
     side: Side
     epochs: int
@@ -35,7 +35,7 @@ class Training:
     samples_per_s: float = float("inf")
     """Rate of the accelerator that it simulates."""
     workers: int = 1
-    """One is a thread of its process; more are processes."""
+    """One worker is a thread of the training's process; several workers are processes."""
 
 
 def read(training: Training) -> Arrivals:

@@ -21,7 +21,7 @@ class Measured:
 @dataclass(frozen=True, slots=True, eq=False)
 class Side:
     """One of the programs compared. `run(ready)` calls `ready` right before its clock starts. fresh: called before each cold run, ends the
-    processes that hold maps of the data from runs before, since what is mapped cannot be made cold."""
+    processes that still map the data from earlier runs, because mapped files cannot be made cold."""
 
     name: str
     run: Callable[[Callable[[], None]], Measured]

@@ -53,5 +53,5 @@ def scatter(title: str, axes: tuple[str, str], points: Mapping[str, Point]) -> s
 
 
 def is_best(point: Point, points: Mapping[str, Point]) -> bool:
-    """Whether no other point has at most this x and at least this y, and is better in one of them."""
+    """Return whether no other point has at most this x and at least this y, with one of them better."""
     return not any((p.x <= point.x and p.y >= point.y) and (p.x, p.y) != (point.x, point.y) for p in points.values())

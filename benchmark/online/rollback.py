@@ -73,7 +73,7 @@ class Change:
 
 
 def taken(seen: Seen, change: Change) -> float:
-    """Seconds until the new version has answered and the old one answers no more."""
+    """Return the seconds until the new version has answered and the old version no longer answers."""
     within = (seen.at >= change.begin) & (seen.at < change.end)
     of_after, of_before = (seen.at[within & (seen.versions == version)] for version in (change.after, change.before))
     return float(max(of_after.min(), of_before.max(initial=change.begin)) - change.begin)

@@ -1,6 +1,6 @@
 """One side of the figure `drift`, a process: takes the name of a case a line, and answers with its results as JSON.
 
-The side of alibi-detect runs where that is installed, which need not be modyn: nothing of it is imported there.
+The side of alibi-detect runs where that is installed, which need not be modyn: modyn is not imported there.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def picture(name: str) -> str:
 
 
 def is_judged(series: str, numbers: Mapping[str, float]) -> bool:
-    """Whether it is a threshold, or a series that is unusual or not: `series.unusual`, or `series.criterion.unusual`."""
+    """Return whether the name is a threshold, or a series with a verdict (unusual or not): `series.unusual`, or `series.criterion.unusual`."""
     verdict = any(name.startswith(f"{series}.") and name.endswith(".unusual") for name in numbers)
     return series.endswith(".threshold") or verdict
 

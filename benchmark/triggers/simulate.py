@@ -118,7 +118,7 @@ def data_only_policies() -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class GeneratedDataset:
-    """What a simulation asks of storage, of a stream that is made in memory beforehand."""
+    """Storage calls of a simulation, for a stream that is generated in memory beforehand."""
 
     times: np.ndarray[Any, np.dtype[np.int64]]
 
@@ -130,7 +130,7 @@ class GeneratedDataset:
 
     @property
     def next_key(self) -> int:
-        """As many as there are samples."""
+        """Equals the number of samples."""
         return len(self.times)
 
     def count_samples(self, *_: object) -> int:
@@ -138,7 +138,7 @@ class GeneratedDataset:
         return len(self.times)
 
     def samples_in_interval(self, *_: object, **__: object) -> Iterator[SampleBatch]:
-        """All samples, in batches as storage sends them."""
+        """Yield all samples in batches, like storage."""
         for start in range(0, len(self.times), BATCH_SIZE):
             times = self.times[start : start + BATCH_SIZE]
             yield SampleBatch(np.arange(start, start + len(times)), times, np.zeros(len(times), np.int64))
@@ -200,7 +200,7 @@ class SharedCost:
 
 
 def drift_policies() -> dict[str, dict[str, dict[str, Any]]]:
-    """By title: one policy, 200 whose verdict is always the same, and 200 that fire at different places."""
+    """Return by title: one policy, 200 policies with equal verdicts, and 200 policies that fire at different positions."""
     section = cast("dict[str, Any]", pipeline()["trigger"])
     metric = section["metrics"]["mmd"]
 

@@ -65,7 +65,7 @@ template <typename T>
 using Array = py::array_t<T, py::array::c_style | py::detail::npy_api::NPY_ARRAY_ALIGNED_>;
 using Int64Array = Array<std::int64_t>;
 
-// Below this size, NumPy's own memory is as good.
+// Below this size, NumPy's own memory is as fast.
 inline constexpr std::int64_t min_pooled_bytes = 64 << 10;
 
 // Makes an uninitialised array. A large one uses a buffer of the pool, which gets it back with the last view.

@@ -27,7 +27,7 @@ std::uint64_t checksum_of(const py::args& parts) {
   std::vector<std::unique_ptr<Held>> held;
   held.reserve(parts.size());
   for (const auto& part : parts) held.push_back(std::make_unique<Held>(part));
-  return without_gil([&] {  // passes over all bytes
+  return without_gil([&] {  // reads all bytes
     Checksum checksum;
     for (const auto& part : held) checksum.add(part->data(), part->size());
     return checksum.value();

@@ -35,7 +35,7 @@ py::array_t<std::uint8_t> map_file(const py::object& path) {
   const std::string name = to_path(path);
   std::int64_t size = 0;
   auto map = without_gil([&] {  // opening a file may wait for a disk
-    const File file(name);      // closed at the end: an index has more segments than a process may have open files
+    const File file(name);      // closed afterwards: an index may have more segments than the limit of open files
     size = file.stamp_at_opening().size;
     auto made = file.map(0);
     if (!made && size > 0) throw file_error(ENOMEM, name, 0, size);

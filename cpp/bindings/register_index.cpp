@@ -14,8 +14,8 @@
 namespace modyn::bindings {
 namespace {
 
-// Calls use(), which touches maps of our own files. If a file was cut meanwhile, this is an error and does not end the process. Functions called
-// by `use` must own nothing, see guard.hpp.
+// Calls use(), which reads maps of index files. If a file was truncated meanwhile, this throws an error instead of ending the process. Functions
+// that `use` calls must own nothing, see guard.hpp.
 template <typename Use>
 void touching_maps(Use use) {
   if (!survives_bus_error(use)) throw MapCut();

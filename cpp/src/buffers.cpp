@@ -16,7 +16,7 @@ constexpr std::size_t max_kept = 64;
 std::size_t capacity_of(const Buffer& buffer) { return buffer.get_deleter().capacity; }
 
 std::uint8_t* map_memory(std::size_t capacity) {
-  // Huge pages need an aligned address: allocate more, and return both ends.
+  // Huge pages need an aligned address: map more memory, and unmap both ends.
   const std::size_t slack = capacity < huge_page ? 0 : huge_page - page;
   void* const mapped = ::mmap(nullptr, capacity + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) throw std::bad_alloc();
@@ -25,7 +25,7 @@ std::uint8_t* map_memory(std::size_t capacity) {
   const std::size_t before = (huge_page - reinterpret_cast<std::uintptr_t>(begin) % huge_page) % huge_page;
   if (before > 0) ::munmap(begin, before);
   if (slack > before) ::munmap(begin + before + capacity, slack - before);
-  ::madvise(begin + before, capacity, MADV_HUGEPAGE);  // refused if there are none; small pages work too
+  ::madvise(begin + before, capacity, MADV_HUGEPAGE);  // fails if the system has no huge pages; small pages work too
   return begin + before;
 }
 
@@ -50,7 +50,7 @@ Buffer BufferPool::take(std::size_t size) {
     auto best = kept_.end();
     for (auto kept = kept_.begin(); kept != kept_.end(); ++kept) {
       const std::size_t capacity = capacity_of(*kept);
-      // No buffer of more than twice the size: small results that are held for long must not hold large buffers.
+      // A buffer of more than twice the size is not used: small results that live long must not occupy large buffers.
       const bool fits = capacity >= size && capacity / 2 <= std::max(size, page);
       if (fits && (best == kept_.end() || capacity <= capacity_of(*best))) best = kept;
     }

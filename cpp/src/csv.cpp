@@ -14,7 +14,7 @@ namespace modyn {
 namespace {
 
 constexpr std::size_t first_window = 1 << 20;
-// Number of first rows from which most decide the number of fields.
+// Number of first rows that decide the number of fields by majority.
 constexpr std::size_t first_look = 1 << 16;
 constexpr std::size_t rows_of_look = 1000;
 constexpr std::size_t max_row = 256U << 20;
@@ -38,7 +38,7 @@ CsvIndexer::CsvIndexer(std::string path, const Roots& roots, std::int64_t start,
 void CsvIndexer::count_columns() {
   read_more();
   skip_mark();
-  std::map<std::size_t, std::pair<std::size_t, std::size_t>> counts;  // fields → number of rows, and of rows before the first of them
+  std::map<std::size_t, std::pair<std::size_t, std::size_t>> counts;  // fields → number of such rows, and of rows before the first such row
   Row row;
   for (std::size_t found = 0; found < rows_of_look;) {
     if (!scan_row(row)) {
@@ -92,7 +92,7 @@ CsvRows CsvIndexer::next(std::size_t max_rows) {
   CsvRows rows;
   Row row;
   while (rows.offsets.size() < max_rows && rows.bad.size() < max_bad_rows) {
-    ++row_;  // before the search: an error in it is an error in this row
+    ++row_;  // before the search, so that an error names this row
     if (!find_row(row) || (!row.ended && !(rows.offsets.empty() && rows.bad.empty()))) {
       --row_;
       break;
@@ -156,13 +156,13 @@ bool CsvIndexer::scan_row(Row& row) const {
     Field field{at, at};
     if (at < filled && window[at] == options_.quote) {
       has_quotes = true;
-      std::size_t behind = at;  // `at` itself stays in a register
+      std::size_t behind = at;  // a copy, so that the compiler keeps `at` in a register
       if (!scan_quoted(behind, row)) return false;
       if (row.fault != nullptr) return end_at_first_line(row);
       at = behind;
     }
     while (at < filled && window[at] != separator && window[at] != '\n' && window[at] != '\r') ++at;
-    // The byte after a \r decides whether it is a line break of its own.
+    // The byte after a \r decides whether the \r alone is a line break.
     if ((at == filled || (window[at] == '\r' && at + 1 == filled)) && !at_end_) return false;
     field.end = at;
     if (row.fields == options_.label_column) row.label = field;
@@ -175,7 +175,7 @@ bool CsvIndexer::scan_row(Row& row) const {
     row.end = at;
     row.next = at + line_break(at);
     row.ended = row.next > at;
-    // A lost quote and the next one may enclose rows.
+    // A lost quote and the next quote may enclose several rows.
     if (has_quotes && num_columns_ > 0 && row.fields != num_columns_) {
       const bool ended = row.ended;
       if (!end_at_first_line(row)) return false;
@@ -237,7 +237,7 @@ std::size_t CsvIndexer::line_break(std::size_t at) const {
   if (at >= filled_) return 0;
   if (window_[at] == '\n') return 1;
   if (window_[at] != '\r') return 0;
-  return at + 1 < filled_ && window_[at + 1] == '\n' ? 2 : 1;  // the \n after a last \r may be written later: it is then an empty line
+  return at + 1 < filled_ && window_[at + 1] == '\n' ? 2 : 1;  // if \n is written after a last \r later, it is an empty line
 }
 
 void CsvIndexer::append(const Row& row, CsvRows& rows) const {

@@ -95,7 +95,7 @@ std::shared_ptr<const std::uint8_t> File::map(std::int64_t wanted) const {
   const std::lock_guard lock(map_mutex_);
   if (map_) return map_;
   void* const address = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor_, 0);
-  // No address space, no more maps for this process, or a file system without maps: pread works too.
+  // No address space, too many maps, or a file system without maps: pread still works.
   if (address == MAP_FAILED) return nullptr;
   map_.reset(static_cast<const std::uint8_t*>(address), [address, size](const std::uint8_t*) { ::munmap(address, size); });
   return map_;
@@ -107,7 +107,7 @@ bool File::is_resident(std::int64_t offset) const {
   if (::preadv2(descriptor_, &into, 1, offset, RWF_NOWAIT) >= 0) return true;
   // Some file systems (tmpfs, NFS) and old kernels do not support this, and a sandbox may forbid it.
   if (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL && errno != EPERM) return false;
-  // mincore is the second choice: it returns true to every process that may not write the file.
+  // mincore is only a fallback: it always returns true to a process that may not write the file.
   const auto mapped = map(offset + 1);
   if (!mapped) return true;
   static const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
@@ -151,7 +151,7 @@ std::shared_ptr<const File> FileCache::open_anew(const std::string& path, bool a
   } catch (const FileError& error) {
     if (error.error_number != EMFILE && error.error_number != ENFILE) throw;
   }
-  forget_older_half();  // the limit of open files is reached, and some are only kept
+  forget_older_half();  // the limit of open files is reached: close some that the cache keeps
   return std::make_shared<const File>(path, roots);
 }
 

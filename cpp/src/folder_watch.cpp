@@ -46,7 +46,7 @@ void FolderWatch::end() {
 
 void FolderWatch::add(int descriptor, const std::string& path) {
   if (!holds()) return;
-  // By its descriptor, whatever the path names by now.
+  // Watches by descriptor, because the path may name another folder by now.
   const std::string opened = "/proc/self/fd/" + std::to_string(descriptor);
   const int number = is_of_this_machine(descriptor)
                          ? ::inotify_add_watch(descriptor_, opened.c_str(), of_files | IN_DELETE_SELF | IN_MOVE_SELF | IN_EXCL_UNLINK | IN_ONLYDIR)

@@ -18,10 +18,10 @@ namespace modyn {
 namespace {
 
 constexpr auto limit = std::numeric_limits<std::int64_t>::max();
-// With fewer records, reading is as fast, and mapping a file costs more than reading a few records.
+// With fewer records, reading is as fast as copying from a map; for a few records, mapping a file costs more.
 constexpr std::size_t min_records = 32;
 constexpr std::uint32_t min_records_per_file = 4;
-// For longer records, reading is as fast.
+// For longer records, reading is as fast as copying from a map.
 constexpr std::int64_t max_mean_length = 32 << 10;
 // Checking whether a record is in memory costs as much as copying thirty records.
 constexpr std::size_t records_per_question = 2048;
@@ -61,14 +61,14 @@ class MappedRecords {
     const auto count = static_cast<std::int64_t>(r_.count);
     if (r_.count < min_records || bounds_[r_.count] / count > max_mean_length) return;
     find_files();
-    // Files that cannot all be kept open would be mapped again for each request.
+    // If not all files can be kept open, they would be mapped again for each request.
     if (files_.size() > cache.capacity() || r_.count / files_.size() < min_records_per_file) return;
     map_files(cache);
     if (!are_resident()) num_mapped_ = 0;
   }
 
-  // Copies the records of mapped files. If a file was cut or changed meanwhile, none counts as mapped any more: reading then returns the
-  // records, or the error that names the missing one.
+  // Copies the records of mapped files. If a file was truncated or changed meanwhile, no file counts as mapped any more: the records are then
+  // read, which succeeds or throws the error that names the missing record.
   void copy(std::uint8_t* into, std::size_t threads) {
     if (num_mapped_ == 0) return;
     std::atomic<bool> whole{true};
@@ -148,7 +148,7 @@ class MappedRecords {
         wanted.file = cache.open(wanted.indexed.source(), !wanted.indexed.copy.empty());
         if (wanted.indexed.may_be(wanted.file->stamp_at_opening())) wanted.map = wanted.file->map(wanted.end);
       } catch (const FileError&) {
-        // Reading also reaches this file, as one that changed, and names the failing record.
+        // The file counts as changed. Reading it later throws an error that names the failing record.
       }
       if (!wanted.map) continue;
       addresses_[slot] = wanted.map.get();
@@ -156,7 +156,7 @@ class MappedRecords {
     }
   }
 
-  // Checks only a few records. If one must be read from disk, others must too, and reading in order is better.
+  // Checks only a few records. If one record is not in memory, others are not either, and reading in order is faster.
   bool are_resident() const {
     const std::size_t questions = std::min(r_.count, std::max(min_questions, r_.count / records_per_question));
     for (std::size_t question = 0; question < questions; ++question) {
@@ -167,8 +167,8 @@ class MappedRecords {
     return true;
   }
 
-  // After the end of a file that was cut, the rest of its last page reads as zeros without a fault. A write during the copy has changed the
-  // file's time before.
+  // After the end of a truncated file, the rest of its last page reads as zeros without a fault. A write during the copy changed the file's
+  // time first, so this check finds it.
   bool are_still_as_indexed() const {
     try {
       return std::all_of(files_.begin(), files_.end(), [](const RequestedFile& wanted) {
@@ -177,7 +177,7 @@ class MappedRecords {
         return now.size >= wanted.end && wanted.indexed.may_be(now);
       });
     } catch (const FileError&) {
-      return false;  // reading meets the same, and names the failing record
+      return false;  // reading then fails too, and its error names the record
     }
   }
 

@@ -21,12 +21,12 @@ constexpr std::int64_t max_run = 1 << 20;
 // Opening and reading a file takes as long as copying this number of bytes.
 constexpr std::int64_t cost_of_record = 4096;
 
-// A write to a file sets its time before its size, and the writer may be suspended in between. A reader that sees this waits, twice as long each
-// time, up to a second in all.
+// A write to a file sets its time before its size, and the writer may be suspended in between. A reader that sees such a state waits several
+// times, twice as long each time, and at most a second in total.
 constexpr auto first_wait = std::chrono::milliseconds(1);
 constexpr auto last_wait = std::chrono::milliseconds(512);
 
-// Returns whether `file`, whose present stamp is `now`, still has the indexed content. `now` becomes its stamp after the answer.
+// Returns whether `file`, whose current stamp is `now`, still has the indexed content. Sets `now` to the stamp at the end of the check.
 bool is_as_indexed(const IndexedFile& indexed, const File& file, FileStamp& now) {
   for (auto wait = first_wait; !indexed.may_be(now); wait *= 2) {
     if (wait > last_wait || !indexed.may_grow || now.size != indexed.stamp->size) return false;
@@ -177,13 +177,13 @@ class BlockReader {
     file_.reset();
     file_id_ = r_.files[head];
     first_of_file_ = head;
-    // The record of the file is read before the file: the file may grow in between, and be indexed again.
+    // The file's entry is read before the file, because the file may grow and be indexed again in between.
     indexed_ = r_.paths.file(file_id_);
     file_ = naming(head, [&] { return cache_.open(indexed_.source(), !indexed_.copy.empty()); });
     check(file_->stamp_at_opening());
   }
 
-  // A write during the read has changed the file's time before.
+  // A write during the read changed the file's time first, so this check finds it.
   void check_what_was_read() {
     if (file_ && indexed_.stamp) check(use_file(first_of_file_, [](const File& file) { return file.stamp(); }));
   }
@@ -192,7 +192,7 @@ class BlockReader {
     const std::size_t i = first_of_file_;
     const auto same = [&](const File& file) {
       if (!is_as_indexed(indexed_, file, now)) return false;
-      // A longer file may be the same one with appended bytes, or another one.
+      // A longer file may be the same file with appended bytes, or a different file.
       const bool grew = indexed_.stamp && indexed_.copy.empty() && now.size > indexed_.stamp->size && indexed_.tail != unknown_tail;
       return !grew || checksum_of_tail(file, indexed_.stamp->size) == indexed_.tail;
     };

@@ -1,4 +1,4 @@
-// Reads records that are not in memory, that are large, or that are few of their file.
+// Reads records that are not in memory, are large, or are among few requested records of their file.
 #pragma once
 
 #include <cstddef>

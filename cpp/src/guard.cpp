@@ -21,14 +21,13 @@ std::mutex installing;
 void handle(int signal, siginfo_t* info, void* /*context*/) {
   const bool from_kernel = info->si_code > 0;
   if (from_kernel && escape != nullptr) siglongjmp(*escape, 1);
-  // The fault is not ours. Restoring the previous handler for good, instead of calling it from here, cannot loop: it may have been installed
-  // over ours and may put ours back when it gives up (as Python's faulthandler does). Then it has been called already, and the default handler
-  // is due.
+  // The fault is outside of guards. Restore the previous handler permanently instead of calling it: a call could loop, because the previous
+  // handler may put ours back when it gives up (as Python's faulthandler does). In this case it has already run, and the default handler is next.
   struct sigaction standard {};
   standard.sa_handler = SIG_DFL;
   const struct sigaction* const next = previous.exchange(nullptr);
   sigaction(signal, next != nullptr ? next : &standard, nullptr);
-  if (!from_kernel) raise(signal);  // the fault occurs again: the instruction is repeated
+  if (!from_kernel) raise(signal);  // a fault need not be raised: the instruction is repeated
 }
 
 // Other handlers may be installed at any time (faulthandler, pytest), so the present one is read each time: one cheap system call.
@@ -41,10 +40,10 @@ void install() {
   if (is_ours()) return;
   const std::lock_guard lock(installing);
   if (is_ours()) return;
-  // Never freed, also at the end of the process: a handler on another thread may be reading it. There are few, one for each time that another
-  // handler has replaced ours.
+  // Never freed, even at the end of the process: a handler on another thread may be reading it. There are few: one for each time that another
+  // handler replaced ours.
   static auto& kept = *new std::forward_list<struct sigaction>;
-  previous = &kept.emplace_front(now);  // before ours is installed, which may need it immediately
+  previous = &kept.emplace_front(now);  // set before our handler is installed, which may need it immediately
   struct sigaction ours {};
   ours.sa_sigaction = &handle;
   ours.sa_flags = SA_SIGINFO | SA_ONSTACK;

@@ -14,7 +14,7 @@ namespace {
 constexpr unsigned kChunkShift = 16;
 constexpr std::size_t kChunkKeys = std::size_t{1} << kChunkShift;
 constexpr std::size_t kWords = kChunkKeys / 64;
-// With more positions than this, the bits of a chunk are smaller.
+// With more positions than this, a bit set of the chunk takes less memory.
 constexpr std::size_t kMostPositions = kWords * 8 / sizeof(std::uint16_t);
 
 std::uint16_t position_of(std::int64_t key) { return static_cast<std::uint16_t>(key & (kChunkKeys - 1)); }

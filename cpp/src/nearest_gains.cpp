@@ -82,7 +82,7 @@ void NearestGains::keep_near(std::size_t row, const float* distances) {
   std::size_t count = 0;
   for (std::size_t start = 0; start < n; start += stride) {
     const std::size_t end = std::min(start + stride, n);
-    for (std::size_t j = start; j < end; ++j) {  // without a branch, which would be mispredicted
+    for (std::size_t j = start; j < end; ++j) {  // no branch, because it would be mispredicted often
       near_candidates_[count] = static_cast<std::uint32_t>(j);
       count += static_cast<std::size_t>(distances[j] < nearest);
     }

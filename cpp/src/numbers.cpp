@@ -36,13 +36,13 @@ std::string describe(Parsed parsed, std::string_view text, const char* wanted) {
   return value + (value.empty() ? "" : " ") + (parsed == Parsed::out_of_range ? "is out of the range of " : "is not ") + wanted;
 }
 
-// Returns whether the whole number `text` differs from `value`, the nearest float64: from 2^53 on most do.
+// Returns whether the whole number `text` differs from `value`, the nearest float64. Beyond 2^53, most numbers do.
 bool is_rounded(std::string_view text, double value) {
   if (std::fabs(value) < 9007199254740992.0) return false;
   text = trimmed(text);
   const auto first = text.find_first_of("123456789");
   if (first == std::string_view::npos || text.find_first_not_of("0123456789", first) != std::string_view::npos) return false;
-  char exact[400];  // the largest has 309 digits
+  char exact[400];  // the largest float64 has 309 digits
   const auto end = std::to_chars(exact, exact + sizeof(exact), std::fabs(value), std::chars_format::fixed).ptr;
   return text.substr(first) != std::string_view(exact, static_cast<std::size_t>(end - exact));
 }

@@ -14,13 +14,13 @@ namespace {
 
 // 128 KiB of numbers: half of a typical second-level cache.
 constexpr std::size_t bucket_size = std::size_t{1} << 14;
-// More buckets would miss the TLB at each number; beyond 67 million numbers the buckets grow instead.
+// With more buckets, each number would cause a TLB miss. Beyond 67 million numbers, the buckets grow instead.
 constexpr unsigned most_bits = 12;
 // Count of numbers that one random sequence distributes; larger for many numbers, so that the counts by chunk and bucket take at most 2 MiB.
 constexpr std::size_t chunk_size = std::size_t{1} << 18;
 constexpr std::size_t most_chunks = 64;
 
-// Draws a bucket for one number after the other, with `bits` random bits each.
+// Draws a bucket for each number, with `bits` random bits.
 class BucketSampler {
  public:
   BucketSampler(const Random& random, unsigned bits) : random_(random), bits_(bits) {}
@@ -43,7 +43,7 @@ class BucketSampler {
   unsigned left_ = 0;
 };
 
-// Fisher and Yates.
+// The shuffle of Fisher and Yates.
 void shuffle(Random& random, std::int64_t* numbers, std::size_t count) {
   for (std::size_t i = count; i > 1; --i) std::swap(numbers[i - 1], numbers[random.below(static_cast<std::uint32_t>(i))]);
 }

@@ -10,10 +10,10 @@ namespace modyn {
 namespace {
 
 constexpr std::size_t kTableEntriesASlot = 4;
-// Bounds them to 14 MB: 250,000 files of fixed rows.
+// Limits the places to 14 MB: 250,000 files of rows of a fixed size.
 constexpr std::size_t kMostPlaces = std::size_t{1} << 18;
 
-// The value of the run `number` at `row`.
+// The value of run `number` at `row`.
 std::uint64_t value_at(const Runs& runs, std::size_t number, std::int64_t row) {
   return static_cast<std::uint64_t>(runs.values[number]) +
          static_cast<std::uint64_t>(runs.strides[number]) * static_cast<std::uint64_t>(row - runs.starts[number]);
@@ -69,7 +69,7 @@ std::size_t Slots::find(std::int64_t number) const {
                                                      starts_.begin() + static_cast<std::ptrdiff_t>(last) + 1, number) -
                                     starts_.begin()) - 1;
   }
-  // One comparison without a branch, which could not be predicted; for an entry with a single slot it compares that slot with itself.
+  // One comparison without a branch, because the branch could not be predicted. An entry with a single slot compares that slot with itself.
   return slot + static_cast<std::size_t>(starts_[last] <= number) * (last - slot);
 }
 

@@ -110,7 +110,7 @@ void FolderScan::enter_one(const std::string& path, int flags, std::vector<std::
     const int error_number = errno;
     if (descriptor >= 0) ::close(descriptor);
     if (error_number != ENOENT && error_number != ENOTDIR) refused_.push_back({path, error_number});
-    if (path.empty() && watch_ != nullptr) watch_->end();  // no watched folder above it reports when it can be read
+    if (path.empty() && watch_ != nullptr) watch_->end();  // no watched folder can report that the base becomes readable
     return;
   }
   struct stat status {};
@@ -163,11 +163,11 @@ void FolderScan::look_at(const std::vector<std::string>& paths) {
     } else if (S_ISLNK(status.st_mode)) {
       links_.push_back(path);
     } else if (S_ISREG(status.st_mode)) {
-      if (status.st_nlink > 1) has_other_names_ = true;  // with any ending: one of ours may be another name of it
+      if (status.st_nlink > 1) has_other_names_ = true;  // any ending counts: a collected file may be another name of it
       if (is_wanted(path)) files.push_back(&path);
     }
   }
-  std::unordered_set<std::string_view> met;  // below folders among the paths, as views: `files_` does not change meanwhile
+  std::unordered_set<std::string_view> met;  // found in folders of `paths`; views, because `files_` does not change meanwhile
   for (const auto& file : files_) met.insert(file.path);
   std::vector<FoundFile> found;
   for (const auto* path : files) {
@@ -281,8 +281,8 @@ SmallFiles stat_and_read_numbers(const std::vector<std::string>& paths, std::siz
     if (::stat(paths[i].c_str(), &status) != 0) return add_problem(i, paths[i], std::generic_category().message(errno));
     if (!S_ISREG(status.st_mode)) return add_problem(i, paths[i], "it is not a regular file");
     if (status.st_size == 0) return add_problem(i, paths[i], "it is empty");
-    // Its bytes are read much later, for a training. Permissions of owner, group and others need no further call. Only an access control list
-    // could still deny it to this user, which the training then reports.
+    // The file's bytes are read much later, for a training. Checking the permission bits needs no further call. Only an access control list
+    // could still deny the read; the training then reports this.
     constexpr mode_t all_may_read = S_IRUSR | S_IRGRP | S_IROTH;
     if ((status.st_mode & all_may_read) != all_may_read && ::faccessat(AT_FDCWD, paths[i].c_str(), R_OK, AT_EACCESS) != 0) {
       return add_problem(i, paths[i], std::generic_category().message(errno));

@@ -10,8 +10,8 @@ namespace {
 
 constexpr std::uint64_t high_bits = 0x8080808080808080;
 
-// Number of bytes of the character at the start of `text`, which is not empty; 0 if it is not valid. As in RFC 3629: the shortest form, and no
-// surrogates.
+// Number of bytes of the first character of `text`, which is not empty; 0 if the character is not valid. RFC 3629 allows only the shortest form,
+// and no surrogates.
 std::size_t character(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char first = byte(0);

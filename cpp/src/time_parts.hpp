@@ -33,7 +33,7 @@ inline bool take(std::string_view& text, char c) {
   return true;
 }
 
-// Takes `least` to `most` digits from the front of `text`.
+// Removes `least` to `most` digits from the front of `text` and reads them.
 inline bool take_digits(std::string_view& text, std::size_t least, std::size_t most, int& value) {
   value = 0;
   std::size_t count = 0;

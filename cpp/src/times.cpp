@@ -12,16 +12,16 @@
 namespace modyn {
 namespace {
 
-// Larger numbers of seconds are in the year 5138 or later; such milliseconds are in 1973 or later.
+// A larger number of seconds is in the year 5138 or later; the same number of milliseconds is in 1973 or later.
 constexpr std::int64_t most_seconds = 100'000'000'000;
-// Dates that are written as YYYYMMDD most likely have one of these years.
+// Dates in the form YYYYMMDD most likely have one of these years.
 constexpr int first_year = 1900;
 constexpr int last_year = 2100;
 
 // Returns whether a number of seconds has eight digits that begin with a year, like a day YYYYMMDD, even one that the calendar does not have.
 bool looks_like_date(std::int64_t number) { return number >= first_year * 10000 && number < (last_year + 1) * 10000; }
 
-// Usual spellings, for advice.
+// Common formats, for advice in messages.
 const std::vector<TimeFormat>& usual_formats() {
   static const auto* const formats = [] {
     auto* const made = new std::vector<TimeFormat>();
@@ -192,7 +192,7 @@ bool TimeFormat::read(std::string_view text, bool typed, std::int64_t& seconds) 
   const bool is_typed_date = typed && kind_ == Kind::automatic && text.size() == 8 && all_digits(text);
   std::int64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  // Most times are a whole number, which needs no parsing of parts; others begin with a number that ends at a dash.
+  // Most times are a whole number, which needs no parsing of parts. Most others begin with a number that ends at a dash.
   if (error == std::errc{} && end == text.data() + text.size() && !is_typed_date) return read(number, seconds);
   if (error == std::errc{} && end != text.data() + text.size() && *end == '-') return kind_ == Kind::automatic && read_iso(text, seconds);
   std::string_view digits = text;
@@ -256,7 +256,7 @@ std::string TimeFormat::problem_of(std::string_view text) const {
 }
 
 std::string TimeFormat::advice_for(std::string_view text) const {
-  if (is_no_day(text)) return {};  // It is a mistake, and not a time of 1970.
+  if (is_no_day(text)) return {};  // The text is a mistake, and not a time of 1970.
   const bool digits = is_number(text);
   std::int64_t known = 0;
   const bool is_known = read(text, false, known);

@@ -17,7 +17,7 @@ TEST_CASE("a buffer that is given back is the next one of about its size") {
     std::memset(first, 1, buffer.get_deleter().capacity);
   }
   CHECK(pool.kept_bytes() >= 10'000'000);
-  CHECK(pool.take(100).get() != first);  // would hold a large buffer for little
+  CHECK(pool.take(100).get() != first);  // a small result must not occupy a large buffer
   const modyn::Buffer again = pool.take(9'000'000);
   CHECK(again.get() == first);
   CHECK(pool.take(9'000'000).get() != first);

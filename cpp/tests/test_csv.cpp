@@ -140,7 +140,7 @@ TEST_CASE("rows are text") {
   CHECK(reason("1,\xC3\xBC\xF0\x9F\x98\x80\xE2\x80\xA8\n"s).empty());
   CHECK(reason("1,\xE9t\xE9\n"s).find("line 1, row 1 at byte 2: the byte here is not UTF-8") != std::string::npos);
   CHECK(reason("1,\xED\xA0\x80\n"s).find("not UTF-8") != std::string::npos);  // a surrogate
-  CHECK(reason("1,\xC0\x80\n"s).find("not UTF-8") != std::string::npos);      // too long a form
+  CHECK(reason("1,\xC0\x80\n"s).find("not UTF-8") != std::string::npos);      // not the shortest form
   CHECK(reason("1,\xC3\n"s).find("not UTF-8") != std::string::npos);
   CHECK(reason("1,\xE9t\xE9\n"s, false).empty());
   CHECK(reason("1,a\0b\n"s, false).find("byte 3: a NUL byte") != std::string::npos);
@@ -148,8 +148,8 @@ TEST_CASE("rows are text") {
 
 TEST_CASE("a file that grew") {
   CHECK(read("1,a\n2,b\n", {}, 3, 4) == Rows{{"2,b", 2}});
-  CHECK(read("1,a\n2,b", {}, 3, 3) == Rows{{"2,b", 2}});       // the row had no line break then
-  CHECK_THROWS_AS(read("1,ab\n2,b", {}, 3, 3), modyn::CsvError);  // and was continued
+  CHECK(read("1,a\n2,b", {}, 3, 3) == Rows{{"2,b", 2}});       // the row had no line break when it was read
+  CHECK_THROWS_AS(read("1,ab\n2,b", {}, 3, 3), modyn::CsvError);  // the row without a line break was continued
   CHECK(read("1,a\n", {}, 3, 4).empty());
   CHECK_THROWS_AS(read("1,a\n", {}, 3, 9), modyn::FileError);
 }

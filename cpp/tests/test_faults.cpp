@@ -107,7 +107,7 @@ TEST_CASE("a bad sector fails the record that lies on it, and no other") {
   answers.read = [](std::int64_t begin, std::int64_t end) { return begin <= bad && bad < end ? EIO : 0; };
   const WithFaults with(answers);
   modyn::FileCache cache(3);
-  CHECK(gather(path, {{10, 3}, {0, 4}, {8, 2}}, cache) == "abc012389");  // it lies in a gap
+  CHECK(gather(path, {{10, 3}, {0, 4}, {8, 2}}, cache) == "abc012389");  // the unreadable bytes are in a gap
   CHECK(gather(path, {{0, 4}, {4, 3}, {8, 2}}, cache) == "012345689");
   for (const Rows& rows : {Rows{{0, 4}, {4, 6}, {10, 3}}, Rows{{10, 3}, {4, 6}}, Rows{{4, 6}}}) {
     const auto error = thrown_by<modyn::FileError>([&] { gather(path, rows, cache); });
@@ -194,7 +194,7 @@ TEST_CASE("a folder that becomes a link while it is scanned is not followed") {
   }
   CHECK(scan.take_files(100).empty());
   CHECK(scan.take_refused().empty());
-  scan.enter("sub");  // links are followed where the caller enters them
+  scan.enter("sub");  // the scan follows a link only if the caller enters it
   CHECK(scan.take_files(100).size() == 1);
 }
 
@@ -212,7 +212,7 @@ TEST_CASE("files that are only kept make room where no more can be opened") {
   for (int other; (other = ::open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0;) others.push_back(other);
   CHECK(gather(path, {{0, 1}}, cache) == "y");
   CHECK(cache.size() == 6);
-  CHECK(cache.open(held->path()) == held);  // it was used last
+  CHECK(cache.open(held->path()) == held);  // still kept: it was used last
   for (int other; (other = ::open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0;) others.push_back(other);
   modyn::FileCache empty(100);
   const auto error = thrown_by<modyn::FileError>([&] { gather(path, {{0, 1}}, empty); });

@@ -25,7 +25,7 @@ modyn::FileError failure(const Records& records, std::size_t threads, modyn::Fil
 
 constexpr std::int64_t row = 160;
 
-// Rows of one file. Each byte is the row's number, so that a row shows which one it is and whether it is complete.
+// Rows of one file. Each byte of a row is the row's number, which identifies the row and shows whether it is complete.
 std::string numbered_rows(std::size_t count) {
   std::string content;
   for (std::size_t i = 0; i < count; ++i) content.append(row, static_cast<char>(i % 251));
@@ -104,7 +104,7 @@ TEST_CASE("offsets too large to pack are still sorted") {
 
 TEST_CASE("a file that is not as it was when it was indexed is never read") {
   const TemporaryFolder folder;
-  // A past time: a file that is written twice within one tick of the clock has the same time twice.
+  // Set a past time, because two writes within one tick of the clock would set the same time.
   const auto rename_over = [&](const std::string& path) {
     const auto other = folder.write("other", numbered_rows(1000));
     std::filesystem::last_write_time(other, std::filesystem::file_time_type::clock::now() - std::chrono::hours(1));
@@ -203,7 +203,7 @@ TEST_CASE("a mapped file that grows, is replaced, or is cut between two calls") 
   std::filesystem::rename(folder.write("new", std::string(1000 * row, 'n')), path);
   CHECK(grown.gather(1, cache) == std::string(2000 * row, 'n'));
 
-  // Within a page, so that no fault occurs: the rest of the page reads as zeros.
+  // The file is truncated within a page, so that no fault occurs: the rest of the page reads as zeros.
   std::filesystem::resize_file(path, 999 * row + 1);
   CHECK(small.gather(1, cache) == std::string(2000 * row, 'n'));
   Records last = small;
@@ -224,7 +224,7 @@ TEST_CASE("a writer that is kept from going on between the time of a file and it
   records.add(0, row, row);
   records.may_grow = true;
   const auto there = modyn::File(records.paths[0]).stamp();
-  records.stamps = {{there.size, there.mtime_ns - 1}};  // as if its time were set, and its size not yet
+  records.stamps = {{there.size, there.mtime_ns - 1}};  // as if the write had set the time, but not yet the size
   std::thread writer([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     std::ofstream(records.paths[0], std::ios::app) << "more";

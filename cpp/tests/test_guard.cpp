@@ -44,7 +44,7 @@ bool survives(const CutMap& map, std::size_t bytes) {
 
 std::atomic<int> handled{0};
 
-// The signal that ends a child process which runs `body`.
+// Runs `body` in a child process, and returns the signal that ends the process.
 template <typename Body>
 int ending_signal(const Body& body) {
   const pid_t child = ::fork();
@@ -117,7 +117,7 @@ TEST_CASE("the handler that was installed before gets other faults, and is repla
   sigaction(SIGBUS, &counting, &before);
   CHECK_FALSE(survives(map, 2 * page));
   CHECK(handled == 0);
-  raise(SIGBUS);  // sent, no fault
+  raise(SIGBUS);  // a sent signal, not a fault
   CHECK(handled == 1);
   CHECK_FALSE(survives(map, 2 * page));
   CHECK(handled == 1);
@@ -135,7 +135,7 @@ TEST_CASE("a fault outside of the guard ends the process as it would without it"
     if (!survives(map, 2 * page)) map.sum(2 * page);
   };
   CHECK(ending_signal(fault) == SIGBUS);
-  // A handler that restores its predecessor and tries again, like Python's faulthandler, installed over ours: it must not loop.
+  // Like Python's faulthandler, this handler is installed over ours, restores its predecessor and tries again: it must not loop.
   const auto fault_with_handler_over_ours = [&] {
     signal(SIGBUS, SIG_DFL);
     survives(map, 2 * page);

@@ -25,7 +25,7 @@ void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 TEST_CASE("where there is no memory for all threads, those that there are do the work") {
   std::atomic<int> done{0};
-  allocations_left = 2;  // the list of threads, and one of three
+  allocations_left = 2;  // enough for the list of threads and one of three threads
   modyn::parallel_for(100, 4, [&](std::size_t) { ++done; });
   allocations_left = -1;
   CHECK(done == 100);

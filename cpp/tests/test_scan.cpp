@@ -34,7 +34,7 @@ TEST_CASE("files by their ending, links handed out, each folder once") {
   modyn::FolderScan scan(folder.at(""), ".x", "", 2, none);
   scan.enter("");
   CHECK(scan.take_links() == std::vector<std::string>{"link"});
-  scan.enter("link");  // leads to a folder that was entered
+  scan.enter("link");  // leads to a folder that was already entered
   scan.enter("none");
   CHECK(scan.take_refused().empty());
   CHECK(paths_of(scan.take_files(all)) == std::vector<std::string>{"a.x", "sub/deeper/c.x"});
@@ -131,7 +131,7 @@ TEST_CASE("a watch names what changed, and ends where it cannot know") {
   folder.write("more/c.x", "1");
   CHECK(watch.take() == std::vector<std::string>{"more/c.x"});
   modyn::FolderScan touched(folder.at(""), ".x", "", 2, none, &watch);
-  touched.look_at({"b.x", "more", "more/c.x", "sub", "sub/a.x"});  // what lies in a folder among the paths is met twice
+  touched.look_at({"b.x", "more", "more/c.x", "sub", "sub/a.x"});  // files in a folder of the list are found twice
   CHECK(paths_of(touched.take_files(all)) == std::vector<std::string>{"b.x", "more/c.x", "sub/a.x"});
   std::filesystem::remove_all(folder.at("sub"));
   CHECK(!watch.take().has_value());
@@ -157,9 +157,9 @@ TEST_CASE("a watch ends at a file that has another name") {
   modyn::FolderWatch watch;
   if (!watched(watch)) return;  // the temporary folder lies on a file system that others may write to
   std::filesystem::create_hard_link(folder.at("elsewhere/a.x"), folder.at("sub/a.y"));
-  CHECK(watched(watch));  // no file of ours
+  CHECK(watched(watch));  // the file has another ending
   modyn::FolderScan(folder.at("sub"), ".x", "", 2, none, &watch).look_at({"a.y"});
-  CHECK(!watch.holds());  // it may be another name of one of ours
+  CHECK(!watch.holds());  // the file may be another name of a collected file
   std::filesystem::rename(folder.at("sub/a.y"), folder.at("sub/a.x"));
   modyn::FolderWatch other;
   CHECK(!watched(other));

@@ -17,7 +17,7 @@ using modyn::Values;
 
 constexpr std::int64_t large = std::int64_t{1} << 40;
 
-// Values small, beyond the table and negative; 7 comes five times, -3 three times, 2^40 twice, 0 once.
+// Small values, values beyond the table, and negative values: 7 occurs five times, -3 three times, 2^40 twice, 0 once.
 const Values stream = {7, -3, 7, large, 0, 7, -3, 7, large, 7, -3};
 const Values values = {-3, 0, 7, large};
 const Values counts = {3, 1, 5, 2};

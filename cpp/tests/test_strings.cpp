@@ -41,7 +41,7 @@ TEST_CASE("distinct strings are numbered in the order in which they come first")
     std::vector<std::uint8_t> valid(40, 0);
     const std::size_t first_bit = random.below(9), size = random.below(300);
     for (std::size_t row = 0; row < size; ++row) {
-      // Long ones too, and several that begin alike.
+      // Includes long strings, and several strings with the same beginning.
       texts.push_back(std::string(random.below(2) * 70, 'x') + std::to_string(random.below(40)).substr(random.below(2)));
       if (random.below(8) != 0) valid[(first_bit + row) / 8] |= static_cast<std::uint8_t>(1U << ((first_bit + row) % 8));
     }

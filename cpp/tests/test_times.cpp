@@ -106,6 +106,6 @@ TEST_CASE("years") {
   CHECK(parse("2013", "%Y") == 1356998400);
   CHECK(parse("2013.0", "%Y.0") == 1356998400);
   CHECK(problem("240301", "%d/%m/%Y").find("timestamp_format='%y%m%d' if it is 2024-03-01 00:00:00") != std::string::npos);
-  CHECK(parse("2013") == 2013);  // of a stream that counts from 0: what all times of a file are, storage compares
+  CHECK(parse("2013") == 2013);  // a time of a stream that counts from 0; storage compares all times of a file
   CHECK(problem("2013", "%d/%m/%Y").find("timestamp_format='%Y' if it is 2013-01-01 00:00:00") != std::string::npos);
 }

@@ -1,4 +1,4 @@
-// Helpers of several tests.
+// Helpers that several tests use.
 #pragma once
 
 #include <cstdlib>
@@ -34,7 +34,7 @@ class TemporaryFolder {
   std::filesystem::path path_;
 };
 
-// The error of type `Error` that `run` must throw.
+// Returns the error of type `Error` that `run` must throw.
 template <typename Error, typename Run>
 Error thrown_by(const Run& run) {
   try {

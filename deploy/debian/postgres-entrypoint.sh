@@ -1,5 +1,5 @@
 #!/bin/sh
-# Sets up an empty data folder, then becomes the server.
+# Initialises an empty data folder, then replaces itself by the server.
 set -eu
 if [ ! -s "$PGDATA/PG_VERSION" ]; then
     initdb --username="$POSTGRES_USER" --pwfile="$POSTGRES_PASSWORD_FILE" --auth-local=trust --auth-host=scram-sha-256 --encoding=UTF8

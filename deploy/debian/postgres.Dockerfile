@@ -1,5 +1,5 @@
-# PostgreSQL from Debian's packages, for places where the official image cannot be had. Understands the same variables as far as
-# docker-compose.yml uses them: POSTGRES_USER, POSTGRES_PASSWORD_FILE, POSTGRES_DB, and has its entry point.
+# PostgreSQL from Debian's packages, if the official image is not available. It has the same name of the entry point as the official image, and
+# reads the variables that docker-compose.yml sets: POSTGRES_USER, POSTGRES_PASSWORD_FILE, POSTGRES_DB.
 ARG BASE=debian:bookworm-slim
 FROM ${BASE}
 RUN apt-get update \

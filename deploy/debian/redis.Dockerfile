@@ -1,4 +1,4 @@
-# Redis from Debian's packages, for places where the official image cannot be had.
+# Redis from Debian's packages, if the official image is not available.
 ARG BASE=debian:bookworm-slim
 FROM ${BASE}
 RUN apt-get update \

@@ -1,4 +1,4 @@
-"""The samples of a trigger set, with where they lie and what the training scored."""
+"""The samples of a trigger set, with their files and the scores of the training."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_cut_is_never_silent(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_labels_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    """A whole number beyond 2^53 stays itself, also beside a sample that is gone; a fraction is one."""
+    """A whole number beyond 2^53 keeps its value, even next to a missing sample; a fraction stays a fraction."""
     storage = FakeStorage()
     selector = informed(storage, [2**53 + 1] * 10)
     storage.client().delete_samples("d", np.array([5]))

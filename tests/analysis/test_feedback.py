@@ -1,4 +1,4 @@
-"""What trainings scored, as tables, and as `modyn show --scores` prints it."""
+"""Scores of trainings, as tables and as printed by `modyn show --scores`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_summary_counts_what_is_known(selector: SelectorClient) -> None:
 
 
 def test_the_summary_holds_one_epoch_at_a_time(selector: SelectorClient) -> None:
-    """Of forty epochs, 34 MB, a chunk of 65,536 rows and an epoch of 10,000 are held, also where chunks and epochs end elsewhere."""
+    """Of forty epochs (34 MB), memory holds only a chunk of 65,536 rows and an epoch of 10,000, even if chunks and epochs end at different rows."""
     keys = np.arange(10_000)
     widths = {"gradient_16": 16, "loss": 1}
 

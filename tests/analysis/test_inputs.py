@@ -1,4 +1,4 @@
-"""What was seen of inputs, as a table."""
+"""Statistics of observed inputs, as a table."""
 
 from __future__ import annotations
 

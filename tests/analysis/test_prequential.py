@@ -1,4 +1,4 @@
-"""The prequential error over a stream, against sums sample by sample."""
+"""The prequential error over a stream equals sums that are computed sample by sample."""
 
 from __future__ import annotations
 

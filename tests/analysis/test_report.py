@@ -1,4 +1,4 @@
-"""The report holds what it promises, for any state of a run."""
+"""The report contains all documented parts, for any state of a run."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_what_a_cache_served_to_very_many_trainings_is_drawn_in_bins() -> None:
 
 
 def test_selections_are_tables_and_charts() -> None:
-    """Of three triggers, of which the second training chose a half of its trigger set."""
+    """A report of three triggers. The second training chose half of its trigger set."""
     record = {
         "strategy": "GradNorm<",
         "num_candidates": 100,
@@ -286,7 +286,7 @@ def test_losses_are_curves_of_the_trainings_in_a_row() -> None:
 
 
 def test_the_numbers_of_the_matrix_are_readable_on_each_colour() -> None:
-    """Contrast of at least 4.5 (WCAG 2.1, 1.4.3) in every cell."""
+    """Every cell has a contrast of at least 4.5 (WCAG 2.1, 1.4.3)."""
 
     def luminance(colour: str) -> float:
         parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
@@ -344,7 +344,7 @@ def test_pictures_of_many_triggers_are_binned() -> None:
 
 
 def test_charts_are_what_plotly_draws_and_keep_gaps() -> None:
-    """plotly.py, which refuses what plotly.js does not know, changes nothing in them, not even a short form that it alone understands."""
+    """plotly.py, which refuses attributes unknown to plotly.js, does not change the charts: they use no short forms that only plotly.py expands."""
     shown = results()
     shown.evaluations.loc[0, "value"] = float("nan")
     ((series, cells),) = series_cells(shown.evaluations)

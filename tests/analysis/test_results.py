@@ -55,7 +55,7 @@ def result(trigger_id: int, start: int, value: float | None, metric: str = "Accu
 
 
 def from_the_matrix(matrix: pd.DataFrame, triggers: pd.DataFrame, kind: Kind) -> pd.DataFrame:
-    """What `composite_scores` returns, looked up in the evaluation matrix."""
+    """Return the expected result of `composite_scores`, looked up in the evaluation matrix."""
     intervals = matrix.columns.to_frame(index=False)
     chosen = composite_model(triggers, intervals["anchor"].astype("int64").tolist(), kind)
     rows = matrix.index.get_indexer(pd.Index([-1 if trigger is None else trigger for trigger in chosen]))
@@ -145,7 +145,7 @@ def test_a_composite_model_that_was_not_evaluated_has_no_score() -> None:
 
 
 def test_handlers_of_requests_have_the_scores_that_they_evaluated(system_config: SystemConfig, tmp_path: Path) -> None:
-    """A handler out of a file, which the pipeline does not name."""
+    """The handler is from a file, and the pipeline does not name it."""
     services = InMemoryServices(tmp_path)
     services.storage.add_dataset("train")
     services.storage.add_samples("train", timestamps=range(30))

@@ -1,4 +1,4 @@
-"""What triggers chose from and what they chose, as tables, and the picture of class shares."""
+"""Candidates and chosen samples of triggers as tables, and the chart of class shares."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_share_that_is_not_known_is_missing(
 
 
 def test_classes_of_a_training_with_other_labels_have_a_table_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of two triggers, whose labels 10 and 20 are 1 and 2 in the second training."""
+    """The run has two triggers. The second training maps their labels 10 and 20 to 1 and 2."""
     summaries = [TENS, summary(1, ClassCount(10, 50, 50), ClassCount(20, 50, 50))]
     triggers = [recorded(0, {"10": 0.5, "20": 0.5}, {"20": 1.0}), recorded(1, {"1": 0.5, "2": 0.5}, {"1": 0.25, "2": 0.75})]
     tables = SelectionTables(

@@ -1,4 +1,4 @@
-"""What simulated policies are compared by: the same intervals for all, and the right direction of each metric."""
+"""Simulated policies are compared on the same intervals, and in the right direction of each metric."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from modyn.supervisor.triggers.measures.training_seconds import TrainingSeconds
 from modyn.testing.stack import TINY_PARSER
 
 SCORES = (0.5, 0.5, 0.9)
-"""Of each model at the intervals from 10, 20 and 30: the last one is easy."""
+"""Scores of each model at the intervals from 10, 20 and 30. The last interval is easy."""
 
 
 def reference(metric: str, values: tuple[float, ...] = SCORES, models: str = "matrix") -> RunResults:
-    """A run that has trained at positions 5 and 25, one sample a second."""
+    """A run that trained at positions 5 and 25 of a stream with one sample a second."""
     measured = {"name": metric} | ({} if metric == "Accuracy" else {"config": {"task": "multiclass", "num_classes": 3}})
     section = {
         "datasets": [{"dataset_id": "d", "bytes_parser_function": TINY_PARSER, "batch_size": 5, "metrics": [measured]}],
@@ -45,7 +45,7 @@ def reference(metric: str, values: tuple[float, ...] = SCORES, models: str = "ma
 
 
 def table_of(results: RunResults, **amounts: int) -> pd.DataFrame:
-    """Policies that fire after so many of 40 samples, again and again."""
+    """Simulate policies on 40 samples. Each policy fires after a fixed number of samples, repeatedly."""
     forecast = TrainingForecast(seconds=TrainingSeconds(1.0))
     sections: dict[str, dict[str, Any]] = {
         name: {"id": "DataAmountTrigger", "num_samples": size} for name, size in amounts.items()

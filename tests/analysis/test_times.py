@@ -1,4 +1,4 @@
-"""Times of tables are datetimes, as far as a calendar goes."""
+"""Times in tables are datetimes, if they are within the range of the calendar."""
 
 from __future__ import annotations
 

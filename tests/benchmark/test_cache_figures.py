@@ -137,7 +137,7 @@ MINUTES = [
     ),
     ("single", "--samples 150 --epochs 2 --rounds 1 --workers 1 --records 20000", r"single: [\d.]+ times no cache, .*"),
 ]
-"""Figures that take a minute or more even of few samples: name, arguments, last line."""
+"""Figures that take a minute or more even with few samples: name, arguments, last line."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Two checkouts side by side: here the same one twice, on few samples."""
+"""Comparison of two checkouts; here the same checkout twice, on few samples."""
 
 from __future__ import annotations
 

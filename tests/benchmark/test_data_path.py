@@ -1,4 +1,4 @@
-"""Every figure of the data path runs, on few samples, and tells what it measured. Speed is not asserted: the machine may be busy."""
+"""Every figure of the data path runs on few samples and prints its measurements. Speed is not asserted, because the machine may be busy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from benchmark.data_path.selector_side import stream
 from benchmark.data_path.side_process import Start
 
 LONG = ("a", "b", "d", "j", "k")
-"""About a minute each, or more."""
+"""Figures that take about a minute or more."""
 
 
 @pytest.mark.timeout(600)
@@ -174,7 +174,7 @@ def test_files_can_be_made_cold_unless_they_are_mapped(tmp_path: Path) -> None:
 
 
 def test_the_machines_page_cache_is_dropped_again_after_looking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looking at files brings their names and inodes back."""
+    """Reading the state of files brings their names and inodes back into the cache."""
     switch, written = tmp_path / "switch", []
     switch.touch()
 

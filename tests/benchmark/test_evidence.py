@@ -1,4 +1,4 @@
-"""What the programs of evidence write of the outcomes of runs."""
+"""Reports that the programs of `benchmark.evidence` write from the outcomes of runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_table_has_columns_of_a_shift_where_there_is_one(stream: str, columns:
 
 
 def test_the_table_of_a_report_is_that_of_its_outcomes() -> None:
-    """The report of the stream with a shift has what the program writes of the outcomes that are kept next to it."""
+    """The report of the stream with a shift equals the program's output for the outcomes stored next to the report."""
     name = "2026-11-24-evidence-selection-shifted"
     outcomes = [Outcome(**one) for one in json.loads((REPORTS / f"{name}.json").read_text())]
     assert table_of(SELECTION_STREAMS["shifted"], outcomes) in (REPORTS / f"{name}.md").read_text()

@@ -1,4 +1,4 @@
-"""`make figures`: what `benchmark/README.md` quotes is measured, and what has become worse is named."""
+"""`make figures` measures the figures that `benchmark/README.md` quotes, and names each figure that has become worse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the idle stack takes is read from /proc and summed."""
+"""The resources of the idle stack are read from /proc and summed."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_a_stream_of_clicks_is_its_seed_and_grows_vocabularies() -> None:
 
 @pytest.mark.slow
 def test_predictions_a_second_are_measured() -> None:
-    """Peers are compared with where they are installed."""
+    """The figure includes peers if they are installed."""
     small = ["--connections", "1", "3", "--seconds", "0.3", "--rounds", "1"]
     lines = measured("benchmark.online", "serve", *small).splitlines()
     rows = [line.strip("| ").split(" | ")[:2] for line in lines if line.startswith("| ")][1:]

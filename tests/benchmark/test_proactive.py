@@ -1,4 +1,4 @@
-"""What `benchmark.evidence proactive` measures and writes, on few samples."""
+"""Measurements and output of `benchmark.evidence proactive`, on few samples."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_trainings_are_measured(figure: str, samples: int, rows: list[str]) -> N
 
 @pytest.mark.exhaustive
 def test_policies_are_compared_on_a_stream(tmp_path: Path) -> None:
-    """And what is kept of the runs serves a second comparison without them."""
+    """The stored results allow a second comparison without running the policies again."""
     command = [
         "benchmark.evidence",
         "selection",

@@ -1,4 +1,4 @@
-"""Keys differ wherever the bytes of a sample may."""
+"""Two keys differ whenever the bytes of their samples may differ."""
 
 from __future__ import annotations
 

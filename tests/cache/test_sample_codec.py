@@ -1,4 +1,4 @@
-"""What goes into the codec comes out equal, or is refused by name; what is damaged is not found."""
+"""The codec returns values unchanged or refuses them by name; damaged values count as missing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMPRESSIONS: list[Compression] = ["none", "zstd", "lz4"]
 
 @st.composite
 def tensors(draw: st.DrawFn) -> torch.Tensor:
-    """Any bytes as any type, in any order of axes."""
+    """Draw tensors of any bytes, any type and any order of axes."""
     shape, dtype = draw(SHAPES), draw(st.sampled_from(DTYPES))
     size = math.prod(shape) * dtype.itemsize
     content = np.frombuffer(draw(st.binary(min_size=size, max_size=size)), np.uint8).copy()
@@ -64,7 +64,7 @@ def raw(tensor: torch.Tensor) -> bytes:
 
 
 def assert_equal(one: Any, other: Any) -> None:
-    """Whether both have the same types, shapes, orders of axes and bits."""
+    """Assert that both have the same types, shapes, orders of axes and bits."""
     assert type(one) is type(other)
     if isinstance(one, tuple):
         assert len(one) == len(other)

@@ -1,4 +1,4 @@
-"""What a cache served to a training, and what it saved, less what it cost."""
+"""Samples that a cache served to a training, and saved time minus the cost of the cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_what_is_prepared_for_the_cache_only_counts_as_preparation() -> None:
 
 
 def test_saved_seconds_follow_from_what_was_measured() -> None:
-    """Eighty samples not read, of which seventy not decoded."""
+    """The cache avoided reading eighty samples, and decoding seventy of them."""
     read = PROFILE.encoded_bytes / PROFILE.storage_bytes_per_s
     augment = 1 / PROFILE.augment_samples_per_s
     decode = 1 / PROFILE.decode_and_augment_samples_per_s - augment
@@ -42,7 +42,7 @@ def test_a_cache_that_served_nothing_has_cost_what_was_prepared_for_it() -> None
 
 
 def test_no_step_is_taken_to_last_less_than_nothing() -> None:
-    """A decoder may be measured as faster with what augments than without, by chance."""
+    """By chance, decoding with augmentation may be measured as faster than decoding alone."""
     odd = replace(PROFILE, augment_samples_per_s=400.0)
     read = PROFILE.encoded_bytes / PROFILE.storage_bytes_per_s
     assert ServedCounts(0, 0, 10, 0).seconds_saved(odd) == pytest.approx(10 * read)

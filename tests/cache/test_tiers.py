@@ -1,4 +1,4 @@
-"""What holds for all tiers, compared with a dictionary, and with other processes that are killed."""
+"""Properties of all tiers, compared with a dictionary, and while other processes are killed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Opener = Callable[..., CacheTier]
 
 @pytest.fixture(scope="module", params=["redis", "memory"])
 def where(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """The kind of a tier, and its URL or folder."""
+    """The type of a tier, and its URL or folder."""
     if request.param == "memory":
         yield "memory", str(tmp_path_factory.mktemp("memory") / "cache")
         return
@@ -37,7 +37,7 @@ def where(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def opener(where: tuple[str, str]) -> Iterator[Opener]:
-    """Opens tiers, closes them after the test, and clears what they hold."""
+    """Opens tiers. Closes and clears them after the test."""
     with ExitStack() as stack:
 
         def make(budget: int = BUDGET, namespace: bytes = b"twelve bytes") -> CacheTier:
@@ -52,7 +52,7 @@ def opener(where: tuple[str, str]) -> Iterator[Opener]:
 
 
 class Oracle:
-    """A tier as it must be."""
+    """The expected behaviour of a tier."""
 
     def __init__(self, tier: CacheTier) -> None:
         self.tier = tier
@@ -81,7 +81,7 @@ STEPS = st.one_of(
 
 @given(st.lists(st.tuples(st.integers(0, 2), STEPS), max_size=12))
 def test_a_tier_is_a_dictionary_with_a_budget(opener: Opener, steps: list[tuple[int, tuple[str, list[tuple[int, int]]]]]) -> None:
-    """Two objects of one namespace, as of two processes, and one of another."""
+    """The test uses two objects of one namespace, like two processes, and one object of another namespace."""
     namespaces = [0, 0, 1]
     tiers = [opener(namespace=f"namespace {namespace} ".encode()) for namespace in namespaces]
     tiers[0].clear()
@@ -114,7 +114,7 @@ def test_a_tier_is_a_dictionary_with_a_budget(opener: Opener, steps: list[tuple[
 
 
 def test_many_samples_at_once(opener: Opener) -> None:
-    """More than go into one call."""
+    """The batch has more samples than fit into one call."""
     tier = opener(100_000_000)
     keys = np.arange(2000)
     buffers = [content(key) for key in keys.tolist()]
@@ -162,7 +162,7 @@ def test_a_tier_without_a_budget_keeps_nothing(opener: Opener) -> None:
 
 @contextmanager
 def writer(where: tuple[str, str], budget: int, *arguments: int) -> Iterator[subprocess.Popen[str]]:
-    """Another process that keeps samples, and is killed in the end."""
+    """Another process that stores samples until it is killed."""
     command = [sys.executable, "-m", "tests.support.cache_writer", *where, str(budget), *map(str, arguments)]
     with subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -172,7 +172,7 @@ def writer(where: tuple[str, str], budget: int, *arguments: int) -> Iterator[sub
 
 
 def assert_exact(tier: CacheTier, keys: Int64Array, budget: int) -> None:
-    """What is used is what is there, every sample is whole, and the budget holds."""
+    """Assert that the used bytes match the stored samples, every sample is complete, and the budget is not exceeded."""
     tier.put(np.array([-1]), [b"after a process was killed, the next one to keep a sample counts again"])
     tier.drop(np.array([-1]))
     found = dict(zip(keys.tolist(), tier.get(keys), strict=True))
@@ -192,7 +192,7 @@ def test_processes_share_a_budget_exactly(opener: Opener, where: tuple[str, str]
 
 
 def has_come_to(tier: CacheTier, keys: Int64Array, budget: int) -> bool:
-    """Whether a process has kept one of these samples, or as good as all that fits."""
+    """Return whether a process has stored one of these samples, or has nearly filled the tier."""
     return tier.get(keys) != [None] * len(keys) or tier.usage().used_bytes > 0.9 * budget
 
 

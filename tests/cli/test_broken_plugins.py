@@ -1,4 +1,4 @@
-"""Packages of users that are broken: listed with the reason, and in nobody's way who does not name them."""
+"""Broken packages of users are listed with the reason, and do not affect users who do not name them."""
 
 from __future__ import annotations
 

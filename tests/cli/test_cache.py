@@ -1,4 +1,4 @@
-"""`modyn cache`: what is refused before anything is measured, and what a plan says."""
+"""`modyn cache`: refusals before the measurements, and the output of a plan."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PIPELINE = load_profiled(tiny_pipeline("photos"), "p.yaml")
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a pipeline, whose installation does not run."""
+    """A folder with a pipeline. The services of the installation do not run."""
     monkeypatch.setenv("MODYN_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.delenv("MODYN_CONFIG", raising=False)
     monkeypatch.chdir(tmp_path)

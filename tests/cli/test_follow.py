@@ -1,4 +1,4 @@
-"""Looking on at the runs of a real supervisor over services in memory."""
+"""Watching runs of a real supervisor with in-memory services."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.running_supervisor import serve_supervisor
 
 
 class Shaky(SupervisorClient):
-    """Goes away after every other event that it tells."""
+    """A client that becomes unavailable after every second event."""
 
     breaks = 6
 
@@ -96,7 +96,7 @@ def test_a_run_that_does_not_exist_is_an_error(client: Client) -> None:
 
 
 class Newer(SupervisorClient):
-    """Tells of things that this program has not heard of."""
+    """A client that sends kinds of events unknown to this program."""
 
     def watch(
         self, run_id: str, after_seq: int = 0, evaluation: int | None = None, newest: int | None = None
@@ -141,7 +141,7 @@ def test_ctrl_c(client: Client, monkeypatch: pytest.MonkeyPatch, answers: list[s
 
 
 def test_watching_stops_nothing(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often Ctrl-C is pressed, and without a question that a second one could answer."""
+    """This holds for any number of Ctrl-C, and without a question that a second Ctrl-C could answer."""
     run_id = submit(client, RunMode.PRODUCTION)
     monkeypatch.setattr(follow_module, "_drain", Interrupts(1))
     monkeypatch.setattr(sys, "stdin", Terminal(None))
@@ -151,7 +151,7 @@ def test_watching_stops_nothing(client: Client, monkeypatch: pytest.MonkeyPatch)
 
 
 class Terminal:
-    """Standard input of a person who types `line`, or Ctrl-C."""
+    """Standard input of a user who types `line` or presses Ctrl-C."""
 
     def __init__(self, line: str | None) -> None:
         self.line = line

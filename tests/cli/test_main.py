@@ -1,4 +1,4 @@
-"""The command itself: what it offers, and how it ends."""
+"""The command itself: its subcommands and exit codes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_commands_that_only_read_answer_in_json(command: tuple[str, ...]) -> Non
 
 
 def test_help_loses_no_text_in_brackets() -> None:
-    """Rich would take a text that looks like the name of a style for one."""
+    """Rich would interpret text in brackets as a style if it looks like a style name."""
     command, found = get_command(app), list[str]()
     commands = [command, *command.commands.values()]  # type: ignore[attr-defined]
     for each in [*commands, *(sub for group in commands[1:] for sub in getattr(group, "commands", {}).values())]:

@@ -1,4 +1,4 @@
-"""Without services: commands that only read answer from this environment, start nothing and write nothing."""
+"""Without services, read-only commands read this environment, start nothing and write nothing."""
 
 from __future__ import annotations
 

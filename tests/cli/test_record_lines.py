@@ -1,4 +1,4 @@
-"""Lines of records: what is read of them, and what is said of one that is wrong."""
+"""Lines of records: the values that are read, and the messages for invalid lines."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def step(seq: int, trigger_id: int, name: str, state: str, **detail: Any) -> Run
 
 
 def trigger_events(first_seq: int, trigger_id: int) -> list[RunEvent]:
-    """All that is kept of one trigger: six events."""
+    """All journalled events of one trigger: six events."""
     e = first_seq
     return [
         event(e, EventKind.TRIGGER_FIRED, trigger_id, position=100 * (trigger_id + 1), fired_at_timestamp=DAY, num_samples=100),

@@ -26,7 +26,7 @@ from modyn.supervisor.triggers.measures.training_seconds import TrainingSeconds
 
 @pytest.fixture
 def table() -> pd.DataFrame:
-    """Two policies on a hundred days of ten samples each; the second one never triggers."""
+    """Two policies on a hundred days of ten samples each; the second policy never triggers."""
     forecast = TrainingForecast(seconds=TrainingSeconds(1.0))
     sections: dict[str, dict[str, object]] = {
         "weekly <b>": {"id": "TimeTrigger", "every": "1w"},

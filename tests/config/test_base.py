@@ -1,4 +1,4 @@
-"""Mistakes in a section name the place, what is wrong and what is allowed."""
+"""Messages for mistakes in a section name the path, the mistake and the allowed values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bound in a section is enforced: `ge`, `le`, `gt`, `lt`. Pydantic takes `min=` without a word and ignores it."""
+"""A bound in a section is enforced: `ge`, `le`, `gt`, `lt`. Pydantic accepts `min=` silently and ignores it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sections(below: type[Section] = Section) -> Iterator[type[Section]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def all_modules() -> None:
-    """Sections are found by importing everything but programs, tests' fixtures and what needs a worker's imports."""
+    """Import all modules to find sections, except programs, test fixtures and modules that need a worker's imports."""
     for module in pkgutil.walk_packages(modyn.__path__, "modyn."):
         if module.name.endswith(("config", "section")) or ".triggers" in module.name or ".evaluation" in module.name:
             importlib.import_module(module.name)
@@ -59,7 +59,7 @@ def test_every_numeric_bound_refuses_the_next_number() -> None:
 
 
 def beyond(field: FieldInfo) -> Iterator[float]:
-    """Numbers just outside the bounds of a field."""
+    """Return numbers just outside the bounds of a field."""
     for bound in field.metadata:
         match bound:
             case annotated_types.Ge(ge=limit) if isinstance(limit, int | float):

@@ -1,4 +1,4 @@
-"""Times mean the same however they are written."""
+"""Durations have the same meaning in all notations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files in the older format of the published system mean what they meant there."""
+"""Files in the older format have the same meaning as in the published system."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.support.published_shapes import TO_CLASSES
 
 
 def read(sections: dict[str, Any]) -> PipelineSource:
-    """The file as the services get it."""
+    """Return the file as the services receive it."""
     return pipeline_source(load_yaml(yaml.safe_dump(sections, sort_keys=False), "p.yaml"))
 
 
 def refused(source: PipelineSource) -> list[str]:
-    """Paths and messages of what is not available."""
+    """Return paths and messages of the unavailable parts."""
     return [f"{note.path}: {note.message}" for note in source.notes if note.severity is Severity.ERROR]
 
 
@@ -106,7 +106,7 @@ def test_a_value_that_is_written_otherwise_today_is_told() -> None:
 
 
 def with_each_value_replaced(data: Any, value: Any) -> Iterator[Any]:
-    """The data once for each value in it, which is replaced."""
+    """Yield one copy of the data for each value, with this value replaced."""
     yield value
     for key, item in data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ():
         for changed in with_each_value_replaced(item, value):

@@ -1,4 +1,4 @@
-"""The frame of a pipeline file: what is accepted, and what each mistake is told as."""
+"""The top level of a pipeline file: accepted files, and the message for each mistake."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ model_storage:
     name: "WeightsDifference"
 evaluation:
 """
-"""Figure 4 of the SIGMOD'25 paper, its ellipses filled in."""
+"""Figure 4 of the SIGMOD'25 paper, with values in place of its ellipses."""
 
 EVALUATION: dict[str, Any] = {
     "device": "cpu",

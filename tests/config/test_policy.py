@@ -1,4 +1,4 @@
-"""A section that names a policy: found by its key, its options checked, every mistake told with its path."""
+"""A section that names a policy: the policy is found by its key, its options are checked, and each mistake is reported with its path."""
 
 from __future__ import annotations
 

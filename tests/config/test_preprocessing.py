@@ -62,7 +62,7 @@ def test_services_are_sent_the_columns_with_the_section() -> None:
 
 
 def test_the_section_is_not_written_where_samples_are_decoded() -> None:
-    """It would be read as if it were made of the section, and differ from it unseen."""
+    """A written section would look as if it was derived from `preprocessing`, and could differ from it unnoticed."""
     own = {"dataset_id": "d", "preprocessing": SCHEMA}
     trigger = {"id": "PerformanceTrigger", "evaluation": {"dataset": own}}
     pipeline = {

@@ -1,4 +1,4 @@
-"""One file, overridden by the environment, and every mistake in it named with its place."""
+"""One system file, which the environment overrides. Each mistake in it is reported with its place."""
 
 from __future__ import annotations
 

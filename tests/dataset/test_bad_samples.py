@@ -1,4 +1,4 @@
-"""A sample that cannot be decoded ends the reading with its place, or is left out within a bound."""
+"""A sample that cannot be decoded ends the reading with an error that names its place, or is skipped, within a limit."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_bad_samples_are_left_out_with_their_labels(fields: dict[str, Any], shor
 
 
 def png(size: int) -> bytes:
-    """An image of black pixels, of which the first line is there."""
+    """Return an image of black pixels that is truncated after the first line."""
     parts = [
         (b"IHDR", struct.pack(">IIBBBBB", size, size, 8, 0, 0, 0, 0)),
         (b"IDAT", zlib.compress(bytes(min(size, 8) * (size + 1)))),
@@ -159,7 +159,7 @@ def test_the_bound_counts_each_sample_once_and_the_error_lists_them() -> None:
 
 @dataclass(frozen=True)
 class Connect:
-    """Connects to twenty samples, also as a source of payloads; may be sent to other processes."""
+    """Connects to twenty samples, and is a source of payloads. It can be sent to other processes."""
 
     def __call__(self) -> DatasetClients:
         return FakeTriggerSet(np.arange(20), 20, short_cut=True)()
@@ -186,7 +186,7 @@ def test_a_loader_lists_the_bad_samples_of_all_its_workers_once(workers: int) ->
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_bound_holds_for_all_processes_of_a_loader_together(workers: int) -> None:
-    """Each of two processes meets one bad sample of an epoch."""
+    """Each of two processes reads one bad sample per epoch."""
     with (
         loader(workers, max_bad_samples=1) as batches,
         pytest.raises(DataError, match=r"2 samples .* more than data.max_bad_samples \(1\)"),

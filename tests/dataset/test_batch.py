@@ -47,7 +47,7 @@ def test_batches_arrive_whole_and_in_order(device: str, num: int) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_memory_of_a_batch_in_use_is_not_given_to_the_next_copies() -> None:
-    """The computation is slower than the copies: the sums are only right if no copy writes where it still reads."""
+    """The computation is slower than the copies: the sums are right only if no copy overwrites memory that the computation still reads."""
     work = torch.rand(4000, 4000, device="cuda")
     sums = []
     for batch in on_device(batches(30, pinned=True), "cuda"):
@@ -119,7 +119,7 @@ def test_a_bound_cuts_the_last_batch(sizes: list[int], bound: int) -> None:
 
 @given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=6), cut=st.integers(1, 4), data=st.data())
 def test_columns_follow_their_samples(sizes: list[int], cut: int, data: st.DataObject) -> None:
-    """However a batch is cut, joined and chosen from: column `key` holds the key of each row."""
+    """This holds for any cuts, joins and choices of rows: column `key` contains the key of each row."""
     ends = np.cumsum(sizes).tolist()
     made = list[Batch]()
     for index, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):

@@ -19,7 +19,7 @@ SECTION: dict[str, Any] = {"columns": {"n": "number"}, "components": [{"id": "St
 
 
 class Counting(Preprocessing):
-    """Counts how often it transforms."""
+    """A component that counts its transformations."""
 
     num_calls = 0
 

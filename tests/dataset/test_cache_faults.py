@@ -1,4 +1,4 @@
-"""Whatever happens to Redis while samples are read: the same batches in the same order, and no error."""
+"""For any fault of Redis while samples are read, the batches and their order stay the same, and no error is raised."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def source(url: str, *tiers: TierName) -> CacheSource:
 
 
 def is_asked(cache: CacheSource) -> bool:
-    """Whether its Redis is asked now. One that was slow or away is left alone for a while."""
+    """Return whether Redis is asked now. After a slow answer or an outage, it is not asked for a while."""
     breaker = cache.breaker
     return breaker.state is not BreakerState.OPEN and Deadline(breaker, TIMEOUT_S).has_time
 
 
 class Reading(NamedTuple):
-    """Content of the batches of all epochs."""
+    """Contents of the batches of all epochs."""
 
     content: list[list[object]]
     num_cached: list[int]
@@ -96,7 +96,7 @@ def again(server: BreakableRedis) -> None:
 
 
 class Fault(NamedTuple):
-    """What happens to Redis, and what ends it."""
+    """A fault of Redis, and the action that ends the fault."""
 
     begin: Callable[[BreakableRedis], object]
     end: Callable[[BreakableRedis], object] = lambda server: None
@@ -205,7 +205,7 @@ def test_batches_are_the_same_when_a_node_of_a_cluster_dies(short_cut: bool, ser
 
 
 def sharing_jobs(url: str, short_cut: bool = True) -> list[Job]:
-    """Two trainings of more epochs than they will read."""
+    """Two trainings with more epochs than the test reads."""
     places: dict[TierName, TierPlace] = {
         name: TierPlace(name, name.encode().ljust(12), BUDGET) for name in ("augmented", "decoded")
     }
@@ -214,7 +214,7 @@ def sharing_jobs(url: str, short_cut: bool = True) -> list[Job]:
 
 
 def share(jobs: list[Job]) -> bool:
-    """A batch of each. Returns whether one was served what another has prepared."""
+    """Read a batch in each training. Returns whether a training was served a sample that another training prepared."""
     before = sum(job.num_augmented for job in jobs)
     for job in jobs:
         job.read(1)
@@ -222,14 +222,14 @@ def share(jobs: list[Job]) -> bool:
 
 
 def share_again(jobs: list[Job], timeout_s: float = PATIENCE_S) -> None:
-    """Wait until one is served what another has prepared; a batch is read only when it may be."""
+    """Wait until a training is served a sample that another training prepared; a batch is read only when it may be."""
     cache = jobs[0].cache
     assert cache is not None
     eventually(lambda: is_asked(cache) and share(jobs), timeout_s=timeout_s)
 
 
 def end(jobs: list[Job]) -> None:
-    """Each has served every sample once an epoch, and none was served a value twice."""
+    """Assert that each training served every sample once per epoch, and that no training was served a value twice."""
     for job in jobs:
         job.check_until_now()
         job.loader.close()
@@ -323,7 +323,7 @@ def test_it_is_used_again_when_it_is_back(redis: BreakableRedis) -> None:
 
 
 class _Deed:
-    """What makes a file when it is unpickled."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -336,7 +336,7 @@ LARGE = "large"
 
 
 def _values(deed: Path) -> dict[str, Callable[[bytes], bytes]]:
-    """What others may write in place of a value."""
+    """Values that others may write in place of a cached value."""
     layout = b'["numpy","|O",[1],[]]'
     forged = b"MDC" + bytes([3, 0, 0]) + len(layout).to_bytes(2, "little") + (8).to_bytes(8, "little") + layout
     return {
@@ -387,7 +387,7 @@ def test_batches_are_the_same_for_anything_that_others_write_into_redis(
 
 @FLIGHT_IN_SLOW
 def test_batches_are_the_same_where_others_exchange_values_and_types(redis: BreakableRedis, short_cut: bool) -> None:
-    """Values of other samples, and keys of other types."""
+    """Others write values of other samples, and keys of other types."""
     expected, cache = read_once(None, short_cut), source(redis.url, "decoded")
 
     def kept() -> list[bytes]:

@@ -1,4 +1,4 @@
-"""What goes to another process in order to read there."""
+"""Objects that are sent to another process so that it can read samples."""
 
 from __future__ import annotations
 

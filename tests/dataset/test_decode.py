@@ -88,7 +88,7 @@ def make_tokenizer(offset: int = 0) -> Callable[[str], torch.Tensor]:
 
 
 def lengths(text: str) -> torch.Tensor:
-    """A function of one sample."""
+    """A function for one sample."""
     return make_tokenizer()(text)
 
 
@@ -158,7 +158,7 @@ def test_labels_are_transformed_as_a_batch_and_floats_become_float32() -> None:
 
 @pytest.mark.parametrize("label", [1e39, -1e39])
 def test_a_label_beyond_float32_is_a_bad_sample(label: float) -> None:
-    """Training would have it as infinite, and diverge."""
+    """In training, the label would be infinite, and the model would diverge."""
     arrived = payloads(b"1", b"2", b"3", dtype="float64")
     arrived.labels[1] = label
     with pytest.raises(DataError, match=r"sample 1 of dataset 'd': the label is -?1e\+39, which float32 does not hold") as caught:
@@ -245,7 +245,7 @@ def test_images_are_parsed_with_names_that_need_no_import() -> None:
 
 
 def test_threads_do_not_disturb_what_each_other_draw() -> None:
-    """Functions that draw from the global generators: batches are made one at a time."""
+    """The functions draw from the global generators, so batches are made one at a time."""
     parser = "def bytes_parser_function(data):\n    return torch.zeros(1)"
     run = pipeline(bytes_parser_function=parser, random_transformations=("lambda x: x + torch.rand(1)",)).run
     samples = payloads(*[b"x"] * 200)

@@ -1,4 +1,4 @@
-"""Each sample is in one tier at most: the model of the cache counts on that."""
+"""Each sample is in at most one tier. The performance model of the cache relies on this."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DATA = DataConfig(
     bytes_parser_function="def bytes_parser_function(data):\n    return torch.frombuffer(bytearray(data), dtype=torch.int64)",
 )
 VALUE_BYTES = 5120
-"""Bytes that a small sample takes in shared memory."""
+"""Bytes that a small sample occupies in shared memory."""
 BOTH_WAYS = pytest.mark.parametrize("short_cut", [False, True], ids=["flight", "local"])
 
 
@@ -35,7 +35,7 @@ def source(folder: Path, encoded: int, decoded: int) -> CacheSource:
 
 
 def read(cache: CacheSource, short_cut: bool) -> tuple[int, int]:
-    """An epoch of all samples. Returns how many came from the tiers of encoded and of decoded ones."""
+    """Read an epoch of all samples. Returns the number of samples from the encoded tier and from the decoded tier."""
     keys = FakeTriggerSet(KEYS, 25, answer_size=4, short_cut=short_cut, cache=cache)
     dataset = TriggerSetDataset(keys.info, DATA, keys, LoadOptions(7, drop_last=False, shuffle=True, seed=1))
     batches = list(dataset.serve())
@@ -67,7 +67,7 @@ def test_samples_that_move_leave_the_tier_that_they_were_in(
     lost: list[tuple[TierName, set[int]]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """Also when tiers lose values between epochs, and others take their place."""
+    """This holds even if tiers lose values between epochs and other values replace them."""
     cache = source(tmp_path_factory.mktemp("cache"), *rooms)
     for name, keys in [("decoded", set[int]()), *lost]:
         MemoryTier(cache.places[name], Path(cache.address)).drop(np.array(sorted(keys), np.int64))

@@ -1,4 +1,4 @@
-"""Rows of CSV are read by the names that the files of their dataset give."""
+"""CSV rows are read by the column names of their dataset's files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any list of keys, or a stream of lists, comes back as full batches in the order given."""
+"""Any list of keys, or stream of lists, is returned as full batches in the given order."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_an_error_in_the_stream_of_keys_surfaces() -> None:
 
 
 class Source:
-    """Opens the same payloads in any process."""
+    """A source that opens the same payloads in any process."""
 
     def __init__(self, deleted: frozenset[int] = frozenset()) -> None:
         self._deleted = deleted
@@ -180,7 +180,7 @@ def test_batches_are_the_same_with_and_without_a_cache(
     budgets: dict[TierName, int],
     deleted: frozenset[int],
 ) -> None:
-    """Also of samples that were deleted while the cache held them."""
+    """This includes samples that were deleted while they were in the cache."""
     cache = cache_in(tmp_path_factory.mktemp("cache"), budgets)
 
     def made(cache: CacheSource | None, deleted: frozenset[int] = frozenset()) -> list[list[list[float]]]:

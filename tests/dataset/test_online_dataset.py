@@ -1,4 +1,4 @@
-"""From a notebook: names in, batches out, with storage and selector as they run."""
+"""Datasets in a notebook: batches by name, with running storage and selector."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_trigger_set_by_name(config: SystemConfig) -> None:
 
 
 def test_resuming_and_epochs_by_name(config: SystemConfig) -> None:
-    """Each time with another number of workers, and with a seed that only the state knows."""
+    """Each time, the number of workers differs, and only the state knows the seed."""
     seen: list[Batch] = []
     state = None
     for workers, num_batches in ((1, 3), (3, 4), (2, 100)):

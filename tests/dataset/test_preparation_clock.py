@@ -1,4 +1,4 @@
-"""What preparing samples took is counted where it is done, and comes with the batches."""
+"""The time of preparing samples is measured in the preparing process and returned with the batches."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_reading_is_measured_from_its_beginning_on() -> None:
 
 
 def loaded(samples: FakeTriggerSet, workers: int, **data: Any) -> PreparationTimes:
-    """The times of one epoch."""
+    """Return the times of one epoch."""
     config = DataConfig(dataset_id="fake", **data)
     dataset = TriggerSetDataset(samples.info, config, samples, LoadOptions(batch_size=16, drop_last=False))
     with BatchLoader(dataset, workers) as loader:

@@ -57,7 +57,7 @@ def left_threads() -> list[str]:
 
 
 def trigger_set(num_keys: int, partition_size: int, **fields: Any) -> FakeTriggerSet:
-    """Keys that are neither dense nor in order, so that position and key cannot be mistaken for one another."""
+    """Keys are neither dense nor in order, so that a position cannot be confused with a key."""
     keys = np.random.default_rng(num_keys).permutation(2 * num_keys)[:num_keys].astype(np.int64)
     return FakeTriggerSet(keys, partition_size, **fields)
 
@@ -352,7 +352,7 @@ def test_prefetching_is_bounded_and_runs_ahead() -> None:
 
 
 def test_an_error_in_a_prefetch_thread_surfaces_at_once_with_its_cause() -> None:
-    """Although the fetch before it waits, which is called off."""
+    """This holds even if the previous fetch is waiting; it is cancelled."""
 
     def before_fetch(keys: Int64Array) -> None:
         if int(keys[0]) == 20:

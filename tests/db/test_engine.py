@@ -47,7 +47,7 @@ def migrations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
 
 @pytest.fixture
 def connect(system_config: SystemConfig, migrations: Path) -> Iterator[Callable[[], Database]]:
-    """Opens the database, which is migrated then."""
+    """Open the database, which migrates it."""
     with ExitStack() as opened:
         yield lambda: opened.enter_context(closing(open_database(system_config, "demo", "demo_migrations")))
 
@@ -135,7 +135,7 @@ ADVISORY = (
 
 
 def test_a_hundred_locks_take_one_connection(database: Database) -> None:
-    """More than the pool has connections, and sessions still find one."""
+    """There are more locks than connections in the pool, and sessions still get a connection."""
     with ExitStack() as locks:
         assert all(locks.enter_context(database.advisory_lock(f"run/{number}")) for number in range(100))
         with database.session() as session:
@@ -173,7 +173,7 @@ def test_locks_are_kept_without_a_call_for_one_of_them(connect: Callable[[], Dat
 
 
 class Network:
-    """A way over TCP to a server that listens at a Unix socket, which can be lost in silence."""
+    """A TCP connection to a server on a Unix socket. The network can fail silently."""
 
     DROP_ALL = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # BPF: return 0
 
@@ -200,7 +200,7 @@ class Network:
             to.shutdown(socket.SHUT_WR)
 
     def lose(self) -> None:
-        """Accept no connection, and answer to no packet of those that there are, not even that it came."""
+        """Accept no connections, and neither answer nor acknowledge packets of existing connections."""
         self._stop_listening()
         program = struct.pack("HP", 1, ctypes.addressof(self.DROP_ALL))
         for client in self._sockets[::2]:

@@ -22,7 +22,7 @@ PASSWORDS = ("first password", "it's another")
 
 @pytest.fixture
 def postgres_url(empty_postgres_url: str) -> str:
-    """A database without schemas: another user would own those of a template."""
+    """A database without schemas, because another user would own the schemas of a template."""
     return empty_postgres_url
 
 

@@ -1,4 +1,4 @@
-"""The compose file, the system file that it mounts and the image belong together."""
+"""The compose file, the mounted system file and the image are consistent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 SYSTEM_FILE = ROOT / "deploy" / "modyn.yaml"
 INSIDE = "/etc/modyn/modyn.yaml"
 SHARED = ("image", "init", "read_only", "cap_drop", "security_opt", "restart", "logging", "mem_limit", "pids_limit")
-"""What replicas have in common with storage."""
+"""Settings that replicas share with storage."""
 REPLICAS = ("storage-replica-1", "storage-replica-2")
 
 
@@ -50,7 +50,7 @@ def in_compose(service: str) -> str:
 
 
 def mounts(service: dict[str, Any]) -> dict[str, str]:
-    """Source by target, without the mode; `${NAME:-value}` read as its default."""
+    """Return the source of each mount by target, without the mode; `${NAME:-value}` is replaced by its default."""
     return {
         target: source
         for source, target, *_ in (re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text).split(":") for text in service["volumes"])
@@ -136,7 +136,7 @@ def groups(compose: dict[str, Any]) -> dict[str, tuple[str, list[str]]]:
 
 
 def database_users(compose: dict[str, Any]) -> dict[str, str]:
-    """The user of a database whose password a group has."""
+    """Return the database user whose password a group has."""
     words = [word.split(":") for word in compose["services"]["secrets"]["command"][2:]]
     return {word[0]: word[3] for word in words if len(word) > 3}
 
@@ -178,7 +178,7 @@ def test_code_of_users_runs_with_secrets_that_change_nothing(compose: dict[str, 
 
 
 def test_the_evaluator_reaches_its_own_schema_only(compose: dict[str, Any]) -> None:
-    """Its containers hold the password where code of users can find it."""
+    """Code of users can find the password in its containers."""
     evaluator, maker = compose["services"]["evaluator"], compose["services"]["database-users"]
     assert evaluator["environment"]["MODYN_DATABASE_URL"].startswith("postgresql://modyn_evaluator@")
     assert database_users(compose)["evaluator"] == "modyn_evaluator,default"
@@ -202,7 +202,7 @@ def test_databases_are_reached_by_those_who_need_them_only(compose: dict[str, An
 
 
 def test_traffic_of_the_databases_is_encrypted(compose: dict[str, Any]) -> None:
-    """Clients check the name in the certificate, and the servers answer nothing else."""
+    """Clients check the name in the certificate, and the servers accept only encrypted connections."""
     services = compose["services"]
     urls = [
         url for service in services.values() for url in service.get("environment", {}).values() if str(url).startswith("postgres")
@@ -218,7 +218,7 @@ def test_traffic_of_the_databases_is_encrypted(compose: dict[str, Any]) -> None:
 
 
 def test_redis_drops_nothing_by_itself(compose: dict[str, Any]) -> None:
-    """A namespace of the cache is one key: evicting would lose all of its samples."""
+    """A namespace of the cache is one key, so evicting a key would lose all its samples."""
     redis = compose["services"]["redis"]["command"]
     assert redis[redis.index("--maxmemory-policy") + 1] == "noeviction"
 
@@ -241,7 +241,7 @@ def test_a_command_in_a_service_needs_no_configuration(compose: dict[str, Any]) 
 
 
 def test_passwords_lie_in_files_of_those_who_need_them(compose: dict[str, Any]) -> None:
-    """Commands, which podman-compose prints, and environments, which `inspect` shows, hold none."""
+    """podman-compose prints commands, and `inspect` shows environments, so neither contains a password."""
     served = {"postgres": "modyn", "redis": "default"}
     cached = {"trainer-server": "default", "evaluator": "modyn_evaluator,default"}
     with_tables = [in_compose(name) for name in SERVICES if (ROOT / "modyn" / name / "migrations").is_dir()]
@@ -344,7 +344,7 @@ def test_the_builder_gets_what_the_dockerfile_copies() -> None:
 
 
 def read_password(group: Path) -> str:
-    """What follows the last colon, or all of it."""
+    """Return the text after the last colon, or the whole text."""
     path = group / "pgpass"
     return (path if path.exists() else group / "password").read_text().strip().rsplit(":", 1)[-1]
 
@@ -416,7 +416,7 @@ def test_made_secrets_are_valid_and_made_once(tmp_path: Path) -> None:
 
 
 def test_postgres_takes_the_password_of_its_file_at_each_start(tmp_path: Path) -> None:
-    """With programs that write down how they are called: the password is in no argument."""
+    """The test replaces programs by recorders of their arguments: the password is in no argument."""
     programs, secrets, data, log = (tmp_path / name for name in ("bin", "secrets", "data", "log"))
     for folder in (programs, secrets, data):
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""The probe, against a real server that shows the certificate and wants the token of `deploy/make-secrets.sh`."""
+"""The probe with a real server that uses the certificate and requires the token of `deploy/make-secrets.sh`."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def stack(running_stack: RunningStack) -> RunningStack:
 
 @pytest.fixture
 def plugin(running_stack: RunningStack) -> Path:
-    """The folder of what is broken, where its distances leave and find files."""
+    """The folder of the broken plug-in, in which its distances write and read files."""
     assert running_stack.plug_ins is not None
     return running_stack.plug_ins
 
@@ -52,7 +52,7 @@ def pipeline(
 
 
 def refused(stack: RunningStack, text: str) -> str:
-    """What `modyn check` says of a pipeline; `modyn run` refuses it too."""
+    """Return the message of `modyn check` for a pipeline; `modyn run` must refuse it too."""
     file = stack.folder / "bad.yaml"
     file.write_text(text)
     assert stack.modyn("run", file).returncode == 1
@@ -63,7 +63,7 @@ def refused(stack: RunningStack, text: str) -> str:
 
 
 def failed(stack: RunningStack, text: str) -> tuple[str, str]:
-    """Id and error of a run that fails at its first check, after its first training."""
+    """Return id and error of a run that fails at its first check, after its first training."""
     run = stack.run(text)
     assert (run.state, run.num_triggers) == (RunState.FAILED, 1)
     return run.run_id, run.error

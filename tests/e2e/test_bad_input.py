@@ -1,4 +1,4 @@
-"""Bad input: each kind gives an error that names what, where and what to do; nothing hangs, nothing is lost."""
+"""Bad input: each kind causes an error that names the problem, its place and a remedy; nothing hangs or is lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def stack(running_stack: RunningStack) -> RunningStack:
 
 
 def refused(stack: RunningStack, pipeline: str) -> str:
-    """What `modyn run` says of a pipeline that it does not accept; no run comes of it."""
+    """Return the message of `modyn run` for a refused pipeline; no run must be created."""
     file = stack.folder / "bad.yaml"
     file.write_text(pipeline)
     with stack.client() as client:
@@ -45,7 +45,7 @@ def refused(stack: RunningStack, pipeline: str) -> str:
 
 
 def failed(stack: RunningStack, pipeline: str) -> str:
-    """The error of a run that fails. `modyn show` and `modyn watch` report the same."""
+    """Return the error of a failed run; `modyn show` and `modyn watch` must report the same error."""
     file = stack.folder / "fails.yaml"
     file.write_text(pipeline)
     done = stack.modyn("run", file)

@@ -1,4 +1,4 @@
-"""`modyn cache` on real services: what is measured is kept, and planned with."""
+"""`modyn cache` on real services: measurements are stored and used for plans."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_dataset_that_was_registered_anew_is_to_be_measured_anew(running_stack
 
 
 def test_what_a_training_took_from_the_cache_is_seen_everywhere_and_cleared(running_stack: RunningStack) -> None:
-    """The first of 6 epochs of 50 samples fills the cache, which holds all of them decoded."""
+    """The first of 6 epochs of 50 samples fills the cache, which has space for all decoded samples."""
     running_stack.tiny_dataset("seen", num_samples=50)
     file = running_stack.pipeline_file(
         "seen", training=tiny_training(epochs_per_trigger=6), cache={"size": "10MB", "split": "0-100-0", "store": "memory"}

@@ -32,7 +32,7 @@ def finished(stack: RunningStack) -> str:
 
 
 def answer(stack: RunningStack, *arguments: str) -> Any:
-    """What a command prints as JSON."""
+    """Return the JSON output of a command."""
     done = stack.modyn(*arguments, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -392,7 +392,7 @@ def test_what_triggers_chose_is_shown(stack: RunningStack, finished: str) -> Non
     [(True, False), *(pytest.param(False, keep, marks=pytest.mark.exhaustive) for keep in (True, False))],
 )
 def test_what_downsampling_chose_is_shown_and_listed(stack: RunningStack, sample_then_batch: bool, keep_scores: bool) -> None:
-    """Each of two epochs trains on half of 50 and 100 candidates; a run that keeps no choices says so."""
+    """Each of two epochs trains on half of 50 and 100 candidates; a run without stored choices reports this."""
     config = {"strategy": "GradNorm", "ratio": 50, "sample_then_batch": sample_then_batch}
     selection = {
         "name": "CoresetStrategy",

@@ -1,4 +1,4 @@
-"""Accuracy that is estimated without labels, of models that are really trained, on data that do not drift: it lies near the true one."""
+"""For trained models on data without drift, the accuracy that is estimated without labels is near the true accuracy."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def digits(stack: RunningStack, name: str) -> None:
 
 
 def overfitted(name: str, trigger: dict[str, Any], **training: Any) -> str:
-    """A pipeline whose models learn their samples by heart."""
+    """A pipeline whose models memorise their samples."""
     adam = {"name": "default", "algorithm": "Adam", "param_groups": [{"module": "model", "config": {"lr": 0.01}}]}
     options = {"batch_size": 50, "epochs_per_trigger": 60, "optimizers": [adam], "use_previous_model": False, **training}
     model = {"id": "MLP", "config": {"input_size": 64, "num_classes": 10, "hidden_sizes": [64]}}

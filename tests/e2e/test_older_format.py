@@ -1,4 +1,4 @@
-"""A file in the older format of the published system runs as it is, and means what it meant."""
+"""A file in the older format of the published system runs unchanged, with the same meaning."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def ask_until(stop: threading.Event, address: str) -> None:
 
 
 def test_promotions_and_rollbacks_under_load(running_stack: RunningStack, run_id: str, served: Serving) -> None:
-    """Every answer is that of one version, and each change is seen."""
+    """Every answer comes from one version, and each change is observed."""
     models = [m["version"]["model_id"] for m in json.loads(running_stack.modyn("models", "ls", run_id, "--json").stdout)]
     first, second = map(str, models)
     stop, failures, seen = threading.Event(), list[str](), dict[str, list[list[float]]]()
@@ -216,7 +216,7 @@ def test_a_run_is_served_from_its_first_version_on(running_stack: RunningStack, 
 
 @pytest.mark.parametrize("field", ["http_port", "grpc_port", "metrics_port"])
 def test_a_taken_port_is_found_before_a_run_is_submitted(tmp_path: Path, field: str) -> None:
-    """Nothing is started, and the message is that of `modyn serve`."""
+    """Nothing is started, and the message equals the message of `modyn serve`."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         free = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
@@ -320,7 +320,7 @@ def observed(key: str, label: int, number: float) -> ObservationRecord:
 
 
 def test_labels_come_back_and_are_trained_on(running_stack: RunningStack) -> None:
-    """Predictions are asked for, labels come back, once or twice, and become samples that a run in production mode trains on."""
+    """Clients request predictions and return labels once or twice. The labels become samples that a run in production mode trains on."""
     assert running_stack.modyn("data", "register", "observed", "--records").returncode == 0
     running_stack.tiny_dataset("before-observed")
     path = running_stack.pipeline_file("before-observed", serving={"name": "tiny", "observations": "observed"})
@@ -374,7 +374,7 @@ def test_labels_come_back_and_are_trained_on(running_stack: RunningStack) -> Non
 
 
 def test_steps_pause_while_predictions_are_slow_and_catch_up(running_stack: RunningStack) -> None:
-    """The server reports its load to the supervisor; a run in production mode goes by it."""
+    """The server reports its load to the supervisor, and a run in production mode follows the load."""
     folder = running_stack.tiny_dataset("scheduled", 50, 1)
     schedule = {"id": "DynamicScheduleTrigger", "evaluation_interval_data_points": 10, "latency_limit_ms": 0.0001}
     path = running_stack.pipeline_file(

@@ -1,4 +1,4 @@
-"""`modyn simulate` on real services: the same decisions as the run, and all that is printed and written."""
+"""`modyn simulate` on real services: the same decisions as the run, and the complete output."""
 
 from __future__ import annotations
 

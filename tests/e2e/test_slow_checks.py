@@ -1,4 +1,4 @@
-"""Checks that take longer than the data takes to arrive, in a production run on real services: the run says so, and they never pile up."""
+"""Checks that are slower than the arrival of data, in a production run on real services: the run reports this, and checks never accumulate."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stack(plugin: Path) -> Iterator[RunningStack]:
-    """A stack whose production runs look at what waits four times a second."""
+    """A stack whose production runs examine waiting samples four times a second."""
     with (
         tempfile.TemporaryDirectory(prefix="modyn-", ignore_cleanup_errors=True) as folder,
         pytest.MonkeyPatch.context() as patch,
@@ -82,7 +82,7 @@ def test_slow_checks_are_shown_and_are_made_one_after_the_other(stack: RunningSt
         eventually((plugin / "compared").exists)
 
         def warns() -> bool:
-            """Let ten checks' worth of samples arrive for each check that is made."""
+            """Let the samples of ten checks arrive during each check."""
             nonlocal num_files, seen
             if (made := (plugin / "compared").read_text().count("ends")) > seen:
                 seen = made

@@ -1,4 +1,4 @@
-"""At a terminal: the live view, and what Ctrl-C means there and elsewhere."""
+"""The live view at a terminal, and the effect of Ctrl-C with and without a terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
 class Terminal:
-    """A program on a pseudo-terminal, as a person sees and types it."""
+    """A program on a pseudo-terminal, with the screen and keyboard of a user."""
 
     def __init__(self, command: Sequence[str], cwd: Path) -> None:
         pid, descriptor = pty.fork()
@@ -39,7 +39,7 @@ class Terminal:
         os.write(self._descriptor, keys)
 
     def read_until(self, words: str, timeout_s: float = PATIENCE_S) -> None:
-        """Reads until `words` have appeared since the start."""
+        """Read until `words` have appeared since the start."""
         give_up = time.monotonic() + timeout_s
         while words not in self.text:
             assert time.monotonic() < give_up, f"waited for {words!r}; the terminal shows:\n{self.text}"
@@ -61,7 +61,7 @@ class Terminal:
             self.wait()
 
     def _read(self, wait_s: float) -> bool:
-        """Reads what is there; False at the end."""
+        """Read the available output; return False at the end."""
         if not select.select([self._descriptor], [], [], wait_s)[0]:
             return True
         try:
@@ -147,7 +147,7 @@ def test_a_second_ctrl_c_stops_the_run_cleanly(stack: RunningStack, following: t
 
 @pytest.fixture
 def watcher(stack: RunningStack) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The same without a terminal."""
+    """A watching program without a terminal."""
     command = stack.command("run", str(stack.pipeline_file("terminal")), "--production")
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment()

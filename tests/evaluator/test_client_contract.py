@@ -1,6 +1,6 @@
-"""What every client of the evaluator holds to: the real one with its service, and the fake that tests of what stands above use.
+"""Contract of every client of the evaluator: the real client with its service, and the fake that tests of its callers use.
 
-The service has a database and its own threads; instead of workers a pool that answers at once.
+The service has a database and its own threads. Instead of workers, it has a pool that answers immediately.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def drift(asked: DriftRequest) -> MeasuredDrift:
 
 @dataclass
 class Place:
-    """A client, and what it is asked to fail with: evaluations of this model fail with this message."""
+    """A client, and a model whose evaluations fail with a given message."""
 
     client: EvaluatorClient
     failing: dict[int, str] = field(default_factory=dict)
@@ -111,11 +111,11 @@ class _Job:
         return self._answer
 
     def stop(self) -> None:
-        """Nothing runs."""
+        """Do nothing, because no job is running."""
 
 
 class _Pool:
-    """Makes every job at once."""
+    """A pool that executes every job immediately."""
 
     def __init__(self, failing: dict[int, str]) -> None:
         self._failing = failing

@@ -22,7 +22,7 @@ def check(evaluation: object) -> list[str]:
 
 
 def thresholds(**options: Any) -> list[str]:
-    """What is found where turns of downsampling go by a score of the handler `h`."""
+    """Return the problems of a pipeline whose downsampling policies depend on a score of the handler `h`."""
     error = {"name": "MeanSquaredError", "label": "MSE"}
     datasets = [DATASET, {**DATASET, "dataset_id": "other", "metrics": [error, {"name": "Accuracy"}]}]
     handlers = [

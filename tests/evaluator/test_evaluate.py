@@ -1,4 +1,4 @@
-"""The evaluation loop: one forward pass a sample, metrics as if each interval had been evaluated alone, and notes where less was seen."""
+"""The evaluation loop: one forward pass per sample, metrics equal to separate evaluations of each interval, and notes if samples are missing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ INTERVALS = st.lists(
 
 
 class Counting(nn.Module):
-    """Predicts class 1 for payloads divisible by 3, else 0; notes every sample that passes through it."""
+    """Predicts class 1 for payloads divisible by 3, otherwise 0; records every sample that passes through it."""
 
     def __init__(self) -> None:
         super().__init__()

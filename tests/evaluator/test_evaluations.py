@@ -53,7 +53,7 @@ def request(
 
 
 class FakeJob:
-    """A job that ends when the test says so."""
+    """A job that the test ends."""
 
     def __init__(
         self, work: EvaluationJob, name: str, on_message: Callable[[object], None], on_done: Callable[[FakeJob], None]
@@ -120,13 +120,13 @@ class House:
         self.evaluations = Evaluations(self.store, pool, make_job, self.storage.client(), max_jobs, coalesce_s=0.0)
 
     def register(self) -> None:
-        """Register the dataset, perhaps anew: one sample a second."""
+        """Register the dataset, possibly again, with one sample a second."""
         self.storage.add_dataset("test")
         self.storage.add_samples("test", range(40))
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """What is started within begins only behind it, as if all had come in the same moment."""
+        """Delay evaluations started in this block until its end, as if all had arrived at the same moment."""
         self.evaluations._coalesce_s = 3600.0
         yield
         self.evaluations._coalesce_s = 0.0
@@ -137,7 +137,7 @@ class House:
             return [self.evaluations.start(asked) for asked in requests]
 
     def num_held_back(self) -> int:
-        """Jobs in line, none of which may begin now: the number stays the same until one that runs has ended."""
+        """Return the number of queued jobs. None of them can start, so the number is constant until a running job ends."""
         with self.evaluations._changed:
             assert self.evaluations._ready()[0] is None
             return len(self.evaluations._waiting)
@@ -147,7 +147,7 @@ class House:
             return not self.evaluations._waiting and not self.evaluations._running
 
     def end(self, status: EvaluationStatus) -> EvaluationStatus:
-        """The final status, once it is there."""
+        """Wait for the final status and return it."""
         return list(self.evaluations.table.watch(status.evaluation_id))[-1]
 
     def results(self) -> list[EvaluationResult]:
@@ -272,7 +272,7 @@ def test_scores_of_another_registration_are_refused_and_those_of_before_stay(hou
 
 
 def test_scores_of_deleted_samples_are_not_used_again(house: House) -> None:
-    """As many samples as before are other ones, where some were deleted and added anew."""
+    """The number of samples can be the same although the samples differ, if some were deleted and others were added."""
     asked = request()
     house.end(_finished(house, asked, 0))
     house.end(house.evaluations.start(request("other")))
@@ -369,7 +369,7 @@ def test_jobs_are_bounded_and_equal_ones_wait_for_each_other(make_house: Callabl
 
 
 def test_jobs_over_the_same_samples_follow_each_other(make_house: Callable[..., House]) -> None:
-    """So that the second finds the outputs that the first has kept."""
+    """The jobs run one after the other, so that the second job finds the stored outputs of the first job."""
     house = make_house(max_jobs=4)
     house.evaluations.start(request())
     house.run.job(0)
@@ -468,7 +468,7 @@ def test_stopping_before_it_begins(house: House) -> None:
 
 
 def test_stopping_while_it_begins(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the middle of the moment in which the dispatcher looks at what shares the job."""
+    """The stop occurs while the dispatcher checks which evaluations share the job."""
     one, two = request("a"), request("b")
     stopper = threading.Thread(target=lambda: house.evaluations.stop(one.evaluation_id))
     named = EvaluationRequest.__str__

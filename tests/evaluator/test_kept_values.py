@@ -1,4 +1,4 @@
-"""Values of samples in a worker's memory: found again as they were, within a bound, the least recently used ones given up first."""
+"""Values of samples in a worker's memory: they are found unchanged, within a memory limit; the least recently used values are evicted first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def rows(keys: Int64Array) -> Float32Array:
 
 
 def ask(kept: KeptValues, name: str, keys: list[int]) -> int:
-    """As a question does: make what is missing, in two batches, and take all. Returns how many were made."""
+    """Act like a question: compute the missing values in two batches and read all values. Returns the number of computed values."""
     table, array = kept.table(name), np.array(keys, np.int64)
     missing = table.missing(array)
     for part in np.array_split(missing, 2):

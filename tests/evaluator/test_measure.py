@@ -43,7 +43,7 @@ def accepting(max_bytes: int) -> Endpoint:
 
 
 class Net(nn.Module):
-    """Of the sample with payload k the embedding is (k, k % 3), and the logits are (k, 2 (k % 3))."""
+    """A model. For the sample with payload k, the embedding is (k, k % 3), and the logits are (k, 2 (k % 3))."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Drift between two windows of a run's stream: of the right samples, each passed once through the model, measured as the metrics say."""
+"""Drift between two windows of a run's stream: for the right samples, each passed once through the model, with the values of the metrics."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MEAN = {"mean": {"id": "MeanDistanceDriftMetric"}}
 
 
 class Net(nn.Module):
-    """Of the sample (k, k²) the embedding is (k, k², 7), and the logits are (k, 2k)."""
+    """A model. For the sample (k, k²), the embedding is (k, k², 7), and the logits are (k, 2k)."""
 
     def __init__(self, broken: float | None = None) -> None:
         super().__init__()
@@ -379,7 +379,7 @@ def pairs_of(*numbers: tuple[int, int, int, int]) -> tuple[WindowPair, ...]:
     ],
 )
 def test_pairs_that_are_asked_together_have_the_numbers_of_each_alone(kind: ComparedData, size: int | None) -> None:
-    """To the last bit: as a simulation asks, and as a run does, one after the other."""
+    """The numbers are equal to the last bit: a simulation asks for pairs together, and a run asks for one pair after the other."""
     place = Place(list(range(1400)), Scattered())
     pairs = pairs_of(*((t - 500, t, max(t, end - 500), end) for end in (900, 1400) for t in (500, 600, 850)))
     options: dict[str, Any] = {"data": kind, "sample_size": size, "metrics": MEASURED_BY_SUMS}

@@ -1,4 +1,4 @@
-"""Outputs in files: they come back as they were, within the room there is; what is torn is not believed."""
+"""Outputs in files are returned unchanged, within the available space; incomplete files are ignored."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ DTYPES = st.sampled_from(["float32", "float64", "float16", "int64", "bool"])
 
 
 def rows(keys: list[int], width: int = 2, dtype: str = "float32") -> Rows:
-    """Sample k is of time 10·k, of class k % 2, and gave [k, k, …]."""
+    """Sample k has time 10·k, class k % 2 and output [k, k, …]."""
     array = np.array(keys, np.int64)
     return Rows(array, array * 10, array % 2, np.repeat(array[:, None], width, 1).astype(dtype))
 
 
 def begin(folder: Path, name: str = "5-abc", limit: int = 2**20, segment_bytes: int = 2**16) -> KeptOutputs:
-    """As a job begins, in a process of its own perhaps."""
+    """Begin like a job, which may run in its own process."""
     room = OutputCache(folder / "outputs", limit)
     room.folder.mkdir(exist_ok=True)
     return KeptOutputs(room, name, Path(mkdtemp(dir=folder)), segment_bytes)

@@ -1,4 +1,4 @@
-"""Kept outputs of models after a power loss at any moment: they may be lost, but none is wrong."""
+"""Kept outputs of models after a power loss at any moment: outputs may be lost, but no output is wrong."""
 
 from __future__ import annotations
 

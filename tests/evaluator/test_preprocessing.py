@@ -1,4 +1,4 @@
-"""Models that take features of columns: what the evaluator gives them, and what fits together."""
+"""Models with features of columns: the input from the evaluator, and compatible sections."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PIPELINE: dict[str, Any] = with_columns(
 
 
 class Given(nn.Module):
-    """Says class 0, and keeps what it was given."""
+    """Predicts class 0, and records its input."""
 
     def __init__(self) -> None:
         super().__init__()

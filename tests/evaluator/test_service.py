@@ -80,7 +80,7 @@ def storage(system_config: SystemConfig, stack: ExitStack, tmp_path: Path) -> Ru
 
 @pytest.fixture
 def model_id(system_config: SystemConfig, stack: ExitStack, tmp_path: Path) -> int:
-    """A model that says class 1 for numbers over 39.5."""
+    """A model that predicts class 1 for numbers above 39.5."""
     context = ServiceContext("model_storage", system_config, get_logger("test"))
     stack.callback(context.shut_down)
     endpoint = system_config.endpoint("model_storage")
@@ -471,7 +471,7 @@ def test_killed_and_started_again(
 
 
 def _children_of(pid: int) -> list[int]:
-    """The fork server and the workers."""
+    """Return the fork server and the workers."""
     direct: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):  # It has ended meanwhile.
@@ -480,7 +480,7 @@ def _children_of(pid: int) -> list[int]:
 
 
 def _state(pid: int) -> str:
-    """Z also for a process that is gone."""
+    """Return the state of a process; Z also if the process no longer exists."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -488,7 +488,7 @@ def _state(pid: int) -> str:
 
 
 def _is_worker(pid: int) -> bool:
-    """Whether it is a fork of the fork server, and not that itself."""
+    """Return whether the process is a fork of the fork server, and not the fork server itself."""
     with suppress(OSError):
         return not _children_of(pid) and b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False

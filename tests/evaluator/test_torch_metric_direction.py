@@ -1,4 +1,4 @@
-"""Which classes of torchmetrics are errors is known without importing them."""
+"""The direction of torchmetrics classes (error or score) is known without importing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trigger asks of the evaluator is checked wherever it stands in `trigger`, with paths from the root of the pipeline."""
+"""Settings of a trigger for the evaluator are checked at any depth of `trigger`; problems have paths from the root of the pipeline."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ VALID = drift({"id": "MMDDriftMetric", "num_permutations": 10, "decision_criteri
 
 
 def check(trigger: object) -> list[str]:
-    """As the supervisor asks: with the defaults of the trigger."""
+    """Check like the supervisor, with the defaults of the trigger."""
     section = with_defaults(trigger) if isinstance(trigger, Mapping) else trigger
     return [str(problem) for problem in check_trigger({"trigger": section})]
 
@@ -293,7 +293,7 @@ def test_what_a_performance_trigger_evaluates_fits_the_pipeline(
 
 
 class OwnDrift(DataDriftTrigger):
-    """A trigger of another package."""
+    """A trigger from another package."""
 
 
 def test_a_trigger_of_another_package_gets_the_checks_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The scenarios of continuous training run as their pages say, over one stream that drifts."""
+"""The scenarios of continuous training run as described on their pages, over one stream that drifts."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def bytes_parser_function(data: memoryview) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def installed() -> Iterator[Path]:
-    """A folder that holds the package as pip installs it, made without a network and without touching the sources."""
+    """A folder with the package as installed by pip, made without a network and without changing the sources."""
     with tempfile.TemporaryDirectory(prefix="modyn-plugin-") as name:
         folder = Path(name)
         copy = folder / "source"

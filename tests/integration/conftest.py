@@ -1,4 +1,4 @@
-"""Fixtures of the integration tests: stacks that a module has for itself, and the session's one to be broken."""
+"""Fixtures of the integration tests: stacks for one module alone, and the session's stack for fault injection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.breakable_stack import BreakableStack
 
 @pytest.fixture(scope="module")
 def own_stack() -> Iterator[Callable[..., RunningStack]]:
-    """Starts stacks that a module has for itself, with sections of the system file as arguments."""
+    """Starts stacks for one module alone, with sections of the system file as arguments."""
     with ExitStack() as exits:
 
         def start(**sections: Any) -> RunningStack:

@@ -96,7 +96,7 @@ def test_a_run_is_refused_where_another_system_file_has_divided_the_same_redis_o
     ended = threading.Event()
 
     def use() -> None:
-        """Use the cache as a training does: it counts as in use for ten seconds."""
+        """Use the cache like a training: the cache counts as in use for ten seconds."""
         while not ended.wait(1.0):
             training_cache(other, {"data": DATA}, info)
 

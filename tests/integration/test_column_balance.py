@@ -69,7 +69,7 @@ def sites(killed: KilledStack) -> Mapping[str, list[str | None]]:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_pipeline_is_balanced_by_a_column(killed: KilledStack, sites: Mapping[str, list[str | None]], kind: str) -> None:
-    """Over all history: 25 of 50 samples, then 50 of 100."""
+    """The selection is over the whole history: 25 of 50 samples, then 50 of 100."""
     dataset, column = f"sites-{kind}", FORMATS[kind][2]
     sections = {"data": {"dataset_id": dataset, "bytes_parser_function": PARSER}}
     run = killed.stack.run(tiny_pipeline(dataset, selection_strategy=section(column), **sections))
@@ -121,7 +121,7 @@ def test_kills_of_the_selector_between_triggers_change_no_key(killed: KilledStac
     "pauses", [(0.0, 0.02), pytest.param((0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4), marks=pytest.mark.exhaustive)]
 )
 def test_kills_of_the_selector_while_it_selects_change_no_key(killed: KilledStack, pauses: tuple[float, ...]) -> None:
-    """The values of 60,000 samples are read, for a second or so."""
+    """Reading the values of 60,000 samples takes about a second."""
     config, folder = killed.client.config, killed.stack.folder / "data" / f"many-{len(pauses)}"
     dataset, sizes = f"many-{len(pauses)}", (40_000, 60_000)
     killed.client.register_dataset(column_dataset(folder, "json", dataset))

@@ -77,7 +77,7 @@ def overwrite(path: Path) -> int:
 
 
 def changed_files() -> Iterator[Any]:
-    """What is done to which file; the gate has each of them by both ways, noticed and not, in half of the combinations."""
+    """A change, and the changed files. The gate tests each change over both paths, noticed and unnoticed, in half of the combinations."""
     in_gate = ((truncate, 0), (truncate, 6), (remove, 0), (replace, 6), (overwrite, 0))
     in_slow = ((remove, 6, False), (replace, 0, False), (overwrite, 6, False), (truncate, 0, True))
     cases = [(change, number, False, turn) for turn, (change, number) in enumerate(in_gate)] + [(*case, None) for case in in_slow]

@@ -114,7 +114,7 @@ def test_payload_servers_die_all_the_time(breakable: BreakableStack, keys: Int64
 
 
 def test_storage_is_away_where_the_short_cut_is_taken(breakable: BreakableStack, keys: Int64Array) -> None:
-    """No reader notices; nor does one that begins when it is back."""
+    """No reader notices the outage, and neither does a reader that starts after the return of storage."""
     options: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "seed": 4, "workers": 2, "system": breakable.system("on")}
     with breakable.unattended():
         epochs = read(OnlineDataset("read", 0, epochs=2, **options), {20: lambda: breakable.kill("storage")})
@@ -127,7 +127,7 @@ def test_storage_is_away_where_the_short_cut_is_taken(breakable: BreakableStack,
 
 
 def test_one_of_three_payload_servers_is_enough(breakable: BreakableStack, keys: Int64Array) -> None:
-    """All but one are killed in the middle of an epoch, then come back, and are needed since the one is killed."""
+    """All servers except one are killed in the middle of an epoch and return. Then the last server is killed, so the others are needed."""
     dataset = OnlineDataset(
         "read",
         0,
@@ -206,7 +206,7 @@ if __name__ == "__main__":
 def test_a_killed_training_goes_on_with_what_is_missing(
     breakable: BreakableStack, keys: Int64Array, way: Way, per_sample: bool
 ) -> None:
-    """With another number of workers each time, from the position after the last batch that counts."""
+    """Each time, the number of workers differs, and the training resumes after the last counted batch."""
     program = breakable.stack.folder / "train.py"
     program.write_text(TRAIN)
     state = None

@@ -139,7 +139,7 @@ def test_with_tls_and_token_a_run_works_off_loopback_and_others_are_refused(
 
 @pytest.mark.exhaustive
 def test_on_loopback_ports_a_run_works_without_tls(own_stack: Callable[..., RunningStack], running_stack: RunningStack) -> None:
-    """And decides as it does on Unix sockets."""
+    """Its decisions equal those of a run over Unix sockets."""
     stack = on_ports(own_stack, "127.0.0.1", [])
     assert {stack.config.endpoint(name).address.split(":")[0] for name in CALLS} == {"127.0.0.1"}
     with running_stack.client() as client:

@@ -65,7 +65,7 @@ def pipeline() -> str:
 
 @dataclass
 class Installation(KilledStack):
-    """What a run in an installation that is broken on purpose has to come to."""
+    """A deliberately broken installation, and the required outcome of its run."""
 
     expected: RunOutcome
     kept: frozenset[str]
@@ -235,7 +235,7 @@ def installation(running_stack: RunningStack) -> Iterator[Installation]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(installation: Installation) -> Iterator[None]:
-    """No process and no file of a killed part is left."""
+    """Assert after each test that no process and no file of a killed process is left."""
     yield
     gone(lambda: stray_processes(installation.pids()))
     gone(lambda: sorted({*stray_files(installation.client)} - installation.kept))
@@ -288,7 +288,7 @@ def test_everything_is_killed_at_once(installation: Installation, kills: int) ->
 
 @pytest.mark.slow
 def test_the_process_that_looks_after_the_others_is_killed(installation: Installation) -> None:
-    """Nothing outlives it; then `modyn up` and `modyn resume`."""
+    """No other process outlives it. Then `modyn up` and `modyn resume` continue the run."""
     disturb(installation, installation.kill_stack, 3, "stack")
 
 

@@ -1,4 +1,4 @@
-"""What was evaluated is what is deployed: live data leads to the decisions that its replay leads to."""
+"""The evaluated pipeline equals the deployed pipeline: live data and its replay lead to the same decisions."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class World:
         return set().union(*self.deletions[:deletions])
 
     def log(self, policy: str) -> SampleBatch:
-        """What a run has read, in this order."""
+        """Return the samples that a run has read, in order."""
         with SelectorClient(self.client.config.endpoint("selector")) as selector:
             return insist(lambda: selector.samples(RunId(self.runs[policy]), 0, len(self.times) + 1))
 

@@ -36,12 +36,12 @@ FIRST = 1000
 
 
 def weight(trigger_id: int) -> float:
-    """All weights of a version."""
+    """The value of all weights of a version."""
     return (trigger_id - FIRST + 1) / 1000
 
 
 def expected(trigger_id: int) -> float:
-    """What a version answers to zeros, in each class."""
+    """Return the output of a version for zeros, in each class."""
     value = weight(trigger_id)
     return value + HIDDEN * value * (value + HIDDEN * value * value)
 

@@ -173,7 +173,7 @@ SLOW = (
 )
 """Together they have every file that a kill may meet: choices, scores, features, irreducible losses, feedback, columns, and the state of a policy."""
 MARKS = {name: pytest.mark.slow if name in SLOW else () if name == "both" else pytest.mark.exhaustive for name in CASES}
-"""One case in the gate, some in `make slow`, and each policy in all its modes and options in `make test-all`."""
+"""The gate runs one case, `make slow` some cases, and `make test-all` each policy in all its modes and options."""
 
 
 def test_every_policy_is_tried_here() -> None:

@@ -110,7 +110,7 @@ def test_a_fork_ends_with_its_parent(log: Path) -> None:
 
 
 def test_what_is_preloaded_can_be_forked(log: Path) -> None:
-    """It starts no thread, hides rich, and brings no metrics but those of every server."""
+    """The import starts no thread, hides rich, and registers only the metrics that every server has."""
     program = (
         "preload()\n"
         "import threading; from prometheus_client import REGISTRY\n"
@@ -136,7 +136,7 @@ def test_a_forked_program_runs_as_by_an_interpreter_of_its_own(log: Path) -> Non
 
 @pytest.mark.parametrize("length", [1, 1000])
 def test_the_command_line_is_that_of_the_program(log: Path, length: int) -> None:
-    """It is cut off where it is longer than that of its parent."""
+    """The command line is truncated if it is longer than its parent's."""
     program = (
         "environment = Path('/proc/self/environ').read_bytes()\n"
         f"set_command_line(['modyn.rpc', 'storage', '--config', {length} * 'x'])\n"

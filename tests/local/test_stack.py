@@ -176,7 +176,7 @@ def test_logs_are_rotated(stack: RunningStack, name: str) -> None:
     log = stack.config.log_file(name)
 
     def content(path: Path = log) -> str:
-        """Nothing while a rotation is under way, or before the first line after it."""
+        """Return the content of a log; empty during a rotation, and until the first line after it."""
         try:
             return path.read_text()
         except FileNotFoundError:

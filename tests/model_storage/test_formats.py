@@ -202,7 +202,7 @@ def test_a_zstd_file_that_wants_much_memory_is_refused(tmp_path: Path) -> None:
 def test_statistics_of_preprocessing_are_part_of_a_version(
     id_: str, algorithm: Algorithm | None, statistics: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """They come back with the weights in any format, and count in the hash."""
+    """Every format returns the statistics with the weights, and the hash covers them."""
     folder = tmp_path_factory.mktemp("model")
     paths = [folder / name for name in ("sent", "encoded", "packed", "unpacked", "wire", "without")]
     sent, encoded, packed, unpacked, wire, without = paths

@@ -1,4 +1,4 @@
-"""Which version a rollback goes back to."""
+"""The version that a rollback promotes."""
 
 from __future__ import annotations
 

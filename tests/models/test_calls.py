@@ -44,7 +44,7 @@ class Pair(nn.Module):
 
 
 class Behind(nn.Module):
-    """What comes behind the last layer belongs to the loss."""
+    """A model with code after the last layer. This code belongs to the loss."""
 
     def __init__(self) -> None:
         super().__init__()

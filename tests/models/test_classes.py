@@ -1,4 +1,4 @@
-"""Which labels a pipeline's model can learn from."""
+"""The labels that a pipeline's model can learn from."""
 
 from __future__ import annotations
 

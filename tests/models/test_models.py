@@ -103,7 +103,7 @@ def test_logits_are_last_layer_of_embedding(id_: str) -> None:
     "id_", [pytest.param(id_, marks=[pytest.mark.slow] if id_ in ("ResNet50", "ResNet152") else []) for id_ in SMALL]
 )
 def test_same_seed_gives_the_same_weights(id_: str) -> None:
-    """Of the residual networks the smallest in the gate: all of them are built alike."""
+    """The gate tests only the smallest residual network, because all residual networks are built in the same way."""
     network, other = small(id_), small(id_)
     assert all(torch.equal(a, b) for a, b in zip(network.state_dict().values(), other.state_dict().values(), strict=True))
     assert not torch.equal(small(id_, seed=1).last_layer.weight, network.last_layer.weight)

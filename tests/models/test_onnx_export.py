@@ -106,7 +106,7 @@ def test_inputs_and_formats_that_cannot_be(tmp_path: Path) -> None:
 
 
 def test_a_missing_library_is_named(tmp_path: Path) -> None:
-    """In a process that finds no ONNX."""
+    """The test runs in a process that cannot import ONNX."""
     program = (
         "import importlib.util, pathlib, torch\n"
         "find = importlib.util.find_spec\n"

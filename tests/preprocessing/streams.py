@@ -48,7 +48,7 @@ def pipeline(*components: Mapping[str, Any], columns: str = "n", **options: Any)
 
 
 def merged(parts: Sequence[Preprocessing], order: int) -> Preprocessing:
-    """All parts merged as a tree that `order` decides, from left to right."""
+    """Merge all parts from left to right as a tree that `order` decides."""
     left = list(parts)
     while len(left) > 1:
         at = order % (len(left) - 1)
@@ -58,5 +58,5 @@ def merged(parts: Sequence[Preprocessing], order: int) -> Preprocessing:
 
 
 def dense(preprocessing: Preprocessing, columns: Mapping[str, Any]) -> npt.NDArray[np.float32]:
-    """All features of a batch as a matrix."""
+    """Return all features of a batch as a matrix."""
     return preprocessing.transform(columns).to_dense()

@@ -86,7 +86,7 @@ def _errors(schema: JsonSchema, data: object) -> list[str]:
 
 
 def test_it_is_a_valid_schema_whose_references_are_triggers_within_triggers(schema: JsonSchema) -> None:
-    """In `trigger` and in `online.trigger`."""
+    """This holds for `trigger` and `online.trigger`."""
     Draft202012Validator.check_schema(schema)
     assert str(schema).count("$ref") == str(schema).count("'$ref': '#/properties/trigger'") == 2
 
@@ -194,7 +194,7 @@ def test_examples_and_defaults_are_values_that_are_allowed(schema: JsonSchema) -
 
 
 def test_examples_of_triggers_pass_the_checks_of_the_policies(schema: JsonSchema) -> None:
-    """Those that name a policy, by the very functions that check a pipeline."""
+    """Examples that name a policy are checked by the same functions that check a pipeline."""
     registries: dict[str, Registry[Any]] = {"projection": PROJECTIONS, "detector": DETECTORS, "warmup_policy": TRIGGERS}
     told = set()
     for field in walk(schema):

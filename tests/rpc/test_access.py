@@ -50,7 +50,7 @@ def test_without_a_token_everything_is_allowed() -> None:
 
 
 def test_a_token_is_replaced_while_the_server_runs(tmp_path: Path) -> None:
-    """It is first accepted in addition to the old one, then sent, then the only one."""
+    """The new token is first accepted in addition to the old token, then sent, and finally the only accepted token."""
     path = tmp_path / "token"
     security = SecurityConfig(token_file=path)
     path.write_text(OLD)

@@ -25,7 +25,7 @@ def options_in_the_code() -> Iterator[str]:
 
 
 def test_grpc_knows_every_option_that_it_is_given() -> None:
-    """It ignores others in silence."""
+    """gRPC silently ignores unknown options."""
     (path,) = (path for folder in _cython.__path__ for path in Path(folder).glob("cygrpc*.so"))
     library = path.read_bytes()
     given = set(options_in_the_code())

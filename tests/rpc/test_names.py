@@ -66,7 +66,7 @@ class Servicer(pb_grpc.SelectorServicer):
 def test_a_name_is_asked_for_again_without_the_pauses_of_grpc(
     names: NameServer, serve_selector: Callable[..., RunningServer]
 ) -> None:
-    """They have grown to minutes when a long outage ends."""
+    """During a long outage, the pauses grow to minutes."""
     now = 100.0
     port = serve_selector(Servicer(), Endpoint(address="127.0.0.1:0")).address.rsplit(":", 1)[1]
     where = Endpoint(address=f"dns://127.0.0.1:{names.port}/selector:{port}")

@@ -251,7 +251,7 @@ STUCK = pytest.mark.parametrize("stuck", ["on_shutdown(lambda", "when_healthy.ap
 
 @STUCK
 def test_a_service_that_is_stuck_says_where(start: Callable[..., subprocess.Popen[str]], stuck: str) -> None:
-    """It says so repeatedly: it may be elsewhere, and only slow, at the first report."""
+    """The service reports repeatedly, because at the first report it may only be slow, at another position."""
     process = start(f"context.{stuck}: threading.Event().wait())", ShutdownLimits(report_s=0.2, exit_s=PATIENCE_S))
     assert process.stderr is not None
     wait_healthy(process)

@@ -1,4 +1,4 @@
-"""What every client of the selector holds to: the real one with its service, and the fake that tests of what stands above use."""
+"""Contract of every client of the selector: the real client with its service, and the fake that tests of its callers use."""
 
 from __future__ import annotations
 

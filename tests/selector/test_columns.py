@@ -58,7 +58,7 @@ class Sites:
 
 
 def shares(counts: Counter[int], budget: int) -> list[int]:
-    """What water-filling leaves to each, ascending, by one sample after the other."""
+    """Return the shares of water-filling, ascending, computed one sample after the other."""
     given = dict.fromkeys(counts, 0)
     for _ in range(min(budget, counts.total())):
         given[min((share, value) for value, share in given.items() if share < counts[value])[1]] += 1
@@ -145,7 +145,7 @@ def test_a_file_that_has_all_is_kept_and_one_that_reaches_back_too_far_is_cut(tm
 
 
 def test_a_range_of_deleted_samples_costs_nothing() -> None:
-    """They lie in the window, longer than what is read at once, and are not asked for."""
+    """The range is in the window, is longer than one read, and is not requested."""
     size = 700_000
     column = Sites(np.arange(size) % 2)
     gone = KeySet(3 * np.arange(10, size - 10))

@@ -167,7 +167,7 @@ def test_limit_holds_per_trigger_not_per_partition_and_last_x_is_the_newest() ->
 
 
 def test_golden_decisions() -> None:
-    """What these seeds have always selected. A change here changes every user's results: say so in the changelog."""
+    """The expected selections of these seeds must not change. A change affects every user's results: announce it in the changelog."""
     assert run({"name": "NewDataStrategy", "limit": 5, "limit_reset": "sampleUAR"}) == GOLDEN_UAR
     coreset = {"name": "CoresetStrategy", "tail_triggers": 0, "presampling_config": {"strategy": "Random", "ratio": 25}}
     assert run(coreset) == GOLDEN_RANDOM

@@ -1,4 +1,4 @@
-"""What a run was informed of, and its trigger sets, after a power loss at any moment: all of what was acknowledged, and nothing that is wrong."""
+"""Samples and trigger sets of a run after a power loss at any moment: all acknowledged data, and no wrong data."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_each_append_is_there_or_not(tmp_path: Path) -> None:
 
 
 def test_samples_that_are_sent_again_after_a_kill_are_durable(tmp_path: Path) -> None:
-    """What a killed process wrote and did not sync is read by the next one, which must not take it for durable."""
+    """The next process reads data that a killed process wrote but did not sync. It must not treat this data as durable."""
     killed, step = True, 0
     while killed:
         log = SampleLog(RUN, tmp_path / str(step) / "run")

@@ -19,7 +19,7 @@ def generator(seed: int = 0) -> np.random.Generator:
 
 
 def divisions(counts: Sequence[int], budget: int, least: int = 0) -> Iterator[tuple[int, ...]]:
-    """All ways to divide the budget."""
+    """Return all possible divisions of the budget."""
     ranges = [range(min(least, count), count + 1) for count in counts]
     return (way for way in product(*ranges) if sum(way) == budget)
 

@@ -35,7 +35,7 @@ def test_a_size_that_cannot_be_is_refused(population: int, size: int) -> None:
 
 
 def test_every_subset_is_equally_likely_across_blocks() -> None:
-    """All 35 subsets of 3 out of 7 in blocks of 2: a skew between blocks, or within one, would show."""
+    """The test counts all 35 subsets of 3 out of 7 samples in blocks of 2: a bias between or within blocks would be visible."""
     counts: dict[tuple[int, ...], int] = {}
     generator = np.random.default_rng(5)
     for _ in range(7000):

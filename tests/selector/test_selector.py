@@ -57,7 +57,7 @@ def register(selector: Selector, num_samples: int, *arguments: Any, **options: A
 
 
 def trigger_keys(selector: Selector | FakeSelectorClient, run_id: RunId, trigger_id: int) -> list[int]:
-    """All keys of a trigger set, by its partitions."""
+    """Return all keys of a trigger set, read by partition."""
     found: list[int] = []
     for partition in range(selector.trigger_set(run_id, trigger_id).num_partitions):
         if isinstance(selector, FakeSelectorClient):

@@ -82,7 +82,7 @@ def test_messages_are_no_larger_than_configured(make_config: Callable[..., Syste
 
 
 def drive(client: SelectorClient | FakeSelectorClient, number: int, answered: Callable[[], object] = int) -> list[str]:
-    """One run: samples in small batches, a trigger now and then. The checksums of its trigger sets."""
+    """Send a run's samples in small batches, with some triggers. Returns the checksums of the trigger sets."""
     run_id = RunId(f"run-{number}")
     section = {
         "name": "CoresetStrategy",

@@ -1,4 +1,4 @@
-"""What a trigger chose from and what it chose, against counting by brute force."""
+"""Candidates and chosen samples of a trigger, compared with counts by brute force."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ NO_LOG = MemoryReader(SampleBatch.empty())
 
 
 def contents(found: TriggerSet, chunk_size: int = 3) -> KeysAndWeights:
-    """All keys and weights, partition by partition."""
+    """Return all keys and weights, partition by partition."""
     num_partitions = -(-found.header.num_keys // found.header.partition_size)
     parts = [list(found.partition(partition, chunk_size)) for partition in range(num_partitions)]
     assert all(0 < len(chunk.keys) <= chunk_size for part in parts for chunk in part)
@@ -67,7 +67,7 @@ def test_an_empty_set_has_no_partition(tmp_path: Path) -> None:
 
 
 def test_the_folder_is_in_the_folder_of_the_run_before_a_set_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the disk: or a crash of the machine takes the folder away, and leaves the row that promises the set."""
+    """The order on the disk matters: otherwise, a crash of the machine could remove the folder but leave the row that refers to the set."""
     path, synced = tmp_path / "run" / "triggers" / "0.set", []
     sync = os.fsync
 

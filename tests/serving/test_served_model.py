@@ -68,7 +68,7 @@ def test_a_run_is_served_once() -> None:
 
 @pytest.mark.parametrize("package", ["httptools", "orjson", "uvicorn", "uvloop"])
 def test_a_package_of_the_extra_that_is_missing_is_named(package: str) -> None:
-    """In a process that cannot import it."""
+    """The test runs in a process that cannot import the package."""
     program = (
         f"import sys\nsys.modules[{package!r}] = None\nsys.argv = ['modyn', 'serve', 'some-run']\n"
         "from modyn.cli.main import main\nmain()\n"

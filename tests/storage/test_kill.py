@@ -99,7 +99,7 @@ POINTS = [
 
 @pytest.mark.slow
 def test_killed_ingestion_is_exactly_once(quick_config: SystemConfig, tmp_path: Path) -> None:
-    """One dataset through all points one after the other, each with new files: small ones, a large one, and one that grows."""
+    """One dataset passes all kill points in turn. Each point has new files: small files, a large file, and a growing file."""
     folder, program = tmp_path / "d", tmp_path / "program.py"
     program.write_text(INGEST_AND_DIE)
     config_path = write_config(quick_config, tmp_path)

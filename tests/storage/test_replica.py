@@ -139,7 +139,7 @@ def test_a_replica_serves_without_storage(quick_config: SystemConfig, stack: Exi
 def test_the_process_is_a_service_like_the_others(
     storage: RunningStorage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No database is named to it. It is healthy, measured, and ends when it is asked to."""
+    """The process gets no database. It reports health and metrics, and ends on request."""
     write_records(tmp_path / "d" / "0.bin", range(50), 1000)
     storage.index(binary_dataset(tmp_path / "d"))
     config = with_replicas(storage.config, 2).model_copy(update={"database_url": None})

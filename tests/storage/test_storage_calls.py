@@ -118,7 +118,7 @@ def test_the_process_tells_what_is_wrong(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_cannot_be_written(quick_config: SystemConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is lost or half there; the next ingestion succeeds."""
+    """Nothing is lost or incomplete; the next ingestion succeeds."""
     write_records(tmp_path / "d" / "a.bin", range(10), 1000)
     with running_storage(quick_config) as storage:
         storage.client.register_dataset(binary_dataset(tmp_path / "d"))
@@ -136,7 +136,7 @@ def test_a_disk_that_cannot_be_written(quick_config: SystemConfig, tmp_path: Pat
 
 
 def test_postgres_gone_in_the_middle(tmp_path: Path) -> None:
-    """What is indexed is served on, what needs the catalogue says what is wrong, and nothing is lost when it is back."""
+    """Indexed samples are still served, calls that need the catalogue report the problem, and nothing is lost when PostgreSQL returns."""
     write_records(tmp_path / "d" / "a.bin", range(10), 1000)
     with tempfile.TemporaryDirectory(prefix="modyn-pg-") as folder, ExitStack() as stack:
         server = PostgresServer(Path(folder))

@@ -1,4 +1,4 @@
-"""What a run decided and made, without the names and times that differ from run to run: two runs are equal if their outcomes are.
+"""Decisions and results of a run, without names and times that differ between runs: two runs are equal if their outcomes are equal.
 
 expected = outcome(client, undisturbed.run_id)
 assert differences(expected, outcome(client, run.run_id)) == []

@@ -1,4 +1,4 @@
-"""What power losses leave of files: records what code does to the files of a folder, and makes the states in which a disk may be found after it.
+"""Effects of power losses on files: records the file operations of code in a folder, and creates the possible states of the disk afterwards.
 
     with recorded_disk(folder) as disk:
         store.put("a")

@@ -1,4 +1,4 @@
-"""What code did to the files of a folder, in order, and what power losses may leave of it. Made by `disk_recorder.recorded_disk`."""
+"""File operations of code in a folder, in order, and the possible states after power losses. Made by `disk_recorder.recorded_disk`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.simulated_disk import (
 )
 
 _MISSING: Final = -1
-"""In place of a folder that is not there: what is tried in it fails."""
+"""Replaces a missing folder: operations in it fail."""
 
 
 class Killed(BaseException):
@@ -161,7 +161,7 @@ class DiskRecording:
             self._left -= 1
 
     def spot(self, path: Any, dir_fd: int | None = None) -> Spot | None:
-        """Where the name `path` is in the recorded folder; None if it is not in it."""
+        """Return the place of the name `path` in the recorded folder; None if the name is outside the folder."""
         text = os.fsdecode(path)
         if dir_fd is not None:
             text = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), text)

@@ -65,7 +65,7 @@ def one_file(samples: Sequence[Sample]) -> bytes:
 
 
 def as_lines(rows: Callable[[Sequence[Sample]], bytes]) -> Callable[[Sequence[Sample]], list[Sample]]:
-    """What a format of lines finds: the whole line is the payload."""
+    """Return the samples that a line format finds: the whole line is the payload."""
     return lambda samples: [(rows([sample]).rstrip(b"\n"), sample[1]) for sample in samples]
 
 

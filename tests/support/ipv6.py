@@ -1,4 +1,4 @@
-"""Whether this machine has an address of IPv6; containers often have none."""
+"""Check whether this machine has an IPv6 address; containers often have none."""
 
 from __future__ import annotations
 

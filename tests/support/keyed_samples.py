@@ -81,7 +81,7 @@ def checked(batch: Batch, weights: Float32Array | None = None) -> Int64Array:
 
 
 def joined(parts: Iterable[Int64Array]) -> list[int]:
-    """All keys in ascending order, to be compared with what was to come."""
+    """Return all keys in ascending order, for comparison with the expected keys."""
     found: list[int] = np.sort(np.concatenate([np.empty(0, np.int64), *parts])).tolist()
     return found
 

@@ -1,4 +1,4 @@
-"""What the fork server of tests imports once: each process that reads from fakes or trains on them would need most of a second for it."""
+"""Modules that the tests' fork server imports once: each process that uses the fakes would need most of a second to import them."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class ServiceProcess:
             raise AssertionError(f"it did not end within {PATIENCE_S:g} s:\n{self.said()}") from None
 
     def said(self) -> str:
-        """All that it has written since its first start."""
+        """All output of the process since its first start."""
         return self._log.read_text()
 
     def _serves(self) -> bool:

@@ -170,7 +170,7 @@ def drift(metrics: Options, windows: Options = AMOUNTS, votes: Options | None = 
 
 
 def performance(**criteria: Options) -> Options:
-    """What performance triggers have in common."""
+    """Return the common settings of performance triggers."""
     return {
         **BATCHED,
         "data_density_window_size": 20,

@@ -128,7 +128,7 @@ class Deadline:
         return list(self._left)
 
     def summary(self) -> str:
-        """What was not tested, and why, in lines."""
+        """Return lines that name the tests that did not run, and the reasons."""
         left = self.left_out()
         shown = ", ".join(left[:SHOWN]) + (f" and {len(left) - SHOWN} others" if len(left) > SHOWN else "")
         files = f"all tests of {len(left)} of {len(self._order)} files: {shown}"

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class WebReceiver:
-    """What an HTTP server has received. `answers` are its next statuses; then it answers 204."""
+    """An HTTP server that records received requests. `answers` are its next statuses; then it answers 204."""
 
     url: str = ""
     answers: list[int] = field(default_factory=list)
@@ -25,7 +25,7 @@ class WebReceiver:
 
 @dataclass
 class MailReceiver:
-    """What an SMTP server has received. `answers` are its next answers to the sender's address; then it accepts."""
+    """An SMTP server that records received messages. `answers` are its next answers to the sender's address; then it accepts."""
 
     address: str = ""
     answers: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What tests do with runs over services in memory."""
+"""Helpers for tests of runs with in-memory services."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class S3Proxy:
     page: int = 1000
 
     def take(self) -> list[Asked]:
-        """What was asked since the last call."""
+        """Return the requests since the last call."""
         asked, self.asked = self.asked, []
         return asked
 

@@ -15,7 +15,7 @@ Values = dict[int, int]
 
 
 class Training:
-    """One job with this number of batches in flight. It checks that it gets only what it may get.
+    """One job with this number of batches in flight. It checks that it receives only allowed samples.
 
     Args: tier: shared with others. left: sample keys that the first epoch has still to serve; none: all.
     """

@@ -1,4 +1,4 @@
-"""What the session's `running_stack` has, so that no module needs a stack of its own for it."""
+"""Settings and plug-ins of the session's `running_stack`, so that no module needs its own stack."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class TrainingRoom:
     limits: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `TrainingContext`, such as limits in seconds."""
     feedback: list[tuple[FeedbackHeader, FeedbackRows]] = field(default_factory=list)
-    """What trainings have scored, in the order in which they sent it."""
+    """Scores of trainings, in the order in which they were sent."""
 
     def put_feedback(self, header: FeedbackHeader, rows: Callable[[], Iterable[FeedbackRows]]) -> FeedbackHeader:
         parts = list(rows())
@@ -169,7 +169,7 @@ class TrainingRoom:
 
 
 def train_in_memory(pipeline: Mapping[str, Any], data: MemoryData, folder: Path, **request: Any) -> Outcome:
-    """One training, with model storage and folder of its own."""
+    """Run one training with its own model storage and folder."""
     return TrainingRoom(folder).train(pipeline, data, **request)
 
 

@@ -26,7 +26,7 @@ RUN = RunId("digits-0001")
 
 @dataclass
 class Stored:
-    """What model storage knows."""
+    """The content of model storage."""
 
     models: dict[tuple[str, int], StoredModelInfo] = field(default_factory=dict)
     reachable: bool = True

@@ -15,7 +15,7 @@ from modyn.testing.fake_evidence import FakeEvidence
 def checks(
     section: Mapping[str, Any], samples: SampleBatch, source: FakeEvidence | None = None, *, asks_twice: bool = True
 ) -> list[CheckRecord]:
-    """All checks of the policy that a `trigger` section describes. Args: asks_twice: see `decide`."""
+    """Return all checks of the policy that a `trigger` section describes. Args: asks_twice: see `decide`."""
     policy = build_trigger(section, TriggerContext(seed=3))
     return decide(policy, [samples], source=source or FakeEvidence(samples), asks_twice=asks_twice)
 

@@ -41,7 +41,7 @@ def behave(path: str) -> int:
 
 
 class Unruly(FileFormat):
-    """One sample a file."""
+    """A format with one sample per file."""
 
     Config: ClassVar[type[FormatConfig]] = FormatConfig
 
@@ -66,7 +66,7 @@ class UnrulyTogether(WholeFileFormat):
         return path.endswith(".u")
 
     def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
-        """Not asked of files that are indexed together."""
+        """Not called for files that are indexed together."""
         raise NotImplementedError
 
     def index_files(self, paths: Sequence[str]) -> IndexedFiles:

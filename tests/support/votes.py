@@ -6,5 +6,5 @@ from collections.abc import Mapping
 
 
 def drift_and_any_other(votes: Mapping[str, bool]) -> bool:
-    """Whether the subtrigger `drift` and at least one other have voted to fire."""
+    """Return whether the subtrigger `drift` and at least one other have voted to fire."""
     return votes["drift"] and sum(votes.values()) > 1

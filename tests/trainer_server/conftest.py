@@ -1,4 +1,4 @@
-"""What all tests of the trainer share."""
+"""Fixtures of all trainer tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Prometheus sees of a cache is what the stores hold at that moment, and what trainings that run have had of it."""
+"""Prometheus metrics of a cache: the present content of the stores, and samples served to running trainings."""
 
 from __future__ import annotations
 

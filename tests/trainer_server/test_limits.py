@@ -1,4 +1,4 @@
-"""What a worker may take: a function of the user that hangs, or that takes too much memory, ends its training with a message."""
+"""Limits of a worker: a user function that hangs or uses too much memory ends its training with a message."""
 
 from __future__ import annotations
 

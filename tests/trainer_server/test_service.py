@@ -192,7 +192,7 @@ def test_a_server_that_shuts_down_starts_nothing(room: Room) -> None:
 
 
 def test_a_training_that_cannot_be_queued_is_a_failed_one(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the reason is: the training is not left queued, watchers see that it failed, and it can be started again."""
+    """This holds for any reason: the training does not stay queued, watchers see that it failed, and it can be started again."""
 
     def fails(*_: object, **__: object) -> Job:
         raise OSError(24, "Too many open files")

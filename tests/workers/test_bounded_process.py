@@ -69,7 +69,7 @@ def test_a_request_that_makes_it_crash_or_takes_too_much_is_at_fault(start: Star
 
 
 def test_a_request_that_works_without_end_is_at_fault(start: Start) -> None:
-    """It is not if the machine is so busy that the process hardly runs."""
+    """It is not at fault if the machine is so busy that the process hardly runs."""
 
     def is_at_fault() -> bool:
         process = start(silence_s=0.3)
@@ -90,7 +90,7 @@ def test_a_request_that_only_waits_is_not_at_fault(start: Start) -> None:
 
 
 def test_a_process_that_does_not_start_is_ended_also_if_the_request_is_large(start: Start) -> None:
-    """It reads nothing, and more was to be sent than a connection holds."""
+    """The process reads nothing, and the request is larger than the buffer of a connection."""
     with pytest.raises(EndedError, match="did not start: it took more than") as caught:
         list(start(module="large_import").ask(b"x" * (16 << 20)))
     assert not caught.value.by_request

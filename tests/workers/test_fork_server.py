@@ -71,7 +71,7 @@ def test_the_fork_server_is_there_on_demand_and_ends_without_workers(tmp_path: P
 
 
 def test_a_fork_server_that_hangs_is_ended_too(tmp_path: Path) -> None:
-    """One that imports a module which does not come to its end sees no request to stop."""
+    """A fork server that imports a module which never finishes does not see a request to stop."""
     # The alarm ends it in any case.
     (tmp_path / "hanging.py").write_text("import signal\nsignal.alarm(60)\nsignal.pause()\n")
     program = """

@@ -72,7 +72,7 @@ def test_each_job_writes_its_own_log(submit: Submit, tmp_path: Path) -> None:
 
 
 def test_the_log_of_an_earlier_job_does_not_come_back(make_pool: Make, tmp_path: Path) -> None:
-    """Whatever watches the size of the logs looks at the newest one only."""
+    """The code that limits the size of logs checks only the newest log."""
     limits = WorkerLimits("trainer_server", 300.0, logs=LogLimits(check_every_s=0.01))
     submit = submitter(make_pool(rules=SessionRules(limits=limits, idle_s=600.0)), tmp_path)
     submit("count", 1, log="first").result(PATIENCE_S)

@@ -42,7 +42,7 @@ def whole_trainings(task: dict[str, Any], begin: Epochs) -> Arrange:
 
 
 def decode(source: Any, size: int) -> Any:
-    """What a cache may keep of an image: uint8 (3, size, size). Args: source: a path or an open file."""
+    """Decode an image into the form that a cache may keep: uint8 (3, size, size). Args: source: a path or an open file."""
     import numpy as np
     import torch
     from PIL import Image

@@ -1,4 +1,4 @@
-"""What all samplers share: jobs with their epochs, and how a decision takes effect."""
+"""Common code of all samplers: jobs with their epochs, and the execution of decisions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from modyn.records import BoolArray, Int64Array
 
 
 class Serving(NamedTuple):
-    """What one batch serves, and what it changes in the cache. A served sample that is no hit is prepared for this batch."""
+    """Samples that one batch serves, and changes of the cache. A served sample that is not a hit is prepared for this batch."""
 
     samples: Int64Array
     """(n,), in the order of the batch."""
@@ -60,7 +60,7 @@ class Sampler(ABC):
     """
 
     serves_again: ClassVar[bool] = False
-    """Whether a job meets a value again in later epochs: such a sampler cannot keep augmented values."""
+    """Whether a job may be served the same value again in later epochs: such a sampler cannot keep augmented values."""
 
     def __init__(self, num_samples: int, capacity: int, seed: int = 0, augmented: bool = False) -> None:
         if augmented and self.serves_again:

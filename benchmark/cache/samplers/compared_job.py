@@ -55,7 +55,7 @@ class ComparedJob:
         self._job = CacheJob(-1, keys, int(keys[-1]) + 1, seed)
         """A copy of the sampler's job after the last decision."""
         self._losses: list[tuple[Int64Array, Float32Array]] = []
-        """Keys and losses that the sampler is given with the next batch."""
+        """Keys and losses that are passed to the sampler with the next batch."""
         self._num_batches = 0
         self._ends_epoch = False
 
@@ -70,7 +70,7 @@ class ComparedJob:
         return 0 if self._ends_epoch else self._job.num_left
 
     def next_batch(self, size: int) -> SharedBatch:
-        """See `BatchSampler.next_batch`. Waits while the sampler lets the job wait for others."""
+        """See `BatchSampler.next_batch`. Waits while the job has to wait for other jobs."""
         size, servings = min(size, self.num_left or len(self._keys)), list[Serving]()
         while (missing := size - sum(len(serving.samples) for serving in servings)) > 0:
             servings.append(self._decide(missing))
@@ -134,7 +134,7 @@ class ComparedJob:
 
     @contextmanager
     def _shared(self) -> Iterator[_Shared]:
-        """The sampler, under its lock; what the block has changed is written."""
+        """Yield the sampler under its lock, and write the changes of the block."""
         path = self._folder / "sampler"
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open(self._folder / "lock", "wb") as lock:

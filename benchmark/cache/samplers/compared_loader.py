@@ -1,4 +1,4 @@
-"""Trainings at a cache whose batches a sampler for comparison decides: a plug-in at `SamplerLoader.open_sampler`."""
+"""Trainings with a cache and batches that a compared sampler decides: a plug-in at `SamplerLoader.open_sampler`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MANAGED: Final[Mapping[str, TierName]] = {
     "quiver": "decoded",
     "shade": "decoded",
 }
-"""By sampler for comparison, the tier whose values it keeps and drops."""
+"""For each compared sampler, the tier whose values the sampler keeps and drops."""
 
 
 @dataclass(frozen=True, slots=True)

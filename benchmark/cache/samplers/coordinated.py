@@ -1,4 +1,4 @@
-"""The sampler `coordinated`: jobs prepare samples for each other, each its share, and no value is prepared for less than all of them."""
+"""The sampler `coordinated`: each job prepares its share of the samples, and each value is prepared for all jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The samplers `lru` and `quiver`: every missed sample is kept, and the least recently used ones make room."""
+"""The samplers `lru` and `quiver`: every missed sample is kept in place of the least recently used samples."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class LRU(Sampler):
 
     serves_again = True
     oversampling: ClassVar[int] = 1
-    """Samples that are looked at for each one that a batch serves: cached ones first."""
+    """Number of samples to examine for each sample that a batch serves; cached samples are served first."""
 
     def __init__(self, num_samples: int, capacity: int, seed: int = 0, augmented: bool = False) -> None:
         super().__init__(num_samples, capacity, seed, augmented)
         self._last_use = np.full(num_samples, -1)
-        """Index of each sample's last use in `_uses`; earlier ones of it count no more."""
+        """Index of each sample's last use in `_uses`; earlier uses no longer count."""
         self._uses = np.zeros(4 * self.values.capacity + 1, np.int64)
         self._first, self._end = 0, 0
 
@@ -38,7 +38,7 @@ class LRU(Sampler):
         return Serving(samples, hits, evicted=evicted, admitted=admitted)
 
     def next_batch(self, job: CacheJob, size: int) -> Serving:
-        """Serve the next batch of a job, and remember what it used. The hits come first, as they were used before the others were kept."""
+        """Serve the next batch of a job, and record the used samples. Hits are recorded first, because they were used before the others were kept."""
         serving = super().next_batch(job, size)
         used = np.concatenate([serving.samples[serving.hits], serving.admitted])
         used = used[self.values.slot_of[used] >= 0]
@@ -57,12 +57,12 @@ class LRU(Sampler):
         return serving
 
     def _counts(self, uses: Int64Array, start: int) -> BoolArray:
-        """Which of these uses, that begin at index `start`, are the last of a cached sample."""
+        """Return which of these uses, which begin at index `start`, are the last use of a cached sample."""
         last: BoolArray = (self._last_use[uses] == np.arange(start, start + len(uses))) & (self.values.slot_of[uses] >= 0)
         return last
 
     def _least_recent(self, count: int, hits: Int64Array) -> Int64Array:
-        """The cached samples that were used longest ago, hits of this batch last."""
+        """Return the cached samples that were used longest ago; hits of this batch come last."""
         width, found = 2 * count, self._uses[:0]
         while count > 0:
             window = self._uses[self._first : min(self._end, self._first + width)]
@@ -75,7 +75,7 @@ class LRU(Sampler):
 
 
 class Quiver(LRU):
-    """Look at ten times as many samples as a batch serves, and serve those that are cached first.
+    """Examine ten times as many samples as a batch serves, and serve cached samples first.
 
     Source: Kumar, Sivathanu: Quiver, an informed storage cache for deep learning, 2020, substitutable hits. It keeps and drops chunks of the
     dataset for all jobs; here single samples are kept as by LRU.

@@ -1,4 +1,4 @@
-"""The sampler `opportunistic`: a batch takes cached samples wherever there are any, and random ones are prepared for later."""
+"""The sampler `opportunistic`: a batch uses cached samples if there are any, and random samples are prepared for later."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Opportunistic(Sampler):
         return Serving.mixed(batch.hits, batch.missed, job.generator, evicted=batch.served_out, refilled=refilled)
 
     def _random_samples(self, count: int, generator: np.random.Generator) -> Int64Array:
-        """Samples that are not cached and that a job trains on, `count` or all."""
+        """Return random samples that are not cached and that a job trains on: `count` samples, or all if there are fewer."""
         values = self.values
         if not count:
             return NO_SAMPLES

@@ -1,4 +1,4 @@
-"""The sampler `shade`: important samples are served more often, and cached."""
+"""The sampler `shade`: important samples are cached, and are served more often."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Shade(Sampler):
         super().__init__(num_samples, capacity, seed, augmented)
         self._ranks = np.ones(num_samples)
         self._losses = np.full(num_samples, np.nan)
-        """Newest loss of each sample; not a number: none is known."""
+        """Newest loss of each sample; NaN: no loss is known."""
         self._important: BoolArray = np.ones(num_samples, np.bool_)
         self._cumulative: dict[int, Float64Array] = {}
         """By place, over the trigger set."""

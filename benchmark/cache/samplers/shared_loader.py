@@ -1,4 +1,4 @@
-"""The sampler `shared_loader`: one loader for all jobs, which read one order and wait for each other."""
+"""The sampler `shared_loader`: one loader for all jobs. All jobs read in the same order and wait for each other."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class SharedLoader(Sampler):
         return self._readers
 
     def leave(self, job: CacheJob) -> None:
-        """Let a job end, or give up one that died, so that the others need not wait for it."""
+        """End a job, or give up a dead job, so that other jobs need not wait for it."""
         self._readers[self._reads.pop(job.place, NO_SAMPLES)] -= 1
         self._reading.discard(job.place)
         super().leave(job)
 
     def next_batch(self, job: CacheJob, size: int) -> Serving:
-        """Serve the next batch of a job; an empty one where it has to wait for others."""
+        """Serve the next batch of a job; an empty batch if the job has to wait for others."""
         self._check_request(job, size)
         left_over = NO_SAMPLES if self._reading else self._begin_pass()
         if job.place not in self._reading:

@@ -7,7 +7,7 @@ from modyn.cache.sharing.cache_job import CacheJob
 
 
 class Uncached(Sampler):
-    """Prepare every sample. What other samplers are compared with."""
+    """Prepare every sample. Other samplers are compared with this sampler."""
 
     def choose(self, job: CacheJob, size: int) -> Serving:
         """Decide: nothing is cached."""
@@ -16,7 +16,7 @@ class Uncached(Sampler):
 
 
 class Static(Sampler):
-    """Keep the first samples that fit, for ever.
+    """Keep the first samples that fit, forever.
 
     Source: MinIO, in Mohan, Phanishayee, Raniwala, Chidambaram: Analyzing and Mitigating Data Stalls in DNN Training, 2021, section 4.
     """
@@ -24,7 +24,7 @@ class Static(Sampler):
     serves_again = True
 
     def choose(self, job: CacheJob, size: int) -> Serving:
-        """Decide: hits by chance, kept as long as there is room."""
+        """Decide: hits occur by chance; samples are kept while there is space."""
         samples = job.ahead(size)
         hits = self.values.slot_of[samples] >= 0
         return Serving(samples, hits, admitted=samples[~hits][: self.values.num_free])

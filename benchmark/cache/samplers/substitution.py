@@ -18,7 +18,7 @@ class Substituted(NamedTuple):
     hits: Int64Array
     missed: Int64Array
     hand: int
-    """Slot after the last value that was looked at."""
+    """Slot after the last examined value."""
     served_out: Int64Array
     """Hits that all jobs that train on them have been served with this batch."""
     new: Int64Array

@@ -15,14 +15,14 @@ from modyn.errors import ConflictError, InvalidArgumentError
 from modyn.records import BoolArray, Int32Array, Int64Array
 
 MOST_JOBS: Final = 64
-"""Jobs at one cache: bits of a mask."""
+"""Largest number of jobs of one cache: bits of a mask."""
 SLOTS_PER_SAMPLE: Final = 16
-"""Slots that are looked at, at most, for each sample that is looked for: what bounds the time of a batch."""
+"""Largest number of slots to examine for each wanted sample. This limits the time of a batch."""
 _NONE: Final = -1
 
 
 class CachedValues:
-    """Which samples are cached: of each at most one value.
+    """The cached samples, with at most one value for each sample.
 
     Args: num_samples: of the dataset; samples are 0 … num_samples − 1. capacity: cached samples at most.
     Raises: InvalidArgumentError: a number is negative.
@@ -50,7 +50,7 @@ class CachedValues:
         self._next = 0
         self._places = 0
         self._oldest = 0
-        """Slot that is emptied first where room is needed."""
+        """Slot that is emptied first if space is needed."""
 
     def __len__(self) -> int:
         return self.capacity - self.num_free
@@ -61,7 +61,7 @@ class CachedValues:
         return np.flatnonzero(self.slot_of >= 0)
 
     def join(self, trigger_set: Int64Array) -> int:
-        """Give a job a place. Raises ConflictError: all places are taken."""
+        """Assign a place to a job. Raises ConflictError: all places are used."""
         place = next((place for place in range(MOST_JOBS) if not self._places >> place & 1), None)
         if place is None:
             raise ConflictError(f"{MOST_JOBS} jobs share this cache, and no more can: let one leave, or use another cache")
@@ -70,19 +70,19 @@ class CachedValues:
         return place
 
     def leave(self, place: int, trigger_set: Int64Array) -> None:
-        """Free the place of a job; what was served to it counts no more."""
+        """Free the place of a job. Values that were served to the job no longer count as served to it."""
         self.servings -= self.was_served(place, np.arange(self.capacity)).astype(np.uint8)
         self._places &= ~(1 << place)
         self._served_to &= ~np.uint64(1 << place)
         self.sharers[trigger_set] -= 1
 
     def was_served(self, place: int, slots: npt.NDArray[np.integer[Any]]) -> BoolArray:
-        """Whether the value in each of these slots was served to the job at `place`, in any of its epochs."""
+        """Return whether the value in each of these slots was served to the job at `place`, in any of its epochs."""
         served: BoolArray = self._served_to[slots] & np.uint64(1 << place) != 0
         return served
 
     def serve(self, place: int, slots: Int32Array) -> None:
-        """Count that the values in these slots, none twice, are served to the job at `place`."""
+        """Record that the values in these slots are served to the job at `place`. The slots must be distinct."""
         self.servings[slots] += 1
         self._served_to[slots] |= np.uint64(1 << place)
 
@@ -120,7 +120,7 @@ class CachedValues:
         return samples[self.servings[self.slot_of[samples]] >= expected[samples]]
 
     def evict(self, samples: Int64Array) -> None:
-        """Empty the slots of cached samples, none twice."""
+        """Empty the slots of distinct cached samples."""
         slots = self.slot_of[samples]
         self._free[np.arange(self._next + self.num_free, self._next + self.num_free + len(slots)) % max(1, self.capacity)] = slots
         self.slot_of[samples] = self.sample_in[slots] = _NONE
@@ -131,7 +131,7 @@ class CachedValues:
             self._oldest = int(next_slots[np.argmax(full) if full.any() else -1])
 
     def admit(self, samples: Int64Array) -> Int32Array:
-        """Put new values of samples that are not cached, none twice, into free slots, of which there are enough. Returns the slots."""
+        """Store new values of distinct uncached samples in free slots. There must be enough free slots. Returns the slots."""
         slots = self._free[np.arange(self._next, self._next + len(samples)) % max(1, self.capacity)]
         self._next = (self._next + len(samples)) % max(1, self.capacity)
         self.num_free -= len(samples)

@@ -34,7 +34,7 @@ def request_body() -> bytes:
 
 
 def answered(model: nn.Module, body: bytes) -> bytes:
-    """What a handler that is written by hand does: decode, predict, encode; nothing is checked."""
+    """Answer like a handwritten handler: decode, predict, encode; nothing is checked."""
     tensor: dict[str, Any] = orjson.loads(body)["inputs"][0]
     with torch.inference_mode():
         found = model(torch.tensor(tensor["data"], dtype=torch.float32).reshape(tensor["shape"])).numpy()

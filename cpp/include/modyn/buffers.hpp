@@ -1,5 +1,5 @@
-// Reusable memory for results. A fresh buffer takes as long to allocate as to fill, because the kernel clears each page. So a few buffers are
-// kept.
+// Reusable memory for results. Allocating a new buffer takes as long as filling it, because the kernel clears each page. So a few unused
+// buffers are kept.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace modyn {
 
 class BufferPool;
 
-// Returns a buffer to its pool, from any thread; without a pool, to the system.
+// Returns a buffer to its pool, from any thread. Without a pool, it frees the buffer.
 struct GiveBack {
   BufferPool* pool = nullptr;
   std::size_t capacity = 0;
@@ -42,7 +42,7 @@ class BufferPool {
   void keep(Buffer buffer) noexcept;
 
   std::size_t max_kept_bytes_;
-  // Protects kept_. Only tried, never waited for: after a fork, the lock of a thread that no longer exists stays locked.
+  // Protects kept_. Code only tries to lock it and never waits: after a fork, the lock may stay locked by a thread that no longer exists.
   mutable std::mutex mutex_;
   std::vector<Buffer> kept_;  // without a pool, oldest first; never grows beyond its reserved size
   std::size_t kept_bytes_ = 0;

@@ -12,16 +12,16 @@
 
 namespace modyn {
 
-// Runs of regular values. Rows [starts[i], starts[i + 1]) have the values values[i] + strides[i] * (row - starts[i]), modulo 2^64. starts[0] is
-// 0.
+// Runs of values in constant steps. Row r in [starts[i], starts[i + 1]) has the value values[i] + strides[i] * (r - starts[i]), modulo 2^64.
+// starts[0] is 0.
 struct Runs {
   std::vector<std::int64_t> starts;
   std::vector<std::int64_t> values;
   std::vector<std::int64_t> strides;
 };
 
-// Returns the runs that give `values`: the smallest number of runs, or one more. Returns none if there would be more than max_runs. One pass,
-// which stops as soon as there are too many.
+// Splits `values` into runs: the smallest possible number of runs, or one more. Returns no runs if there would be more than max_runs. Makes one
+// pass, which stops as soon as there are too many runs.
 inline Runs find_runs(const std::int64_t* values, std::size_t count, std::size_t max_runs) {
   const auto step = [&](std::size_t i) { return static_cast<std::uint64_t>(values[i]) - static_cast<std::uint64_t>(values[i - 1]); };
   Runs runs;
@@ -38,8 +38,8 @@ inline Runs find_runs(const std::int64_t* values, std::size_t count, std::size_t
   return runs;
 }
 
-// Reads the values of a column as int64; floating point numbers as their bits. A view: the caller keeps the memory alive. Row numbers are not
-// checked. Reads never leave the memory: a damaged file gives wrong values, never a crash.
+// Reads the values of a column as int64; floating point numbers as their bits. A view: the caller keeps the memory alive. Does not check row
+// numbers. For valid rows, a damaged file causes wrong values, but never a read outside the memory.
 class Column {
  public:
   static Column constant(std::int64_t value) { return {Kind::constant, nullptr, value}; }
@@ -78,7 +78,7 @@ class Column {
   std::int64_t in_run(std::size_t run, std::int64_t row) const;
 
   const void* data_;
-  std::int64_t value_;  // of a constant; of runs their number
+  std::int64_t value_;  // value of a constant, or number of runs
   Kind kind_;
 };
 

@@ -10,9 +10,9 @@
 
 namespace modyn {
 
-// Copies record i, whose length its bounds give, from address(i) to into + bounds[i], for i in [first, last). A null address leaves its place
-// unchanged. Owns nothing. Prefetches records some turns ahead, because the time goes into waiting for memory, and waits for several records
-// overlap. Sorting the records would cost more than it saves (benchmark/gather.py).
+// Copies record i, whose length its bounds give, from address(i) to into + bounds[i], for i in [first, last). A null address leaves its bytes
+// unchanged. Owns nothing. Prefetches records some iterations ahead, so that waits for memory, which take most of the time, overlap. Sorting the
+// records would cost more than it saves (benchmark/gather.py).
 template <typename Address>
 void copy_records(const std::int64_t* bounds, std::uint8_t* into, std::size_t first, std::size_t last, const Address& address) {
   constexpr std::size_t ahead = 12;
@@ -33,7 +33,7 @@ void copy_records(const std::int64_t* bounds, std::uint8_t* into, std::size_t fi
   }
 }
 
-// into[i] = values[rows[i]]. Prefetches some turns ahead, so that waits for memory overlap. Throws InvalidArgument for a row that does not
+// into[i] = values[rows[i]]. Prefetches some iterations ahead, so that waits for memory overlap. Throws InvalidArgument for a row that does not
 // exist; `into` is undefined then.
 template <typename T>
 void pick(const T* values, std::size_t num_values, const std::int64_t* rows, std::size_t count, T* into) {

@@ -19,7 +19,7 @@ struct CsvOptions {
   std::size_t label_column = 0;
   bool float_labels = false;
   std::optional<std::size_t> timestamp_column;
-  bool skip_first_line = false;  // it names the columns: each row has this number of fields; not skipped unless reading starts at byte 0
+  bool skip_first_line = false;  // the first line names the columns and sets the number of fields; skipped only if reading starts at byte 0
   bool utf8 = true;              // rows must be UTF-8
   std::size_t max_field_lines = 1000;
   TimeFormat times;  // of the timestamp column
@@ -37,7 +37,7 @@ struct CsvRows {
   std::vector<std::int64_t> lengths;
   std::vector<std::int64_t> labels;      // float labels as their bits
   std::vector<std::int64_t> timestamps;  // filled if requested
-  std::vector<BadRow> bad;               // are in no column
+  std::vector<BadRow> bad;               // not included in the columns above
   // The only row of this chunk ends at the end of the file, or in an open quote, without a line break: more text may follow later.
   bool unended = false;
 };
@@ -52,7 +52,7 @@ struct CsvRows {
 // Holds one window of the file: 1 MiB, or the longest row. Not safe to share between threads.
 class CsvIndexer {
  public:
-  // `start`: where an earlier reader stopped at the end of the file. `rows_before`: the number of rows it had seen. Throws FileError, and
+  // `start`: position at which an earlier reader reached the end of the file. `rows_before`: the number of rows it had seen. Throws FileError, and
   // CsvError if the row before `start` had no line break and has been continued since.
   CsvIndexer(std::string path, const Roots& roots, std::int64_t start, std::int64_t rows_before, CsvOptions options);
 
@@ -79,9 +79,9 @@ class CsvIndexer {
     std::size_t fields = 0;
     std::optional<Field> label;
     std::optional<Field> timestamp;
-    const char* fault = nullptr;  // of the quote at `fault_at`
+    const char* fault = nullptr;  // problem of the quote at `fault_at`
     std::size_t fault_at = 0;
-    bool ended = true;  // by a line break
+    bool ended = true;  // whether a line break ends the row
   };
 
   void skip_start();

@@ -7,7 +7,7 @@
 
 namespace modyn {
 
-// The arguments are invalid, whatever the state of the files.
+// The arguments are invalid, independently of the state of the files.
 class InvalidArgument : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;
@@ -32,7 +32,7 @@ class FileError : public std::runtime_error {
 // Makes the FileError for the errno of a failed system call on `path`.
 FileError file_error(int error_number, const std::string& path, std::int64_t offset, std::int64_t wanted);
 
-// One of our own files was cut while it was mapped.
+// A file of the sample index was truncated while it was mapped.
 class MapCut : public std::runtime_error {
  public:
   MapCut() : std::runtime_error("a file of the sample index was cut after it was opened; `modyn data scrub` names it") {}

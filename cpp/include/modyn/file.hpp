@@ -1,4 +1,4 @@
-// Reading files with pread or through a map. Maps of users' files may be touched only under guard.hpp, because others may cut these files.
+// Reading files with pread or through a map. A map of a user's file may be read only under guard.hpp, because others may truncate the file.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +37,7 @@ struct FileStamp {
 using Roots = std::vector<std::string>;
 
 // Opens a file for reading without waiting. Returns -1 and sets errno on failure, EXDEV if the file is outside of `roots`. The location is read
-// from the open file, which cannot be exchanged any more: links in its path may change at any time. A file outside of the roots is never opened,
+// from the open file, which cannot change, because links in its path may change at any time. A file outside of the roots is never opened,
 // since opening a device could have an effect.
 int open_to_read(const std::string& path, const Roots& roots);
 
@@ -53,7 +53,7 @@ class File {
   // Reads up to `size` bytes at `offset` into `into`. Returns fewer only at the end of the file. Throws FileError.
   std::size_t read_some(void* into, std::size_t size, std::int64_t offset) const;
   // Maps all bytes that the file had when it was opened, at the first call. Returns null if these are fewer than `size`, or cannot be mapped.
-  // The map outlives the file. Touching bytes that have been cut off raises SIGBUS.
+  // The map outlives the file. Reading bytes that were cut off raises SIGBUS.
   std::shared_ptr<const std::uint8_t> map(std::int64_t size) const;
   // Returns whether the byte at `offset` can be read without waiting for a disk; true if the system cannot tell.
   bool is_resident(std::int64_t offset) const;
@@ -86,9 +86,9 @@ class FileCache {
   // Returns the file that `path` names now. A kept file that was removed, replaced or written since is dropped. Throws FileError. anywhere: the
   // file may be outside of the roots.
   std::shared_ptr<const File> open(const std::string& path, bool anywhere = false);
-  // Drops this file.
+  // Removes this file from the cache.
   void forget(const File& file);
-  // Drops files that were removed or replaced, and returns their number. Needs a system call for each kept file.
+  // Removes deleted and replaced files from the cache, and returns their number. Needs a system call for each kept file.
   std::size_t forget_removed();
   std::size_t size() const;
   std::size_t capacity() const { return capacity_; }

@@ -8,8 +8,8 @@
 
 namespace modyn {
 
-// Watches folders and the files in them. It does not see writes through a memory map, through another name of a file (hard link, for which
-// `FolderScan` ends the watch), or from other machines: file systems that others may write to are not watched.
+// Watches folders and the files in them. It does not see writes through a memory map, writes through another name of a file (`FolderScan` ends
+// the watch if it finds a hard link), or writes from other machines: file systems that other machines may write to are not watched.
 class FolderWatch {
  public:
   FolderWatch();
@@ -19,7 +19,7 @@ class FolderWatch {
 
   // Watches an open folder from now on. `path`: its path below the base. A folder that cannot be watched ends the watch.
   void add(int descriptor, const std::string& path);
-  // Returns whether changes are reported without a gap, as far as is known without a system call.
+  // Returns whether no change has been missed, as far as is known without a system call.
   bool holds() const { return descriptor_ >= 0; }
   // Returns the paths below the base that changed, appeared or disappeared since the last call, sorted: files of any name, and folders that
   // appeared. Returns nothing if the watch has ended: everything must be scanned again, with a new watch.

@@ -26,7 +26,7 @@ struct GatherRequest {
 void gather_bounds(const GatherRequest& request, std::int64_t* bounds);
 
 // Fills `into` (bounds[count] bytes) with at most `threads` threads. Small records of files in memory are copied from a map in the given order.
-// All others are read in the order (file, offset), neighbours together. Throws FileError that names the unreadable record; `into` is undefined
+// All others are read in the order (file, offset), adjacent records together. Throws FileError that names the unreadable record; `into` is undefined
 // then.
 void gather(const GatherRequest& request, const std::int64_t* bounds, std::uint8_t* into, FileCache& files, std::size_t threads);
 

@@ -10,8 +10,8 @@
 
 namespace modyn {
 
-// Keys are not negative. Immutable, for any number of threads. A set that is made from another one shares all unchanged chunks of 65,536 keys
-// with it: adding a few keys to many copies little.
+// Keys are not negative. Immutable, so any number of threads may use it. A set that is made from another set shares all unchanged chunks of
+// 65,536 keys with that set, so adding a few keys to a large set copies little.
 class KeySet {
  public:
   KeySet() = default;

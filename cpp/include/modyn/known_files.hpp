@@ -27,7 +27,7 @@ class KnownFiles {
   std::int64_t bytes(std::size_t id) const { return sizes_[id]; }
   std::int64_t mtime_ns(std::size_t id) const { return mtimes_ns_[id]; }
   std::int64_t tail(std::size_t id) const { return tails_[id]; }
-  // Returns whether a file with this stamp needs no second look.
+  // Returns whether a file with this stamp is unchanged and need not be examined.
   bool is_as_indexed(std::size_t id, std::int64_t size, std::int64_t mtime_ns) const {
     return sizes_[id] == size && mtimes_ns_[id] == mtime_ns && altered_[id] == 0;
   }

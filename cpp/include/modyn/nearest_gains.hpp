@@ -11,9 +11,9 @@ namespace modyn {
 
 // The n rows are also the candidates: gain(j) = sum over rows i of weight_i * max(0, nearest_i - distance(i, j)), where nearest_i is the
 // distance from row i to its nearest chosen candidate. Exact up to rounding. When nearest_i falls, only candidates that are nearer to row i than
-// the old value lose gain, and only candidates that are nearer than the new value can lose gain again. These become fewer with each choice. When
-// at most `most_near` are left, their distances are kept, and the others of that row are never needed again. So the caller computes the
-// distances of all pairs a few times, a block of rows at a time. Memory: 8 * n * most_near bytes.
+// the old value lose gain, and only candidates that are nearer than the new value can lose gain again. Their number falls with each choice.
+// When at most `most_near` of them remain, their distances are kept, and the other distances of row i are never needed again. So the caller
+// computes the distances of all pairs only a few times, a block of rows at a time. Memory: 8 * n * most_near bytes.
 class NearestGains {
  public:
   // `first` (n): gains of the first choice, which depend on the cost of an empty set. Throws InvalidArgument.
@@ -41,7 +41,7 @@ class NearestGains {
   std::vector<double> gains_;
   std::vector<float> nearest_;
   bool any_chosen_ = false;
-  std::vector<std::uint32_t> near_candidates_;  // of one row, while they are counted
+  std::vector<std::uint32_t> near_candidates_;  // near candidates of the row that is being counted
   std::vector<std::int64_t> num_kept_;  // -1: the row keeps no distances yet
   // Row i has space from i * most_near on. Uninitialised: pages that are never written take no memory.
   std::unique_ptr<std::uint32_t[]> kept_candidates_;

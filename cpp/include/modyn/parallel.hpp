@@ -1,4 +1,4 @@
-// Splits work over a few short-lived threads. No thread survives the call, so a fork or an exit of the process meets none.
+// Splits work over a few short-lived threads. No thread survives the call, so a later fork or exit of the process finds no such thread.
 #pragma once
 
 #include <algorithm>
@@ -36,14 +36,14 @@ void parallel_for(std::size_t count, std::size_t threads, const Work& work) {
   try {
     for (std::size_t i = 0; i < extra; ++i) others.emplace_back(drain);
   } catch (...) {
-    // No further thread, or no memory for one, is available: the threads that have started, and this one, do the work.
+    // If no further thread can be created, the started threads and this thread do the work.
   }
   drain();
   for (auto& thread : others) thread.join();
   if (failure) std::rethrow_exception(failure);
 }
 
-// Calls work(first, last) for ranges that cover [0, count), on as many of `threads` threads as pay off for `bytes` bytes of work.
+// Calls work(first, last) for ranges that cover [0, count), on at most `threads` threads; fewer if `bytes` bytes of work are too few for them.
 template <typename Work>
 void parallel_blocks(std::size_t count, std::int64_t bytes, std::size_t threads, const Work& work) {
   constexpr std::int64_t bytes_per_thread = 256 << 10;

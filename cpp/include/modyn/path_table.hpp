@@ -1,4 +1,4 @@
-// Maps ids to files: the paths of a dataset's files, from memory or from mapped blocks of text.
+// Maps ids to the files of a dataset. Paths are in memory or in mapped blocks of text.
 #pragma once
 
 #include <cstddef>
@@ -60,7 +60,7 @@ class PathTable {
   // copies; if empty, compressed files have no copies and are treated like others.
   explicit PathTable(std::string base, bool may_grow = false, std::string unpacked = {});
 
-  // Like the next one, throws InvalidArgument beyond 2^32 files.
+  // Throws InvalidArgument beyond 2^32 files, like the next function.
   void append(const std::vector<std::string>& paths);
   // Copies nothing, and reads no path before it is requested, so that a mapped block of millions takes no memory.
   void append_packed(PackedPaths paths);

@@ -1,4 +1,4 @@
-// Places and data of samples by key, for all segments of a dataset.
+// Locations and columns of samples by key, for all segments of a dataset.
 #pragma once
 
 #include <array>
@@ -11,8 +11,8 @@
 
 namespace modyn {
 
-// Finds the last of ascending numbers that is not above a given one, with a table over their range. If the numbers are evenly spread, like keys
-// of full segments, this takes one or two looks; otherwise a binary search finishes it.
+// Finds the last of some ascending numbers that is not above a given number, with a table over their range. If the numbers are evenly spread,
+// like keys of full segments, this needs one or two comparisons; otherwise a binary search finishes it.
 class Slots {
  public:
   Slots() = default;
@@ -55,7 +55,7 @@ struct Place {
   std::uint64_t row(std::int64_t key) const { return static_cast<std::uint64_t>(key) - static_cast<std::uint64_t>(first_key); }
 };
 
-// The places of all segments, in order of key. Empty if some segments do not consist of runs, or of too many.
+// The places of all segments, in order of key. Empty if a segment does not consist of runs, or there are too many runs.
 std::vector<Place> find_places(const std::vector<SegmentView>& segments);
 
 // The requested columns, each an array with an entry for each key; null: not requested.
@@ -67,7 +67,7 @@ struct Answers {
   std::int64_t* timestamps = nullptr;
 };
 
-// Immutable, for any number of threads. A view of its columns: the caller keeps their memory alive.
+// Immutable, so any number of threads may use it. A view of its columns: the caller keeps their memory alive.
 class SampleIndex {
  public:
   // In order of key. Throws InvalidArgument if two segments overlap or one has no keys.
@@ -87,7 +87,7 @@ class SampleIndex {
     std::array<std::uint32_t, kBlock> slots;
     std::array<std::int64_t, kBlock> rows;
     bool one_segment = true;
-    std::size_t last = 0;  // where the previous key was found: the next one is often there too
+    std::size_t last = 0;  // slot of the previous key: the next key often has the same slot
   };
 
   // Fills `block` with the next keys, and file ids and offsets by the places unless they are null. Returns false if a key is unknown.

@@ -26,8 +26,8 @@ struct DistinctStrings {
   std::vector<std::uint64_t> hashes;
 };
 
-// Finds the distinct strings, and writes the number of each row's string to `codes`, of the same size; -1 if it is missing. valid: a bit for
-// each row from bit `first_bit` on, lowest bit of a byte first; null: none is missing.
+// Finds the distinct strings, and writes the number of each row's string to `codes`, of the same size; -1 for a missing string.
+// valid: one bit per row from bit `first_bit` on, lowest bit of a byte first, 0 for a missing string; null: no string is missing.
 DistinctStrings encode_strings(const Strings& strings, const std::uint8_t* valid, std::size_t first_bit, std::int64_t* codes);
 
 }  // namespace modyn

@@ -6,7 +6,7 @@
 
 namespace modyn {
 
-// The byte order mark of UTF-8 at the beginning of a file, which is not part of the text.
+// The byte order mark of UTF-8 at the beginning of a file. It is not part of the text.
 constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
 
 // Returns whether all bytes are ASCII, and none is NUL.

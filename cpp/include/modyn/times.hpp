@@ -9,7 +9,7 @@
 
 namespace modyn {
 
-// The first second of the year 1, and the last one of the year 9999. A time beyond is a mistake.
+// The first second of the year 1, and the last one of the year 9999. A time outside these bounds is a mistake.
 constexpr std::int64_t first_second = -62135596800;
 constexpr std::int64_t last_second = 253402300799;
 
@@ -25,7 +25,7 @@ constexpr std::int64_t last_second = 253402300799;
 // Otherwise directives of strptime: %Y %y %m %d %e %j %H %I %p %M %S %f %b %B %h %a %A %z %Z %F %T %%. A blank matches any number of blanks.
 class TimeFormat {
  public:
-  // Throws InvalidArgument: it is none of the above, or does not determine the day or the year.
+  // Throws InvalidArgument: the format is none of the above, or does not determine the day or the year.
   explicit TimeFormat(std::string_view text);
   TimeFormat() : TimeFormat(std::string_view()) {}
 
@@ -34,7 +34,7 @@ class TimeFormat {
   bool read(std::int64_t number, std::int64_t& seconds) const;
   bool read(double number, std::int64_t& seconds) const;
 
-  // Returns true if all numbers are valid times in whole seconds; false: not certain. Much faster than reading each.
+  // Returns true if all numbers are valid times in whole seconds; false: not certain. Much faster than reading each number.
   bool are_seconds(const std::int64_t* numbers, std::size_t count) const;
 
   // Describes what is wrong with an unreadable text and what to write instead, as the predicate of a sentence. Quotes the text if it may be

@@ -14,7 +14,7 @@ constexpr std::string_view packed_endings[] = {".gz", ".zst", ".bz2"};
 std::string_view without_packed_ending(std::string_view name);
 
 // Returns the path of the unpacked copy of a compressed file below `folder`, under the file's own name. `path`: in the dataset's folder. `size`,
-// `tail`: those at indexing; other content has another copy.
+// `tail`: values at the time of indexing, so that different content has a different copy.
 std::string unpacked_copy(const std::string& folder, std::string_view path, std::int64_t size, std::int64_t tail);
 
 }  // namespace modyn

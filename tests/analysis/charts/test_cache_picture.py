@@ -1,4 +1,4 @@
-"""The triangle of splits as SVG."""
+"""Tests for the triangle of cache splits as SVG."""
 
 from __future__ import annotations
 

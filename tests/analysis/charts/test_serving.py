@@ -1,4 +1,4 @@
-"""What was served over time, as tables and a chart: which version, when, how many requests, how fast."""
+"""Tables and a chart of serving over time: version, time, number of requests and latency."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings at samplers for comparison, as the figures of the cache run them."""
+"""Trainings with the samplers that the cache figures compare."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def source(folder: Path, name: str) -> ComparedSource:
     ],
 )
 def test_each_epoch_serves_every_sample_once_but_by_shade(name: str, short_cut: bool, tmp_path: Path) -> None:
-    """Jobs run side by side: in one thread the shared loader would wait for ever."""
+    """Each job has its own thread: in one thread, the shared loader would wait forever."""
     cache = source(tmp_path, name)
     jobs = [Job(cache, seed, size=size, short_cut=short_cut, loader=ComparedLoader) for seed, size in enumerate((7, 7, 11))]
     with ThreadPoolExecutor(3) as pool:

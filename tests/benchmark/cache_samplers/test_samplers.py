@@ -1,4 +1,4 @@
-"""What the samplers promise that figures of the cache compare. `SharedJob`, which trainings use, has tests of its own."""
+"""Guarantees of the samplers that the cache figures compare. `SharedJob`, which trainings use, has its own tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Epochs(NamedTuple):
 
 
 def in_step(name: str, num_jobs: int, share: float, epochs: int = 2) -> Epochs:
-    """Serve jobs in turn, which join together. Returns the epochs of the last job."""
+    """Serve jobs in turn; all jobs join at the same time. Returns the epochs of the last job."""
     sampler = SAMPLERS[name](NUM_SAMPLES, int(share * NUM_SAMPLES), 0, augmented=True)
     jobs: list[CacheJob] = [sampler.join(np.arange(NUM_SAMPLES), seed) for seed in range(num_jobs)]
     batches = [[sampler.next_batch(job, BATCH_SIZE) for job in jobs] for _ in range(epochs * NUM_SAMPLES // BATCH_SIZE)]
@@ -137,7 +137,7 @@ def test_shade_draws_important_samples_more_often_and_keeps_them() -> None:
 
 
 def test_shade_learns_losses() -> None:
-    """Samples that no job trains on take no room; unknown and infinite losses count as the mean of the known ones."""
+    """Samples that no job trains on take no space in the cache; unknown and infinite losses count as the mean of the known losses."""
     sampler = Shade(128, 20)
     job = sampler.join(np.arange(100), 0)
     while len(sampler.values) < 20:

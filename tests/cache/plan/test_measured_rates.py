@@ -1,4 +1,4 @@
-"""What trainings have measured corrects a profile, and changes a plan where it differs by more than a fifth."""
+"""Measurements of trainings correct a profile, and change a plan if they differ by more than a fifth."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAME = MeasuredRates(
 )
 FACTORS = st.floats(0.1, 10)
 SMALL = st.floats(0.84, 1.19)
-"""Factors whose inverse is within a fifth, too."""
+"""Factors within a fifth, whose inverses are also within a fifth."""
 
 
 def scaled(size: float, read: float, decode: float, augment: float) -> MeasuredRates:
@@ -82,7 +82,7 @@ def test_what_a_training_did_not_do_is_as_the_one_before_measured_it() -> None:
 
 
 def test_a_profile_without_such_values_is_not_corrected() -> None:
-    """Over Flight nothing is known of reading, and a layout decodes no sample by itself."""
+    """Over Flight the read rate is unknown, and a layout has no separate decoding of samples."""
     flight = replace(PROFILE, worker_read_bytes_per_s=0.0, decode_s=0.0, augment_s=0.0, decoded_bytes=None)
     found = corrected(flight, scaled(1, 3, 3, 3), PROFILE.num_samples)
     assert found == flight

@@ -65,7 +65,7 @@ CACHE = CacheStore(50 * 10**9, 1e9)
 
 
 def written_out(workload: Workload, cache: CacheStore, split: Split) -> float:
-    """Equations 1 to 9 as the paper prints them, where decoded and augmented samples have sizes of their own."""
+    """Equations 1 to 9 as in the paper, except that decoded and augmented samples have their own sizes."""
     node, data, n = workload.nodes, workload.dataset, workload.nodes.num_nodes
     decoded, augmented = data.decoded_inflation * data.encoded_bytes, data.augmented_inflation * data.encoded_bytes
 
@@ -304,7 +304,7 @@ def test_the_limits_of_the_papers_validated_server() -> None:
 
 
 def test_two_in_house_servers_are_limited_by_the_cache_as_the_paper_says() -> None:
-    """Section 6: with two servers the bottleneck of the preprocessed forms is B_cache."""
+    """Section 6: with two servers, B_cache is the bottleneck of the preprocessed forms."""
     workload, cache = case("in-house", 2, "ImageNet-1K")
     for limits in (augmented_limits(workload, cache), decoded_limits(workload, cache)):
         assert sorted(limits, key=lambda name: limits[name])[0] == "the cache"
@@ -333,7 +333,7 @@ def test_decoded_open_images_on_aws_do_not_follow_from_the_parameters() -> None:
 
 
 def test_tensors_come_more_slowly_from_the_papers_caches_than_images_are_decoded() -> None:
-    """Section 6 says the reverse of small datasets."""
+    """Section 6 states the opposite for small datasets."""
     ratios = {}
     for server in SERVERS:
         rates = access_rates(*case(*server, "ImageNet-1K"))

@@ -1,4 +1,4 @@
-"""Measuring within a budget, and the file of what was measured."""
+"""Measuring within a time budget, and the file of measurements."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.support.cache_profiles import PROFILE
 
 
 class HandClock:
-    """Shows what it was set to."""
+    """A clock that shows the time to which it was set."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -89,7 +89,7 @@ def test_as_many_pieces_as_asked_count() -> None:
 
 
 def test_slow_processes_take_little_more_than_their_time() -> None:
-    """Two that start in 5 s, and then need 3 s a batch each."""
+    """Two processes start in 5 s and then need 3 s per batch each."""
     clock = HandClock()
     turns = clock.work([8, 0] + [3, 0] * 50)
     assert measure_processes(turns, float, 2, seconds=1, clock=clock) == pytest.approx(20 / 3)
@@ -97,7 +97,7 @@ def test_slow_processes_take_little_more_than_their_time() -> None:
 
 
 def test_fast_processes_are_measured_with_some_batches_though_starting_has_taken_the_time() -> None:
-    """Batches that were made ahead come at once, and do not count."""
+    """Batches that were made ahead arrive immediately and do not count."""
     clock = HandClock()
     assert measure_processes(clock.work([8, 0, 0, 0] + [0.01] * 100), float, 2, seconds=1, clock=clock) == pytest.approx(1000)
     assert clock.now == pytest.approx(108.09)
@@ -125,7 +125,7 @@ def test_workers_add_up() -> None:
 
 
 class DictStore:
-    """Holds the first values that it is given, `room` at most."""
+    """A store that keeps the first `room` values."""
 
     def __init__(self, room: int) -> None:
         self._room = room
@@ -259,7 +259,7 @@ def test_profiles_are_in_their_folder_for_any_name_of_a_dataset(tmp_path: Path) 
 
 
 def test_what_no_tier_can_keep_gets_no_part_of_a_cache() -> None:
-    """Whatever it would bring: decoding limits, and decoded samples have a hundredth of the size."""
+    """This holds whatever the gain is: here decoding is the bottleneck, and decoded samples have a hundredth of the size."""
     slow = replace(PROFILE, decode_and_augment_samples_per_s=50.0, decoded_bytes=1000.0)
     unlike = replace(slow, decoded_bytes=None, augmented_bytes=None, storage_bytes_per_s=1e6)
     split = plan_cache(slow.workload, {"memory": slow.cache_store("memory", 10**9)}).split

@@ -1,4 +1,4 @@
-"""What `split: auto` comes to, and when it is planned again."""
+"""The result of `split: auto`, and when the split is planned again."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_where_no_cache_pays_none_is_used_and_the_reason_says_what_limits(
 
 @pytest.mark.parametrize(("size_bytes", "pays"), [(990_000_000, False), (1_010_000_000, True)])
 def test_a_gain_of_three_percent_pays(size_bytes: int, pays: bool) -> None:
-    """One percent of the dataset comes four times as fast."""
+    """One percent of the dataset is served four times as fast."""
     plan = plan_cache(WORKLOAD, {"redis": replace(REDIS, size_bytes=size_bytes)})
     assert (plan.cache is not None) == pays
     assert plan_cache(WORKLOAD, {"redis": replace(REDIS, size_bytes=size_bytes)}, least_gain=0.05).cache is None
@@ -74,7 +74,7 @@ def test_the_faster_of_two_caches_is_used_and_of_equal_ones_the_first() -> None:
 
 @pytest.mark.parametrize(("factor", "chosen"), [(0.5, "one"), (1.0, "one"), (1.02, "one"), (1.04, "other"), (4.0, "other")])
 def test_the_first_cache_is_left_only_for_one_that_is_clearly_better(factor: float, chosen: str) -> None:
-    """The cache limits, so that rates are those of the cache."""
+    """The cache is the bottleneck, so that rates are rates of the cache."""
     small = Workload(TrainingNodes(10_000, 10_000), DatasetSizes(1000, 1e5, 5, 5), 5e7)
     one = CacheStore(10**9, 1e8, crosses_network=False)
     plan = plan_cache(small, {"one": one, "other": replace(one, bytes_per_s=factor * one.bytes_per_s)}, 1)

@@ -1,4 +1,4 @@
-"""Which tiers a training gets, decided by its settings, its pipeline and what was measured."""
+"""The tiers of a training follow from its settings, its pipeline and measurements."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_profile_decides() -> None:
 
 @pytest.mark.parametrize(("batch_size", "tiers"), [(1, {"decoded", "augmented"}), (64, {"augmented"})])
 def test_no_part_is_smaller_than_a_batch(batch_size: int, tiers: set[str]) -> None:
-    """It would serve next to nothing. Two trainings in step have little left for decoded samples."""
+    """A smaller part would serve almost nothing. Two trainings in step leave little space for decoded samples."""
     sizes = replace(PROFILE, num_samples=1000, decoded_bytes=1e6, augmented_bytes=1e6)
     needs = replace(SHARING, profile=sizes, batch_size=batch_size)
     chosen = choose_tiers(config(size=60_000_000, jobs=2), needs).budgets
@@ -110,7 +110,7 @@ FAST, SLOW, UNUSABLE = StoreRates(2e9, 4e9), StoreRates(5e7, 5e7), StoreRates(1e
 def test_the_model_chooses_the_store(
     memory: StoreRates | None, redis: StoreRates | None, shared: int, has_redis: bool, store: str | None, reason: str
 ) -> None:
-    """The best of the stores that have room and were measured."""
+    """The model chooses the best of the stores that have space and were measured."""
     stores = {name: rates for name, rates in (("memory", memory), ("redis", redis)) if rates}
     needs = replace(NEEDS, shared_memory_bytes=shared, has_redis=has_redis, profile=replace(PROFILE, stores=stores))
     choice = choose_tiers(config(), needs)
@@ -162,7 +162,7 @@ def test_a_plan_needs_the_store_that_would_be_taken_without_one() -> None:
 
 
 def test_a_profile_decides_about_encoded_samples_alone() -> None:
-    """Where nothing decoded may be kept: they pay where storage is slow, and not where decoding is."""
+    """If decoded samples may not be kept, encoded samples pay off if storage is slow, but not if decoding is slow."""
     slow_storage = replace(PROFILE, storage_bytes_per_s=1e6)
     for profile, tiers in ((PROFILE, []), (slow_storage, ["encoded"])):
         choice = choose_tiers(config(), replace(NEEDS, keeps_decoded=False, profile=profile))
@@ -197,7 +197,7 @@ def test_the_sampler(settings: dict[str, Any], needs: CacheNeeds, sampler: str) 
 
 
 def test_a_profile_divides_for_several_trainings() -> None:
-    """What four trainings prepare for each other needs little room; the rest is best for decoded samples, of which all have use."""
+    """Samples that four trainings prepare for each other need little space. The rest is best used for decoded samples, which all trainings use."""
     limited = replace(SHARING, profile=PROFILE)
     budgets = choose_tiers(config(jobs=4), limited).budgets
     assert set(budgets) == {"decoded", "augmented"}

@@ -36,7 +36,7 @@ def orders(folder: Path, rule: str, share: float, epochs: int, apart: float = 0.
 
 
 def assert_random(order: Int64Array) -> None:
-    """Correlations of random orders have a standard deviation of 0.016."""
+    """Assert that correlations are near 0. For random orders, their standard deviation is 0.016."""
     assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.06
     assert abs(np.corrcoef(order, np.arange(NUM_SAMPLES))[0, 1]) < 0.06
 
@@ -57,7 +57,7 @@ def test_orders_of_jobs_in_step_show_nothing_of_keys_and_neighbours(rule: str, m
 
 @pytest.mark.parametrize(("share", "correlation"), [(0.2, 0.55), (1.0, 0.31)])
 def test_epochs_of_coordinated_jobs_apart_are_as_similar_as_documented(share: float, correlation: float, tmp_path: Path) -> None:
-    """benchmark/README.md has these numbers, for three jobs a third of an epoch apart."""
+    """benchmark/README.md documents these numbers for three jobs that are a third of an epoch apart."""
     found = orders(tmp_path, "coordinated", share, 3, apart=1 / 3)
     for order in found:
         assert_random(order)

@@ -1,4 +1,4 @@
-"""Sets of keys are read back as they were, and take about a bit for each sample of the dataset."""
+"""Stored sets of keys are read back unchanged, and take about one bit for each sample of the dataset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scripts in Redis give the same answers and changes as the rule on arrays, for any question."""
+"""The scripts in Redis give the same answers and changes as the rule on arrays, for any request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def server() -> Iterator[BreakableRedis]:
 
 
 def request(member: Membership, seed: int, known: int, first: int) -> BatchRequest:
-    """Some request, whose numbers are valid and not likely to make sense."""
+    """Draw a request with valid numbers, whose combination is usually meaningless."""
     random = np.random.default_rng(seed)
 
     def numbers(most: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -53,7 +53,7 @@ def plain(part: object) -> object:
 
 
 def play(state: SharedState, clock: Clock, events: list[tuple[str, int, int]]) -> list[object]:
-    """What the state answers, but for numbers that are drawn."""
+    """Return the answers of the state, without randomly drawn numbers."""
     members: dict[int, Membership] = {}
     known, first = 0, 0
     answers: list[object] = []

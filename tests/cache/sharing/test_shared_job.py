@@ -1,4 +1,4 @@
-"""Each epoch of each job serves every sample once, also when others die and the state is lost; jobs in step prepare each sample once for all."""
+"""Each epoch of each job serves every sample once, even if others die or the state is lost; jobs in step prepare each sample once for all."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Home:
         return MemoryState(place, self.folder, self.clock)
 
     def harm(self, seed: int) -> None:
-        """Do something to the state."""
+        """Damage the state."""
         if self.kind == "redis":
             parts = [self.server.ask("KEYS", "*:" + name) for name in ("state", "keys", "words")]
             state, keys, words = (found[0] if found else b"none" for found in parts)
@@ -119,7 +119,7 @@ def histories(draw: st.DrawFn) -> tuple[list[Keys], int, list[tuple[str, int, in
 def test_each_epoch_serves_each_sample_once(
     home: Home, rule: str, augmented: bool, history: tuple[list[Keys], int, list[tuple[str, int, int]]]
 ) -> None:
-    """`Training` checks each batch: what an epoch has served, and no augmented value twice."""
+    """`Training` checks each batch: an epoch serves no sample twice, and no augmented value twice."""
     keys_of_jobs, capacity, events = history
     home.forget()
     tier: Values = {}
@@ -171,7 +171,7 @@ def test_each_epoch_serves_each_sample_once(
     indirect=["home"],
 )
 def test_jobs_in_step_prepare_each_sample_once(home: Home, num_jobs: int, augmented: bool) -> None:
-    """With four batches of each in flight."""
+    """Each job has four batches in flight."""
     keys, tier = np.arange(2000) * 3, Values()
     trainings = [
         Training(SharedJob(home.state(400), keys, seed, augmented), keys, tier, 16, 4, augmented) for seed in range(num_jobs)
@@ -189,7 +189,7 @@ def test_jobs_in_step_prepare_each_sample_once(home: Home, num_jobs: int, augmen
 
 
 class RecordedState(MemoryState):
-    """Keeps the questions."""
+    """A state that records the requests."""
 
     asked: list[BatchRequest]
 
@@ -250,7 +250,7 @@ def test_jobs_with_some_samples_in_common(home: Home) -> None:
 
 
 def meet(*jobs: SharedJob) -> None:
-    """Let each know the others, and what they have."""
+    """Let each job learn the other jobs and their samples."""
     for job in (*jobs, *jobs):
         job.report()
 
@@ -319,7 +319,7 @@ def test_the_oldest_values_make_room(home: Home) -> None:
 
 
 def test_a_job_that_lags_by_more_than_the_ring_still_shares(home: Home) -> None:
-    """Others have admitted more values than there are slots, and have joined, since its last batch."""
+    """Since its last batch, other jobs have joined and have admitted more values than there are slots."""
     random, num_samples = np.random.default_rng(0), 26_000
     sets = [np.flatnonzero(random.random(num_samples) < 0.5) for _ in range(8)]
     breakers = [CircuitBreaker(home.clock) for _ in sets]
@@ -362,7 +362,7 @@ def test_bad_input(home: Home) -> None:
 
 
 def run_away(breaking: Callable[[], object], server: BreakableRedis, mending: Callable[[], object]) -> None:
-    """Two jobs whose Redis goes away, and comes back: they serve on, ask it once, and share again by themselves."""
+    """Run two jobs whose Redis fails and returns: they keep serving, try Redis once, and share again without intervention."""
     clock, keys, tier = Clock(), np.arange(600), Values()
     breakers = [CircuitBreaker(clock) for _ in range(2)]
     trainings = [
@@ -436,7 +436,7 @@ def test_memory_in_redis(shared_server: BreakableRedis, share: float, num_jobs: 
 
 @pytest.mark.slow
 def test_memory_in_redis_of_jobs_that_share_a_part_of_their_samples(shared_server: BreakableRedis) -> None:
-    """Each has a set of its own: about a bit for each sample of all, if there is no pattern in it."""
+    """Each job has its own set, of about one bit per sample of the dataset if the set has no pattern."""
     shared_server.ask("FLUSHALL")
     num_samples, num_jobs = 100_000, 8
     random = np.random.default_rng(0)
@@ -450,7 +450,7 @@ def test_memory_in_redis_of_jobs_that_share_a_part_of_their_samples(shared_serve
 
 
 def _serve_from_redis(server: BreakableRedis, sets: list[Keys], capacity: int, num_rounds: int) -> None:
-    """Serve batches of 2,000 samples in turn."""
+    """Serve batches of 2,000 samples to the jobs in turn."""
     jobs = [
         SharedJob(RedisState(SharePlace(NAMESPACE, capacity), server.url, 20.0), keys, seed, True)
         for seed, keys in enumerate(sets)

@@ -1,4 +1,4 @@
-"""When a circuit breaker lets calls through, by a clock of the test."""
+"""Times at which a circuit breaker allows calls, with a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from modyn.cache.tiers.breaker import FORGIVEN_PART, BreakerState, CircuitBreake
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -20,7 +20,7 @@ class Clock:
 
 
 def state_of(breaker: CircuitBreaker) -> BreakerState:
-    """Its state now, which the type checker would take for that of the last look."""
+    """Return the current state. The type checker would otherwise assume that the state has not changed since the last check."""
     return breaker.state
 
 

@@ -1,4 +1,4 @@
-"""What may happen to files in shared memory costs samples, and nothing else."""
+"""Damage to files in shared memory loses samples, and has no other effect."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_lock_of_a_folder_that_was_cleared_is_not_taken(folder: Path) -> None:
 
 @contextmanager
 def files_of_at_most(num_bytes: int) -> Iterator[None]:
-    """No file of this process may become longer: writing breaks off as on a full disk."""
+    """Limit the size of this process's files: writing beyond it fails as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
     try:
@@ -169,7 +169,7 @@ def test_a_budget_holds_for_as_long_as_the_tier_is_used(folder: Path) -> None:
 
 
 def test_who_only_keeps_samples_does_not_change_a_budget(folder: Path) -> None:
-    """An owner that was away while another one took the tier, and has ended since."""
+    """The owner was away while another owner took the tier and ended."""
     first = open_tier(folder)
     first.put(KEYS, BUFFERS)
     lock, account = folder / "decoded" / LOCK, samples_of(folder) / ACCOUNT

@@ -1,4 +1,4 @@
-"""What calls to a Redis may take together, by a clock that the test moves."""
+"""Limits on the total time of calls to Redis, with a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ TIMEOUT_S = 0.1
 
 
 def idle(clock: Clock) -> CircuitBreaker:
-    """On a machine that does nothing else."""
+    """Return a circuit breaker on an idle machine."""
     return CircuitBreaker(clock, costs=CallCosts(load=lambda: 0.0))
 
 
 def call(breaker: CircuitBreaker, clock: Clock, took_s: float) -> bool:
-    """Make a call of one answer. Returns whether it was not cut off."""
+    """Make a call with one answer. Returns whether the call was completed."""
     deadline, is_done = Deadline(breaker, TIMEOUT_S, "get"), False
     clock.now += took_s
     try:
@@ -33,7 +33,7 @@ def call(breaker: CircuitBreaker, clock: Clock, took_s: float) -> bool:
 
 
 def test_a_large_batch_over_a_network_of_1_gbit_is_not_cut_off() -> None:
-    """48 MB take 0.4 s there, which is not slow: its samples would be longer in decoding."""
+    """48 MB take 0.4 s on this network, which is not slow: decoding the samples would take longer."""
     clock = Clock()
     breaker = idle(clock)
     deadline = Deadline(breaker, TIMEOUT_S)
@@ -70,7 +70,7 @@ def test_bytes_count_by_the_least_rate_of_a_call_that_is_not_slow() -> None:
 
 
 def test_calls_that_all_take_long_are_not_cut_off() -> None:
-    """A busy machine: with a batch a second, whose call takes 0.15 s, all batches but the first ones are served from the cache."""
+    """On a busy machine with a batch per second and calls of 0.15 s, all batches except the first are served from the cache."""
     clock = Clock()
     breaker, done = idle(clock), list[bool]()
     for _ in range(60):

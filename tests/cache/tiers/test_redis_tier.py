@@ -1,4 +1,4 @@
-"""A Redis that breaks in every way costs one time-out a try, and nothing that is asked of it fails."""
+"""A Redis with any fault costs one time-out per try, and no operation on the tier fails."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def server(shared_server: BreakableRedis) -> BreakableRedis:
 
 
 SHORT_S = 0.3
-"""Time-out where a test waits for it; elsewhere it is one that also a busy machine keeps."""
+"""Time-out of tests that wait for it. Other tests use a time-out that even a busy machine does not exceed."""
 
 
 class Tier:
-    """A tier whose breaker has a clock of the test."""
+    """A tier whose breaker uses a clock that the test sets."""
 
     def __init__(self, url: str, place: TierPlace = PLACE, timeout_s: float = 20.0) -> None:
         self.clock = Clock()
@@ -79,7 +79,7 @@ class Tier:
         eventually(is_kept)
 
     def assert_away(self) -> None:
-        """Everything is answered, and Redis was asked once."""
+        """Assert that every operation returns, and that Redis received only one request."""
         before = self.breaker.num_failures
         for _ in range(50):
             assert self.tier.get(KEYS) == [None] * 20
@@ -93,7 +93,7 @@ class Tier:
         assert self.breaker.state is BreakerState.OPEN
 
     def wait(self) -> None:
-        """Until the pause of the breaker is over."""
+        """Wait until the pause of the breaker is over."""
         self.clock.now += 16
 
     def come_back(self) -> None:
@@ -239,7 +239,7 @@ def test_evicted_by_redis(server: BreakableRedis, tier: Tier) -> None:
 
 
 def test_what_fits_no_more_when_it_is_written_is_dropped(server: BreakableRedis, tier: Tier) -> None:
-    """Another process has kept samples since it was asked what fits."""
+    """Another process has stored samples since this process asked how many fit."""
     tier.keep()
     connection = tier.tier._connected()
     shard, names = connection.shards[0], sample_keys(np.arange(100, 112))
@@ -263,7 +263,7 @@ def test_an_owner_with_another_budget_leaves_nothing(server: BreakableRedis, tie
 
 @pytest.mark.parametrize("call", [lambda tier: tier.get(KEYS), lambda tier: tier.put(KEYS, BUFFERS), lambda tier: tier.usage()])
 def test_slow(server: BreakableRedis, tmp_path: Path, call: Callable[[RedisTier], object]) -> None:
-    """Each byte comes in time, and the whole answer does not."""
+    """Each byte arrives in time, but the whole answer does not."""
     direct = Tier(server.url)
     direct.keep()
     with DrippingProxy(server.folder.parent / "slow", server.url) as proxy:

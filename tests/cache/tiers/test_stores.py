@@ -1,4 +1,4 @@
-"""What stores hold is counted and cleared by those who know no namespace of it."""
+"""The content of stores is counted and cleared without knowing its namespaces."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BUFFERS = [b"x" * 100] * 30
 
 @dataclass(frozen=True)
 class Store:
-    """One of each kind."""
+    """A store of each type."""
 
     tier: Callable[[TierPlace], CacheTier]
     usage: Callable[[], StoreUsage]
@@ -62,7 +62,7 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def fill(store: Store, name: TierName, namespace: bytes, num: int) -> int:
-    """Keep samples in a tier. Returns the bytes that they take."""
+    """Store samples in a tier. Returns the number of bytes that they occupy."""
     tier = store.tier(TierPlace(name, namespace, BUDGETS[name]))
     tier.open()
     assert tier.put(np.arange(num), BUFFERS[:num]).all()
@@ -223,7 +223,7 @@ def test_trainings_agree_on_a_division(
 
 @pytest.mark.parametrize("slow", TIERS)
 def test_trainings_that_divide_a_store_at_once_agree(tmp_path: Path, slow: TierName) -> None:
-    """Whichever comes first, and wherever the other one is meanwhile."""
+    """This holds for any order of the trainings, and any point that the other training has reached."""
     plans: list[dict[TierName, int]] = [
         {"decoded": 70_000, "augmented": 30_000}, {"decoded": 100_000}, {"encoded": 100_000}, {"encoded": 20_000, "decoded": 80_000}
     ]  # fmt: skip

@@ -29,7 +29,7 @@ COUNTS = ServedTraining("photos-0001", 3, ServedCounts(20, 10, 70, 0, beside_rea
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The state folder of an installation that does not run, whose memory is given up afterwards."""
+    """The state folder of an installation that does not run. Its shared memory is freed afterwards."""
     folder = tmp_path / "state"
     monkeypatch.setenv("MODYN_STATE_DIR", str(folder))
     monkeypatch.delenv("MODYN_CONFIG", raising=False)
@@ -50,7 +50,7 @@ def cache(*arguments: str) -> Result:
 
 
 def keep(tier: CacheTier) -> int:
-    """Keep ten samples, after two others were evicted. Returns the bytes that they take."""
+    """Store ten samples after two other samples were evicted. Returns the number of bytes that the ten samples occupy."""
     tier.open()
     assert tier.put(np.arange(12), [b"x" * 100] * 12).all()
     tier.drop(np.arange(10, 12))

@@ -1,4 +1,4 @@
-"""Lines about checks are short, and say which values were compared."""
+"""Lines about checks are short and contain the compared values."""
 
 from __future__ import annotations
 

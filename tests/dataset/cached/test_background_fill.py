@@ -1,4 +1,4 @@
-"""Background tasks run in turn, are bounded and counted, and end; their errors are raised where batches are made."""
+"""Background tasks run one after the other, are bounded and counted, and end; the code that makes batches raises their errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from modyn.testing.waiting import PATIENCE_S, at_rest, eventually
 
 
 class Pieces:
-    """Does tasks, numbers of pieces, once it is let."""
+    """Runs tasks, which are numbers of pieces, as soon as the test allows it."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()

@@ -1,4 +1,4 @@
-"""What the sections `cache` of a pipeline and of the system file come to on this machine."""
+"""The cache on this machine that follows from the `cache` sections of a pipeline and the system file."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_pipeline_goes_before_the_system_file(tmp_path: Path) -> None:
 
 
 def test_trainings_share_one_division_of_the_cache(tmp_path: Path) -> None:
-    """Whatever split each would have chosen; one that asks for another, or another size, is refused while the cache is used."""
+    """This holds for any split that each would choose. A training that requests another split or size is refused while the cache is used."""
     unlike = {**DATA, "dataset_id": "others", "deterministic_transformations": []}
 
     def budgets(data: dict[str, Any], **cache: Any) -> dict[str, int]:
@@ -92,7 +92,7 @@ def test_trainings_share_one_division_of_the_cache(tmp_path: Path) -> None:
 
 
 def test_two_system_files_with_other_budgets_for_one_redis_are_refused_by_name(tmp_path: Path) -> None:
-    """Whichever comes second, with a size or a split of its own; and not once the first one's cache is cleared."""
+    """The second one is refused, with its own size or split, until the cache of the first one is cleared."""
     with running_redis() as server:
 
         def begin(name: str, size: str, split: str = "40-60-0") -> dict[str, int]:
@@ -224,7 +224,7 @@ def test_the_password_of_redis_is_not_shown(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_finds_the_samples_of_trainings(tmp_path: Path) -> None:
-    """Also as validation decodes them, but never of another decoding, nor of a time before a deletion."""
+    """This includes samples decoded for validation, but no samples of another decoding or from before a deletion."""
     config = system(tmp_path, size="1MB", split="50-50-0", store="memory")
     trained = training_cache(config, {"data": {**DATA, "random_transformations": ["lambda x: x + torch.rand(1)"]}}, info())
     assert evaluation_cache(config, {}, EVALUATED, info) == trained
@@ -237,7 +237,7 @@ def test_an_evaluation_finds_the_samples_of_trainings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cache", [{"size": "4MB"}, {"size": "3MB", "split": "100-0-0"}, {"size": "1MB", "split": "0-100-0"}])
 def test_an_evaluation_takes_the_division_that_there_is(tmp_path: Path, cache: dict[str, Any]) -> None:
-    """Whatever its own settings say, in use or not; and a training that follows is not refused."""
+    """It ignores its own settings, whether the division is in use or not. A later training is not refused."""
     config = system(tmp_path, store="memory")
     trained = training_cache(config, {"data": DATA, "cache": {"size": "3MB", "split": "40-60-0"}}, info())
     before = {tier.name: tier.budget_bytes for tier in memory_usage(shared_folder(tmp_path)).tiers}
@@ -259,7 +259,7 @@ def test_an_evaluation_divides_what_is_not_divided_as_a_training_would(tmp_path:
 
 
 def test_an_evaluation_with_a_profile_of_its_data_follows_it(tmp_path: Path) -> None:
-    """A profile is of a section `data`, without what says how models are evaluated."""
+    """A profile belongs to a section `data`, without the settings for the evaluation of models."""
     data = DataConfig.model_validate(DATA)
     of_profile = replace(info(), num_samples=PROFILE.num_samples)
     profile = replace(PROFILE, dataset="images", dataset_identity="first")

@@ -1,4 +1,4 @@
-"""A cache changes how fast batches come, and nothing else."""
+"""A cache changes only the speed of batches."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_batches_are_the_same_with_and_without_a_cache(
     budgets: dict[TierName, int],
     deleted: frozenset[int],
 ) -> None:
-    """For a cache of any size, and for samples that are deleted between two trainings: their values are still in the cache."""
+    """This holds for a cache of any size, and if samples are deleted between two trainings while their values are still in the cache."""
     cache = source(tmp_path_factory.mktemp("cache"), budgets)
     expected = content(batches(data, short_cut=short_cut))
     assert content(batches(data, short_cut=short_cut, cache=cache)) == expected
@@ -105,7 +105,7 @@ COMPRESSIBLE = DATA.model_copy(update={"bytes_parser_function": PARSER.replace("
 
 
 def files(folder: Path) -> list[Path]:
-    """Files of the samples that a cache holds."""
+    """Return the files of the cached samples."""
     return [path for path in (folder / "cache").glob("*/*/*") if path.name != ACCOUNT]
 
 
@@ -124,7 +124,7 @@ def test_batches_are_the_same_with_a_compressed_cache(
     repeats: int,
     deleted: frozenset[int],
 ) -> None:
-    """Also where it was filled without compression, as by a training of other settings."""
+    """This holds even if a training with other settings filled the cache without compression."""
     folder = tmp_path_factory.mktemp("compressed")
     budgets: dict[TierName, int] = dict.fromkeys(tiers, LARGE)
     cache, plain = source(folder / "cache", budgets, compression), source(folder / "cache", budgets)
@@ -237,7 +237,7 @@ def test_encoded_samples_are_decoded_again(tmp_path: Path, short_cut: bool) -> N
 @pytest.mark.parametrize("tier", ["encoded", "decoded"])
 @pytest.mark.parametrize("harm", ["lost", "damaged", "empty"])
 def test_what_the_cache_loses_is_read(tmp_path: Path, short_cut: bool, tier: TierName, harm: str) -> None:
-    """Also between the look at what it holds, ahead of use, and the use."""
+    """This includes losses between the check for a sample, which is made in advance, and its use."""
     folder = tmp_path / "cache"
     cache = source(folder, {tier: LARGE})
     expected = content(batches(short_cut=short_cut))
@@ -318,7 +318,7 @@ def test_a_parser_that_returns_other_shapes_is_named(tmp_path: Path) -> None:
 def test_sparse_samples_are_decoded_each_time_and_told_of_once(
     tmp_path: Path, short_cut: bool, tiers: tuple[TierName, ...]
 ) -> None:
-    """Batches are the same; what is stored may still be kept."""
+    """Batches are the same. The encoded samples may still be cached."""
     sparse = DATA.model_copy(
         update={
             "bytes_parser_function": PARSER.replace(".double()", ".double().to_sparse()"),
@@ -411,7 +411,7 @@ def test_what_draws_is_not_kept_decoded(tmp_path: Path, drawing: dict[str, Any])
 
 
 def test_samples_of_no_bytes_are_samples(tmp_path: Path) -> None:
-    """Over Flight those that the cache holds come without bytes too."""
+    """Over Flight, cached samples also arrive without bytes."""
     data = DATA.model_copy(
         update={"bytes_parser_function": "def bytes_parser_function(data):\n    return torch.tensor([len(data)])"}
     )
@@ -459,7 +459,7 @@ def opened(folder: Path) -> TierInUse:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Another process holds the lock of the tier within the block."""
+    """Let another process hold the lock of the tier within the block."""
     with (folder / "augmented" / LOCK).open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

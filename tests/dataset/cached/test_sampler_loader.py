@@ -1,4 +1,4 @@
-"""Trainings whose batches a sampler of the cache decides: each epoch serves every sample once, unchanged, also when others die or values are lost."""
+"""Trainings with batches that a cache sampler decides: each epoch serves every sample once, unchanged, even if others die or values are lost."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ BOTH_WAYS = pytest.mark.parametrize("short_cut", [False, True])
 
 @contextmanager
 def no_thread_is_left() -> Iterator[None]:
-    """Threads of queues end a moment after these are closed."""
+    """Assert that no thread is left; threads of queues end shortly after the queues are closed."""
     before = set(threading.enumerate())
     yield
     eventually(
@@ -108,7 +108,7 @@ def test_little_room_to_share_is_told_once(jobs: int, room: float, is_told: bool
 def test_each_epoch_serves_each_sample_once(
     short_cut: bool, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Jobs of different sizes of batches, samples and speeds, which die and resume; values and state that are lost; deleted samples."""
+    """Jobs with different batch sizes, samples and speeds die and resume; values and state are lost; samples are deleted."""
     folder = tmp_path_factory.mktemp("cache")
     budgets = data.draw(
         st.fixed_dictionaries(
@@ -161,7 +161,7 @@ def test_batches_are_made_ahead_where_nothing_is_drawn(data: DataConfig, ahead: 
 @BOTH_WAYS
 @pytest.mark.parametrize("data", [DATA, NOT_DRAWN], ids=["drawn", "not drawn"])
 def test_an_error_comes_in_its_turn(data: DataConfig, short_cut: bool, tmp_path: Path) -> None:
-    """The batches before it are trained on, and a training that resumes there serves the rest once."""
+    """The batches before the error are trained on. A training that resumes at the error serves the remaining samples once."""
     is_broken, num_read = threading.Event(), 0
 
     def fetch(keys: Any) -> None:
@@ -245,7 +245,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[SharedBatch]:
 def test_each_hit_finds_its_value_and_values_are_dropped(
     num_jobs: int, short_cut: bool, tmp_path: Path, decided: list[SharedBatch]
 ) -> None:
-    """In one thread. A sample may be served and prepared again with one batch."""
+    """The test uses one thread. One batch may both serve a sample and prepare it again."""
     cache = source(tmp_path, "opportunistic", augmented=100_000)
     jobs = [Job(cache, seed, short_cut=short_cut) for seed in range(num_jobs)]
     read_in_turn(jobs)
@@ -276,13 +276,13 @@ class Crossing:
         return [seed for seed, job in enumerate(self.jobs) if seed not in self._reading and not job.is_over]
 
     def read(self, seed: int) -> None:
-        """Let one make a batch."""
+        """Let one training make a batch."""
         self._reading.add(seed)
         self.jobs[seed].read(1)
         self._reading.remove(seed)
 
     def run(self) -> None:
-        """Let all continue to their end, the first ones before others."""
+        """Let all trainings continue to their end, the first trainings first."""
         while idle := self._idle():
             self.read(idle[0])
         for job in self.jobs:
@@ -304,7 +304,7 @@ def test_a_value_that_is_dropped_later_is_not_taken_for_the_next_one(lead: int, 
 @given(data=st.data())
 @settings(max_examples=settings().max_examples // 2)
 def test_a_training_is_served_a_value_at_most_once(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """For any order in which batches are decided, made and reported, also where trainings are killed, and where others hold the tier, so that
+    """This holds for any order in which batches are decided, made and reported, if trainings are killed, and if others hold the tier, so that
     nothing is dropped."""
     folder = tmp_path_factory.mktemp("cache")
     samplers: list[SamplerName] = ["opportunistic", "coordinated"]
@@ -348,7 +348,7 @@ def test_refills_in_the_background_are_counted(
 
 
 def test_batches_do_not_wait_for_refills(tmp_path: Path) -> None:
-    """The first one leaves all other samples to the background, by pieces that are larger than a batch."""
+    """The first batch leaves all other samples to the background, in chunks that are larger than a batch."""
     gate, sizes = threading.Event(), list[int]()
 
     def fetch(keys: Any) -> None:
@@ -402,7 +402,7 @@ def test_only_augmenting_counts_for_refills_that_are_cached_decoded(tmp_path: Pa
 def test_refills_are_reported_lost_where_no_tier_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decided: list[SharedBatch]
 ) -> None:
-    """Otherwise the state would wait for their values until the training leaves."""
+    """Otherwise, the state would wait for the lost values until the training leaves."""
     lost: set[int] = set()
     made = SharedJob.made
 
@@ -422,7 +422,7 @@ def test_refills_are_reported_lost_where_no_tier_is(
 
 
 def test_what_was_decided_epochs_ahead_is_served_again(tmp_path: Path) -> None:
-    """With few batches an epoch, processes make those of later epochs while the first is trained on."""
+    """If an epoch has few batches, processes make batches of later epochs while the first epoch is trained on."""
     keys = KEYS[:9]
     job = Job(source(tmp_path), 1, keys, size=5, workers=2)
     while not job.is_over:

@@ -1,4 +1,4 @@
-"""Which changes of code give another version."""
+"""Changes of code that change the code version."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_another_seed_trigger_epoch_or_partition_gives_another_order() -> None:
 
 
 def test_a_seed_gives_the_same_order_for_ever() -> None:
-    """A training that is resumed, and one that is repeated to compare, must find the order of before, also on another machine."""
+    """A training that is resumed or repeated for comparison must find the same order again, even on another machine."""
     plan = Plan(100_000, 60_000, 10, shuffle=True, seed=1, trigger_id=1)
     assert plan.sample_order(0, 1)[:5].tolist() == [7486, 22730, 28398, 7235, 33248]
     assert Plan(8, 8, 2, shuffle=True).sample_order(0, 0).tolist() == [7, 1, 4, 6, 0, 5, 3, 2]

@@ -1,4 +1,4 @@
-"""What every drift metric is protected from, and what it must return."""
+"""Invalid input that every drift metric is protected from, and the required return values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""p-values are uniform where there is no drift: 500 draws of each test, with fixed seeds."""
+"""Without drift, p-values are uniform: 500 draws of each test, with fixed seeds."""
 
 from __future__ import annotations
 

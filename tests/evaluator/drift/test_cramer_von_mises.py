@@ -1,4 +1,4 @@
-"""The Cramér-von Mises test against SciPy, where its p-values are exact and where they are asymptotic."""
+"""The Cramér-von Mises test, compared with SciPy, for exact and for asymptotic p-values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_sets_around_the_largest_exact_size_are_those_of_scipy(n: int, m: int) -
 
 
 def test_the_exact_distribution_is_not_computed_for_each_feature() -> None:
-    """SciPy takes most of a second a feature here, so more than the time limit of a test for all of them."""
+    """Here SciPy takes most of a second per feature, so all features would exceed the time limit of a test."""
     generator = torch.Generator().manual_seed(1)
     x, y = (torch.randn(size, 512, generator=generator) for size in (EXACT_SAMPLES, EXACT_SAMPLES - 1))
     found = compare(METRIC, x, y)

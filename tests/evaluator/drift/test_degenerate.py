@@ -1,4 +1,4 @@
-"""Samples with little in them, or too much: every distance stays a finite number, and equal samples are at no distance."""
+"""Samples with little in them, or too much: every distance stays a finite number, and the distance between equal samples is 0."""
 
 from __future__ import annotations
 

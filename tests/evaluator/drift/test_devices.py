@@ -1,4 +1,4 @@
-"""Each metric and projection on a GPU gives what it gives on a CPU, up to rounding."""
+"""Each metric and projection returns the same values on a GPU and on a CPU, up to rounding."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CASES = [
 ]
 OWN = [(id_, options) for id_, options in CASES if not missing_modules(DRIFT_METRICS.get(id_))]
 SIZES = (5200, 1300)
-"""Rows of both sets: more than a block of pairs has, and more than the median is computed from."""
+"""Rows of both sets: more rows than in a block of pairs, and more than the median is computed from."""
 D = 17
 
 

@@ -1,4 +1,4 @@
-"""MMD and the energy distance of samples that lie far out, are equal or tiny, against all pairs written out in float64."""
+"""MMD and the energy distance of distant, equal or tiny samples, compared with sums over all pairs in float64."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def far_out(rng: Rng, by: float = 1e5) -> Sets:
 
 
 def missing_value(rng: Rng) -> Sets:
-    """A number that stands for none in one column, and a shift in another."""
+    """One column contains a number that means a missing value; another column is shifted."""
     x, y = rng.normal(0, 1, (500, 4)), rng.normal(0, 1, (500, 4))
     y[:, 1] += 1
     x[::10, 0] = y[::10, 0] = -1e6

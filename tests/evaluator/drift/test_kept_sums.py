@@ -1,4 +1,4 @@
-"""Sums over pairs of samples that are kept by parts: those of all pairs, and the same numbers whatever was asked before."""
+"""Stored partial sums over pairs of samples: they equal the sums over all pairs, and do not depend on earlier questions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ WINDOWS = st.tuples(st.integers(0, 20), st.integers(23, 50), st.integers(10, 50)
 def test_the_distance_is_that_of_all_pairs_and_the_same_whatever_was_asked_before(
     name: str, windows: list[tuple[int, int, int, int]], seed: int, offset: float
 ) -> None:
-    """Also where both windows hold the same samples."""
+    """This includes two windows with the same samples."""
     random = np.random.default_rng(seed)
     rows = torch.from_numpy((random.normal(size=(80, 5)) + offset).astype(np.float32))
     rows[60:] += 1

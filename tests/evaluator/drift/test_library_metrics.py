@@ -1,6 +1,6 @@
-"""Options of the metrics of alibi-detect and evidently, and what is said where they are not installed.
+"""Options of the metrics of alibi-detect and evidently, and messages if the libraries are not installed.
 
-Their values are tested where they are installed: `make test-extras`, libraries/.
+The values are tested in environments with the libraries: `make test-extras`, libraries/.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def test_options_by_which_only_a_library_decides_are_named(name: str, options: d
 
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_without_the_library_the_extra_is_named(name: str) -> None:
-    """Tests of the whole project run without these libraries."""
+    """The test suite of the project runs without these libraries."""
     metric = DRIFT_METRICS.get(name)
     extra = "alibi" if name.startswith("Alibi") else "evidently"
     assert missing_modules(metric).endswith(f"pip install 'modyn[{extra}]'")

@@ -1,4 +1,4 @@
-"""What a check holds, measured in a process of its own on the path of a worker: 50,000 × 512 against the same must fit into 1 GB."""
+"""Memory of a check, measured in its own process on a worker's code path: 50,000 × 512 against the same must fit into 1 GB."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from modyn.evaluator.drift import DRIFT_METRICS, missing_modules
 
 LIMIT_BYTES = 10**9
 FEWER = dict.fromkeys(("MMDDriftMetric", "EnergyDriftMetric"), 20_000)
-"""Metrics of all pairs, which take nine minutes for 50,000: so many samples, in as much less memory."""
+"""Metrics of all pairs take nine minutes for 50,000 samples. They are tested with this number of samples, and proportionally less memory."""
 SOONEST = ("MeanDistanceDriftMetric", "PSIDriftMetric")
-"""Those that take less than a minute; the others in `make test-all` only."""
+"""Metrics that take less than a minute. Only `make test-all` measures the other metrics."""
 OWN = [
     id_
     for id_ in DRIFT_METRICS.builtin
@@ -26,7 +26,7 @@ OWN = [
     "id_", [pytest.param(id_, marks=[pytest.mark.slow if id_ in SOONEST else pytest.mark.exhaustive]) for id_ in OWN]
 )
 def test_windows_of_50_000_samples_fit_into_a_gigabyte(id_: str) -> None:
-    """What is kept of the samples, 205 MB, counts, and so do the copies that are compared; the imported libraries do not."""
+    """The stored values of the samples (205 MB) and the compared copies count; the imported libraries do not count."""
     size = FEWER.get(id_, 50_000)
     command = [sys.executable, "-m", "tests.support.large_windows", id_, str(size)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""MMD and the energy distance against the sums over all pairs written out, in float64."""
+"""MMD and the energy distance, compared with explicit sums over all pairs in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Projections: distances are kept in the mean, or as much variance as possible."""
+"""Projections preserve distances in the mean, or as much variance as possible."""
 
 from __future__ import annotations
 

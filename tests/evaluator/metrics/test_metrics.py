@@ -204,7 +204,7 @@ def test_registered_metrics_are_those_that_we_know() -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 class TestEveryMetric:
-    """The same checks for all of ours, and for torchmetrics by one of its own."""
+    """The same checks for all metrics of Modyn, and for one metric of torchmetrics."""
 
     def test_shape(self, name: str) -> None:
         metric = build_metric(EXAMPLES[name])
@@ -305,7 +305,7 @@ def test_one_score_a_sample_is_judged_by_the_threshold(
 )
 @pytest.mark.parametrize("shape", [(4,), (4, 1)])
 def test_probabilities_without_a_threshold_are_noted(section: dict[str, Any], shape: tuple[int, ...]) -> None:
-    """All of them are above 0, the threshold of logits: class 1, however good the model is."""
+    """All probabilities are above 0, the threshold of logits, so every prediction is class 1, for any model."""
     labels = torch.tensor([0, 1, 1, 0])
 
     def note(scores: list[float], **options: object) -> str:

@@ -1,4 +1,4 @@
-"""What is filled in is what scikit-learn fills in, or within the stated error of it."""
+"""Imputed values equal those of scikit-learn, or are within the stated error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is unlike all before is counted as a look at every row of the stream counts it."""
+"""Unusual inputs are counted like in a brute-force comparison of every row of the stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One feature a category, as scikit-learn's, in a width that does not change."""
+"""One feature per category, as in scikit-learn, with a fixed width."""
 
 from __future__ import annotations
 

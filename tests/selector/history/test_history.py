@@ -1,4 +1,4 @@
-"""What proactive training draws from the history of a run, for any stream, steps and deletions."""
+"""Samples that proactive training draws from the history of a run, for any stream, steps and deletions."""
 
 from __future__ import annotations
 

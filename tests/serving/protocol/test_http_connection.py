@@ -25,7 +25,7 @@ WHOLE = POST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 
 
 def until_closed(client: socket.socket) -> bytes:
-    """All that the server sends until it closes the connection, also if that is by a reset."""
+    """Return all bytes that the server sends until it closes or resets the connection."""
     parts = list[bytes]()
     try:
         while part := client.recv(65536):

@@ -146,7 +146,7 @@ def test_checksums_are_kept_of_files_that_are_as_they_were_read(catalogue: Catal
 
 
 def test_checksums_do_not_wait_for_a_commit(catalogue: Catalogue) -> None:
-    """It may wait for the row of another file that they are about to change."""
+    """The commit may wait for the row of another file, which the checksums are about to change."""
     row = catalogue.add(CONFIG, float_labels=False)
     catalogue.commit(row.id, 0, Change(0, [FileRow(i, f"{i}.bin", 10, 1, 10, 1, "") for i in range(3)]))
     files = [file._replace(checksum=Checksum(10, 7)) for file in catalogue.files_to_check(row.id, 0, 9)]

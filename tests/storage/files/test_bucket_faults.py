@@ -1,4 +1,4 @@
-"""What a bucket makes hard: objects that are replaced while they are copied, a full temporary folder, a process that was killed.
+"""Faults of reading from a bucket: objects that are replaced during a copy, a full temporary folder, a killed process.
 
 The bucket of these tests is a store in memory.
 """

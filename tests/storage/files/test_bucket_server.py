@@ -305,7 +305,7 @@ def test_an_object_that_is_replaced_between_listing_and_read_is_not_read(
 
 
 def test_footers_and_labels_are_read_by_ranges(s3: S3Server, storage: RunningStorage, proxy: S3Proxy) -> None:
-    """What is asked for to index an object, and to read a sample of it, is a small part of it."""
+    """Indexing an object, or reading one of its samples, requests only a small part of the object."""
     rows = 40
     table = pa.table(
         {"data": [os.urandom(1 << 16) for _ in range(rows)], "label": range(rows), "more": [os.urandom(1 << 15)] * rows}

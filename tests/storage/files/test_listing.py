@@ -1,4 +1,4 @@
-"""What is in a folder, against `os.walk` and `os.stat`: odd names, links, what stands next to a file, what vanishes."""
+"""Listings of folders, compared with `os.walk` and `os.stat`: odd names, links, companion files, vanishing files."""
 
 from __future__ import annotations
 

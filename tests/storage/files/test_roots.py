@@ -1,4 +1,4 @@
-"""Nothing outside of `storage.dataset_roots` is opened, wherever links lead, and no content of a file stands in a reason."""
+"""Nothing outside of `storage.dataset_roots` is opened, even through links, and no message contains the content of a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files are stable: decisions without a service."""
+"""Decisions whether files are stable, without a service."""
 
 from __future__ import annotations
 

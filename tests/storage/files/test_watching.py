@@ -253,7 +253,7 @@ def test_a_look_at_unchanged_files_makes_nothing_for_each_of_them(tmp_path: Path
     found: list[Listing] = []
 
     def least(measure: Callable[[Callable[[], object]], int], call: Callable[[], object]) -> int:
-        """What `call` takes by itself: what other threads, mounts or the garbage collector add is not there each time."""
+        """Return the cost of `call` alone: the minimum of several calls leaves out costs of other threads, mounts and the garbage collector."""
         return min(measure(call) for _ in range(3))
 
     for complete in (True, False):

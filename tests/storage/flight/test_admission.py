@@ -96,7 +96,7 @@ def test_those_that_lost_their_permit_are_bounded_as_well(clock: Clock) -> None:
 
 
 def test_a_client_with_many_requests_leaves_a_permit_to_one_that_waits(admission: AdmissionControl) -> None:
-    """It has all of them while no other client wants one."""
+    """The client has all permits while no other client requests one."""
     greedy = [ExitStack() for _ in range(4)]
     for number, one in enumerate(greedy):
         one.enter_context(admission.admit(f"d{number}", "greedy"))
@@ -157,7 +157,7 @@ class Crowd:
         return True
 
     def settle(self) -> None:
-        """All ask until none gets one."""
+        """All clients request permits until no client gets one."""
         while sum(map(self.ask, range(len(self.held)))):
             pass
         assert self.admission.num_held == self.number or all(map(self.full, range(len(self.held)))), "a permit stays unused"

@@ -85,7 +85,7 @@ def test_any_keys_in_any_order_over_any_streams(numbers: RunningStorage, stack: 
 
 
 def test_no_stream_is_left_when_a_fetch_is_done(numbers: RunningStorage, stack: ExitStack) -> None:
-    """One that wanted to ask when another had just asked for the last keys ends too."""
+    """A stream also ends if another stream has just requested the last keys."""
     client = stack.enter_context(PayloadClient(numbers.config.endpoint("flight"), 4, SMALL_FETCHING))
     before = set(threading.enumerate())
     for count in range(1, 120, 3):

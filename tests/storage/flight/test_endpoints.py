@@ -72,7 +72,7 @@ def test_no_endpoint_is_given_up_untried(numbers: RunningStorage, retry_s: float
 
 
 def test_a_client_that_is_closed_cancels_all_and_begins_nothing(numbers: RunningStorage) -> None:
-    """Whatever other threads ask meanwhile."""
+    """This holds for any concurrent requests of other threads."""
     for _ in range(5):
         client = PayloadClient(numbers.config.endpoint("flight"))
         begun = threading.Semaphore(0)

@@ -1,4 +1,4 @@
-"""What breaks between a payload client and its servers: nothing is lost or repeated, and no side holds more than it may."""
+"""Faults between a payload client and its servers: nothing is lost or repeated, and neither side exceeds its memory limit."""
 
 from __future__ import annotations
 

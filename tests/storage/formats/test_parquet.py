@@ -393,7 +393,7 @@ def test_a_long_text_is_no_time(tmp_path: Path) -> None:
 
 
 def test_a_lack_of_memory_is_not_the_fault_of_the_file(tmp_path: Path) -> None:
-    """It is tried again, and not set aside for good."""
+    """The file is tried again, and not excluded permanently."""
     write(tmp_path / "a.parquet", x=pa.array([b"a"]), y=[1])
     with pytest.raises(MemoryError), readable(str(tmp_path / "a.parquet")):
         raise pa.ArrowMemoryError("malloc of size 26000000000 failed")

@@ -1,4 +1,4 @@
-"""One sample a file, and times from file names."""
+"""Files with one sample each, and times from file names."""
 
 from __future__ import annotations
 

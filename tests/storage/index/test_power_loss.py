@@ -79,7 +79,7 @@ def test_deleted_keys_stay_deleted(tmp_path: Path) -> None:
 
 
 def test_a_deletion_that_is_repeated_after_a_kill_is_durable(tmp_path: Path) -> None:
-    """What a killed process wrote and did not sync is read by the next one, which must not take it for durable."""
+    """The next process reads data that a killed process wrote but did not sync. It must not treat this data as durable."""
     killed, step = True, 0
     while killed:
         path = tmp_path / str(step) / "deletions"

@@ -196,7 +196,7 @@ def test_an_interval_query_holds_few_rows_at_once(tmp_path: Path, monkeypatch: p
 
 
 def test_many_overlapping_segments_are_brought_in_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are not added one by one, each time with a look at all of them."""
+    """The segments are not added one by one with a scan of all segments each time."""
     index, _ = build_index(tmp_path, np.random.default_rng(3), [40] * 64, ["narrow"] * 64, False)
     looks: list[int] = []
     order_at = Segment.order_at

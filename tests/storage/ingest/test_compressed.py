@@ -33,7 +33,7 @@ JSON: Kind = "JsonLinesFileWrapper", {"label_field": "y"}, ".jsonl", '{{"y": {},
 
 @pytest.fixture
 def storage(module_storage: RunningStorage) -> RunningStorage:
-    """One for all tests of the module."""
+    """One storage for all tests of the module."""
     return module_storage
 
 
@@ -174,7 +174,7 @@ def test_a_missing_copy_is_a_problem_until_it_is_made(storage: RunningStorage, t
 
 
 def test_a_copy_that_is_known_to_be_damaged_is_read_by_no_one_and_made_again(storage: RunningStorage, tmp_path: Path) -> None:
-    """Nothing but its checksum shows the damage, also to a reader that has it mapped."""
+    """Only the checksum shows the damage, even to a reader that has mapped the copy."""
     folder = Folder(storage, tmp_path / "d", "flipped")
     folder.write("a*.gz", gzip.compress(folder.rows(1, 2)))
     folder.write("b*.gz", gzip.compress(folder.rows(3)))

@@ -43,7 +43,7 @@ KINDS: dict[str, tuple[dict[str, object], bytes]] = {
 
 @pytest.fixture
 def storage(module_storage: RunningStorage) -> RunningStorage:
-    """One for all tests of the module."""
+    """One storage for all tests of the module."""
     return module_storage
 
 
@@ -108,7 +108,7 @@ def test_a_byte_that_no_fingerprint_covers_is_found_by_the_second_scrub(
 
 @pytest.mark.parametrize("watch", [True, False])
 def test_damage_stays_a_problem_until_the_file_is_mended(storage: RunningStorage, tmp_path: Path, watch: bool) -> None:
-    """Also if no event names the file, and at each scrub."""
+    """This holds even if no event names the file, and at each scrub."""
     name = f"mended-{watch}"
     paths = [tmp_path / "a.bin", tmp_path / "b.bin"]
     for number, path in enumerate(paths):

@@ -1,4 +1,4 @@
-"""What ingestion makes of files that change while it reads them, and of what cannot be read for now."""
+"""Ingestion of files that change while they are read, and of files that are temporarily unreadable."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def test_the_start_of_a_process_is_no_time_that_a_file_took(tmp_path: Path) -> N
 
 
 def together(runner: FormatRunner, folder: Path, contents: list[str]) -> tuple[IndexedFiles, dict[int, str]]:
-    """What is found in files that are indexed together, and the problems."""
+    """Return the samples and problems of files that are indexed together."""
     paths = [folder / f"{i}.u" for i in range(len(contents))]
     for path, content in zip(paths, contents, strict=True):
         path.write_text(content)
@@ -230,7 +230,7 @@ def test_files_that_are_indexed_together_take_one_process_and_one_more_for_each_
 
 
 class Lacking(FormatRunner):
-    """On a machine that has no room for another process."""
+    """A machine without memory for another process."""
 
     num_started = 0
 
@@ -267,7 +267,7 @@ def test_a_process_that_is_killed_before_it_is_asked_is_replaced(tmp_path: Path)
 
 
 def test_a_file_is_blamed_for_the_silence_of_a_process_that_works(tmp_path: Path) -> None:
-    """One that only waits may wait for a disk; one that works may get too little of a busy machine's processors to be blamed."""
+    """A waiting process may wait for a disk. A working process is not at fault if a busy machine gives it too little processor time."""
     (tmp_path / "h.u").write_text("hang")
     (tmp_path / "s.u").write_text("spin")
 

@@ -1,4 +1,4 @@
-"""What one side does not know of the other is never destroyed: catalogue and index, and two processes that both think they may write."""
+"""Data unknown to one side is never destroyed: for catalogue and index, and for two processes that both believe that they may write."""
 
 from __future__ import annotations
 

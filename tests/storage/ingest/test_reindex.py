@@ -134,7 +134,7 @@ def test_a_file_of_one_sample_and_its_label_are_taken_again(storage: RunningStor
 
 
 def test_a_file_that_was_set_aside_is_refused_with_its_problem(storage: RunningStorage, tmp_path: Path) -> None:
-    """It has no samples to delete: the next ingestion takes it once it is corrected."""
+    """The file has no samples to delete. The next ingestion after its correction indexes it."""
     folder = tmp_path / "aside"
     config = files_dataset(folder)
     (folder / "a.csv").write_text("1,x\n")

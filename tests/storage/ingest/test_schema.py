@@ -478,7 +478,7 @@ def test_a_first_parquet_file_that_is_refused_decides_nothing(storage: RunningSt
 
 
 def test_a_first_file_of_many_samples_decides(storage: RunningStorage, tmp_path: Path) -> None:
-    """It is in segments before all of it was read."""
+    """Some of its samples are in segments before the whole file is read."""
     name = register(storage, tmp_path / "large", "JsonLinesFileWrapper", {"label_field": "y"})
     dataset = storage.store.dataset(name)
     dataset.limits = replace(dataset.limits, held_samples=10)

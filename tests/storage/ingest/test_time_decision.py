@@ -104,7 +104,7 @@ def test_years_among_seconds_of_this_century_are_refused(module_storage: Running
 
 
 def test_a_dataset_with_times_of_this_century_does_not_count_from_0(module_storage: RunningStorage, tmp_path: Path) -> None:
-    """It may have an earlier time, such as 0 for a sample whose time is not known."""
+    """The dataset may contain an earlier time, such as 0 for a sample with an unknown time."""
     rows = dated(module_storage, tmp_path / "unknown")
     assert rows.times_of(a=[0, 1700000000], b=[2013], c=[201301]) == [0, 1700000000]
     assert len(rows.reasons()) == 2

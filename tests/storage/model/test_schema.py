@@ -1,4 +1,4 @@
-"""What a schema is, and what contradicts it."""
+"""Schemas, and files that contradict them."""
 
 from __future__ import annotations
 

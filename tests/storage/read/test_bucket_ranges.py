@@ -1,4 +1,4 @@
-"""Which requests read which samples, against slices of the objects."""
+"""Requests for ranges of objects; the samples are compared with slices of the objects."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Objects:
 
 
 def gather(source: BucketRangeReader, places: list[tuple[int, int, int]]) -> list[bytes]:
-    """What is read for places (object, begin, end)."""
+    """Return the bytes that are read for places (object, begin, end)."""
     file_ids = np.array([place[0] for place in places], np.uint32)
     begins, ends = np.array([p[1] for p in places], np.int64), np.array([p[2] for p in places], np.int64)
     data, bounds = source.gather(file_ids, begins, ends - begins)

@@ -48,7 +48,7 @@ def samples_of(batches: Iterator[Payloads]) -> list[Sample]:
 def samples(
     payloads: LocalPayloads | PayloadClient, keys: list[int] | Int64Array, on_missing: OnMissing = "raise"
 ) -> list[Sample]:
-    """What is read by key of dataset "numbers", whichever way."""
+    """Return the samples that are read by key from dataset "numbers", whichever way."""
     asked = np.asarray(keys, np.int64)
     if isinstance(payloads, PayloadClient):
         return samples_of(payloads.fetch("numbers", asked, on_missing))

@@ -1,4 +1,4 @@
-"""What is kept, and that it is made once."""
+"""The cache keeps the right values, and makes each value once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What storage publishes: complete at any moment, never older than what a client was notified of, and repaired after a crash."""
+"""Published files of storage are complete at any moment, never older than a client's notification, and repaired after a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong while a dataset is published or looked at is made up for, or told as what it is."""
+"""Faults while a dataset is published or read are repaired, or reported with their cause."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def in_a_bucket(contents: Sequence[str], file_format: FileFormat) -> OrderedRowR
 
 
 def rows(reader: OrderedRowReader, contents: Sequence[str], asked: Sequence[tuple[int, int]]) -> list[str]:
-    """What is read for places (file, number of the row in it)."""
+    """Return the rows that are read for places (file, number of the row in the file)."""
     lines = [content.split("\n") for content in contents]
     offsets = np.array([sum(len(line) + 1 for line in lines[file][: row + 1]) for file, row in asked], np.int64)
     lengths = np.array([len(lines[file][row + 1]) for file, row in asked], np.int64)

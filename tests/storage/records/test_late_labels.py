@@ -71,7 +71,7 @@ def pushed(client: StorageClient, name: str, first: int, number: int) -> list[tu
 
 
 def check(client: StorageClient, name: str) -> None:
-    """What any storage promises of late labels."""
+    """Check the guarantees of storage for late labels."""
     half = 0.5 if name == "float" else 0
     client.append_records(name, [record(0, 7), record(1), record(2), record(3, 8), record(4)])
     (done,) = client.set_labels(name, {"key-4": 1 + half})

@@ -27,7 +27,7 @@ from tests.support.published_shapes import ALIBI, MMD, PARSER, QUANTILE, SHAPES,
 
 
 def check_training(sections: Mapping[str, Any]) -> list[Problem]:
-    """What the trainer finds; nothing of it uses the connection."""
+    """Return the problems that the trainer finds; the check does not use the connection."""
     return check(sections, None)  # type: ignore[arg-type]
 
 

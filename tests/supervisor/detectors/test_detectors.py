@@ -1,4 +1,4 @@
-"""Where the stream detectors find changes, against another implementation, and what they do when they are restored."""
+"""Positions at which the stream detectors find changes, compared with another implementation, and restored detectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which evaluations are due when, and what a training starts from."""
+"""Due evaluations at each time, and the parent model of each training."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def rows(cells: Cells) -> Rows:
 
 
 def followed(choice: ModelChoice, strategy: EvaluationStrategy, models: Sequence[TrainedModel], end: int | None) -> list[Rows]:
-    """What is due after each training, and at the end."""
+    """Return the evaluations that are due after each training, and at the end."""
     plan, found = EvaluationPlan(choice, strategy), []
     for model in models:
         plan.add(model)
@@ -129,7 +129,7 @@ strategies = st.sampled_from(
 def test_a_plan_that_follows_the_run_is_the_one_by_definition(
     models: list[TrainedModel], section: dict[str, object], choice: ModelChoice, more: int
 ) -> None:
-    """Also with late data, where a model's samples are older than those of the one before."""
+    """This includes late data, with which a model's samples are older than the samples of the previous model."""
     strategy = build_strategy(section)
     stream_end = max(model.training_interval.end for model in models) + more
     found = followed(choice, strategy, models, stream_end)

@@ -207,7 +207,7 @@ def test_a_run_ends_without_its_evaluator_and_names_what_is_open(
 def test_an_evaluation_that_ends_its_evaluator_each_time_fails_alone(
     runs: RunQueue, services: InMemoryServices, evaluator: Elsewhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is no outage: others are made meanwhile, and the run ends with all but that one."""
+    """This is not an outage: other evaluations continue, and the run ends with all evaluations except this one."""
     evaluator.back.set()
     start, begun = evaluator.start, list[int]()
 

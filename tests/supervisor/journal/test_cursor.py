@@ -1,4 +1,4 @@
-"""Where a run stands in its stream."""
+"""The position of a run in its stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the result of a training says to the journal and to watchers."""
+"""Facts from the result of a training that the journal and watchers receive."""
 
 from __future__ import annotations
 

@@ -543,7 +543,7 @@ def test_a_run_stops_even_if_the_answer_to_that_write_got_lost(
 
 
 def test_a_failed_evaluation_is_a_status_that_can_be_made_again(runs: RunQueue, services: InMemoryServices) -> None:
-    """It blocks neither the trainings nor the handlers at the end, and a later success takes it out of the run."""
+    """The failed evaluation blocks neither trainings nor the handlers at the end. A later success removes it from the run."""
     broken = [True]
 
     def fail(request: EvaluationRequest) -> str | None:

@@ -86,7 +86,7 @@ def rows_of(runs: RunQueue, run_id: str) -> int:
 
 
 def left(runs: RunQueue, services: InMemoryServices, run: Run) -> list[object]:
-    """What the services still hold of a run."""
+    """Return the data of a run that the services still have."""
     found: list[object] = [*services.model_storage.list(run.run_id), *services.evaluator.results(run.run_id)]
     return [*found, *([run.run_id] if run.run_id in services.selector.runs else []), *range(rows_of(runs, run.run_id))]
 

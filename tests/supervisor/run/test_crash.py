@@ -169,7 +169,7 @@ def database(system_config: SystemConfig) -> Iterator[Database]:
 
 @pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(1, 7))])
 def test_killed_at_every_boundary(database: Database, tmp_path: Path, first: int) -> None:
-    """All boundaries, a seventh of them in each test, as many before as after a call or commit."""
+    """The tests cover all boundaries: each test a seventh of them, equally often before and after a call or commit."""
     quiet = Bomb()
     services = make_services(tmp_path / "undisturbed")
     journal = Journal(database)

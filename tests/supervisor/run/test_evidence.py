@@ -1,4 +1,4 @@
-"""What a run does when the evaluator does not answer its drift checks: it asks again, waits, or ends with the reason."""
+"""If the evaluator does not answer a drift check, the run asks again, waits, or ends with the reason."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_what_asking_again_would_not_mend_fails_the_run_at_once(make_config: Mak
 
 
 def test_samples_that_were_held_out_are_of_the_run_s_registration_of_its_dataset(make_config: Make, tmp_path: Path) -> None:
-    """They are asked about by key, and keys have a meaning in one registration alone."""
+    """The samples are requested by key, and keys are valid only in one registration."""
     services, asked = InMemoryServices(tmp_path), list[MeasureRequest]()
     services.storage.add_dataset("train")
     services.storage.add_samples("train", range(40))

@@ -68,7 +68,7 @@ def stream() -> Iterator[Stream]:
 
 
 def test_a_warning_ends_with_the_last_batch_also_right_after_another_look(stream: Stream) -> None:
-    """Nothing may come after it: the warning would stay."""
+    """No batch may follow, so the warning would otherwise remain."""
     assert stream.advance(arrived=1500, decided=100)
     assert not stream.advance(arrived=0, decided=1400, seconds=1.0)
     assert stream.advance(arrived=0, decided=0, seconds=1.0, batch_ends=True)

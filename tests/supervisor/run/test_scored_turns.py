@@ -39,7 +39,7 @@ def result(value: float | None, num_samples: int, dataset: str = "test", metric:
 
 @given(st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000)), max_size=20), st.randoms())
 def test_the_score_is_that_of_all_samples_together_in_any_order(counts: list[tuple[int, int]], chance: Any) -> None:
-    """For accuracies, it is the share of right answers over all intervals."""
+    """For accuracies, the score is the share of correct predictions over all intervals."""
     intervals = [(min(right, seen), seen) for right, seen in counts]
     results = [result(right / seen if seen else None, seen) for right, seen in intervals]
     right, seen = (sum(column) for column in zip(*intervals, strict=True)) if intervals else (0, 0)

@@ -1,4 +1,4 @@
-"""What was served is counted in a bounded number of intervals, and no request is lost or counted twice on the way."""
+"""Served requests are counted in a bounded number of intervals, and no request is lost or counted twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What servers of predictions report, put together by run."""
+"""Reports of prediction servers, combined by run."""
 
 from __future__ import annotations
 

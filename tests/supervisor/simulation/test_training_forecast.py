@@ -1,4 +1,4 @@
-"""What would have come of a trigger: from the journal of a run where it had the same, else from its trainings."""
+"""Forecasts of the result of a trigger: from the journal if the run has the same trigger, otherwise from the run's trainings."""
 
 from __future__ import annotations
 

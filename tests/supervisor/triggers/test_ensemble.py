@@ -47,7 +47,7 @@ def at_least(n: int) -> dict[str, Any]:
 
 
 def odd(votes: dict[str, bool]) -> bool:
-    """Whether the number of votes is odd."""
+    """Return whether the number of votes is odd."""
     return sum(votes.values()) % 2 == 1
 
 

@@ -27,7 +27,7 @@ from tests.support.triggers import fired
 MMD = {
     "mmd": {"id": "MMDDriftMetric", "decision_criterion": {**QUANTILE["decision_criterion"], "window_size": 15, "quantile": 0.05}}
 }
-"""What AutoDrift compared labels by before."""
+"""The comparison of labels that AutoDrift used before."""
 CHANGE = 6000
 
 

@@ -91,7 +91,7 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def checked(**options: Any) -> list[str]:
-    """What the evaluator finds, with the path of each problem below `trigger`."""
+    """Return the problems that the evaluator finds, with paths below `trigger`."""
     return [
         str(problem).removeprefix("trigger.") for problem in check_trigger({"trigger": with_defaults({"id": "Own", **options})})
     ]

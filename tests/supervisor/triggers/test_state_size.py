@@ -1,4 +1,4 @@
-"""What a policy keeps for a restart does not grow with the stream: it is written at each batch of a run that may go on for years."""
+"""The state of a policy for a restart does not grow with the stream, because each batch writes it, and a run may last for years."""
 
 from __future__ import annotations
 

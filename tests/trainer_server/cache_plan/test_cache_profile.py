@@ -1,4 +1,4 @@
-"""What is measured for the performance model of the cache, by fakes of storage and a clock that moves at each look."""
+"""Measurements for the performance model of the cache, with a fake storage and a clock that advances at each reading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training measures is kept for the next one, which divides its cache by it."""
+"""The measurements of a training are stored for the next training, which divides its cache by them."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ def test_wrong_turns_are_named(selection: dict[str, Any], message: str) -> None:
     ],
 )
 def test_an_epoch_of_any_size_keeps_its_ratio(tmp_path: Path, num_keys: int, ratio: int, samples: int, batches: int) -> None:
-    """Where batches would be dropped, too: no set is too small."""
+    """This holds even if batches would be dropped: no set is too small."""
     pipeline = pipeline_of({"strategy": "Loss", "ratio": ratio}, {"drop_last_batch": True, "epochs_per_trigger": 2})
     found = train_in_memory(pipeline, MemoryData(num_keys), tmp_path)
     assert (found.result["num_samples"], found.result["num_batches"]) == (2 * samples, 2 * batches)

@@ -1,4 +1,4 @@
-"""What a training has chosen, with scores and weights, as the selector gets it."""
+"""Chosen samples of a training with scores and weights, as the selector receives them."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ NUM = 70
 
 
 def checked(pipeline: dict[str, Any], report: RecordedReport) -> list[Problem]:
-    """What `check` finds, but for the warning that most of these pipelines deserve."""
+    """Return the problems that `check` finds, without the warning that most of these pipelines cause."""
     return [problem for problem in check(pipeline, report) if problem.message != RHO_LOSS_FIRST]
 
 

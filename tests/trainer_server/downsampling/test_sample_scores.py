@@ -28,7 +28,7 @@ def pipeline(**training: Any) -> dict[str, Any]:
 
 
 def scores_of(room: TrainingRoom) -> FeedbackRows:
-    """What the only training has sent."""
+    """Return the scores that the only training has sent."""
     ((header, rows),) = room.feedback
     assert header.num_rows == len(rows)
     assert {name: values.shape[1] for name, values in rows.scores.items()} == dict(header.widths)

@@ -1,4 +1,4 @@
-"""From names to optimizers, schedulers, losses; the registries; and what the check of a pipeline tells of them."""
+"""From names to optimizers, schedulers, losses; the registries; and the problems that the check of a pipeline reports for them."""
 
 from __future__ import annotations
 

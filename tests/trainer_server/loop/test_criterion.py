@@ -83,7 +83,7 @@ def test_the_mean_over_the_batches_of_a_trigger_set_is_the_weighted_mean_of_all_
 
 @pytest.mark.parametrize("mean_weight", [1.0, None])
 def test_a_batch_whose_labels_are_all_ignored_has_no_loss(mean_weight: float | None) -> None:
-    """It would be 0 / 0, which is taken for a training that diverged."""
+    """The loss would be 0 / 0, which looks like a diverged training."""
     loss = Criterion(CriterionConfig(name="CrossEntropyLoss"), mean_weight)
     output = drawn(6, 3).requires_grad_()
     ignored = loss(output, torch.full((6,), -100), torch.ones(6))

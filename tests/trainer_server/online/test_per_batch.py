@@ -1,4 +1,4 @@
-"""What the training loop must not do for each batch, however long the training, and what a server must not keep for each training."""
+"""Work that the training loop must not repeat for each batch, and data that a server must not keep for each training."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_count_would_notice(tmp_path: Path) -> None:
 
 
 def test_a_server_keeps_a_bounded_number_of_ended_trainings(tmp_path: Path) -> None:
-    """What older ones made is in model storage, where they are found again."""
+    """Models of older trainings are in model storage, where they are found again."""
     pool = WorkerPool(1)
     closed = threading.Event()
 

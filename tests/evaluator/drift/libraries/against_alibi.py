@@ -1,4 +1,4 @@
-"""The metrics of alibi-detect against the library called directly, and ours against it. Run by `make test-extras` where it is installed."""
+"""Metrics of alibi-detect against direct library calls; Modyn's metrics against the library. Run by `make test-extras` where it is installed."""
 
 from __future__ import annotations
 

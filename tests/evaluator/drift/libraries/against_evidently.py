@@ -1,4 +1,4 @@
-"""The metrics of evidently against reports of the library, and ours against its distances. Run by `make test-extras` where it is installed."""
+"""Metrics of evidently against reports of the library; Modyn's metrics against its distances. Run by `make test-extras` where it is installed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def frames(sets: Sets) -> list[pd.DataFrame]:
 
 
 def reported(sets: Sets, method: Any) -> float:
-    """The score of embeddings in a report of the library."""
+    """Return the score of embeddings in a report of the library."""
     reference, current = frames(sets)
     report = Report([EmbeddingsDriftMetric("all", drift_method=method)])
     mapping = ColumnMapping(embeddings={"all": list(reference.columns)})
@@ -57,13 +57,13 @@ def reported(sets: Sets, method: Any) -> float:
 
 
 def scored(sets: Sets, method: Any) -> float:
-    """The score of a method of the library, without the report's pictures, which take seconds."""
+    """Return the score of a method of the library, without the pictures of a report, which take seconds."""
     reference, current = frames(sets)
     return float(method(current, reference)[0])
 
 
 def of_features(sets: Sets, test: str) -> npt.NDArray[np.float64]:
-    """What the library's test says of each feature, (d,)."""
+    """Return the result of the library's test for each feature, (d,)."""
     reference, current = frames(sets)
     return np.array(
         [
@@ -128,7 +128,7 @@ def test_our_distances_are_those_of_the_library(sets: Sets) -> None:
 
 
 def test_our_mmd_is_that_of_the_library(sets: Sets) -> None:
-    """The library's bandwidth is 2σ² = the squared median of the distances between both sets; what is below 0 it says to be 0."""
+    """The library's bandwidth is 2σ² = the squared median of the distances between both sets; the library replaces negative values by 0."""
     bandwidth = float(np.median(cdist(*(rows.double().numpy() for rows in sets)))) / 2**0.5
     ours = compare(MMDDriftMetric(MMDConfig(bandwidth=bandwidth)), *sets).distance
     assert max(ours, 0) == pytest.approx(scored(sets, mmd()), abs=2e-6)

@@ -1,4 +1,4 @@
-"""What tests in the environments of the drift libraries share. `make test-extras` runs them; no other run collects them."""
+"""Shared code of tests in the environments of the drift libraries. Only `make test-extras` collects and runs these tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.evaluator.drift.libraries.no_network import refuse_network
 
 
 def pytest_sessionstart() -> None:
-    """Refuse the network from before the libraries are imported. Other runs, which come by this file while they collect, do not call it."""
+    """Refuse the network before the libraries are imported. Other runs, which only import this file during collection, do not call this hook."""
     refuse_network()
 
 
@@ -20,7 +20,7 @@ N, M, D = 300, 250, 8
 
 @pytest.fixture(params=["none", "mean", "covariance", "label"])
 def sets(request: pytest.FixtureRequest) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reference (300, 8) and current (250, 8) samples, which differ by the shift that the parameter names."""
+    """Reference (300, 8) and current (250, 8) samples. The parameter names the shift between them."""
     rng = np.random.default_rng(11)
 
     def draw(count: int, share_of_second_class: float) -> npt.NDArray[np.float64]:

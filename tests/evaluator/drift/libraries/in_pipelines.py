@@ -43,7 +43,7 @@ TRIGGERS = {"all": drift(*OF_LIBRARY), **{metric["id"]: drift(metric) for metric
 
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """What the processes of the stack tried to reach beyond this machine."""
+    """Attempts of the stack's processes to reach other machines."""
     folder = tmp_path_factory.mktemp("no-network")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
@@ -52,7 +52,7 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def killed(tried: Path) -> Iterator[KilledStack]:
-    """A stack whose runs go on by themselves."""
+    """A stack whose runs resume by themselves."""
     with (
         tempfile.TemporaryDirectory(prefix="modyn-", ignore_cleanup_errors=True) as folder,
         stack_on(Path(folder), supervisor={"resume_on_start": True}) as stack,
@@ -62,7 +62,7 @@ def killed(tried: Path) -> Iterator[KilledStack]:
 
 
 def test_modyn_is_installed_here() -> None:
-    """Not found in the working tree, whose C++ core belongs to another environment."""
+    """modyn is not imported from the working tree, whose C++ core belongs to another environment."""
     assert "site-packages" in Path(modyn.__file__).parts
 
 

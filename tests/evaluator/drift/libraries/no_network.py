@@ -1,4 +1,4 @@
-"""Refuses a process any network beyond this machine, and notes what was tried."""
+"""Refuses all connections of a process to other machines, and records the attempts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HERE: Final = ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::", "", None)
 
 
 def refuse_network(tried: Path | None = None) -> None:
-    """From now on, whatever turns to another machine by Python's sockets raises RuntimeError. Args: tried: gets a line for each attempt."""
+    """From now on, any connection to another machine through Python's sockets raises RuntimeError. Args: tried: gets a line for each attempt."""
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event in ("socket.connect", "socket.sendto"):

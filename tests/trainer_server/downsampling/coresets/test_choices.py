@@ -1,4 +1,4 @@
-"""What policies choose by: CRAIG, GradMatch, k-center and the set functions, of few candidates and of many in blocks."""
+"""Choices of CRAIG, GradMatch, k-center and the set functions, from few candidates and from many in blocks."""
 
 from __future__ import annotations
 
