@@ -19,6 +19,8 @@ STATE_VERSION = 4
 """Version of the state on disk. Increase this number with every change of a file or table that the previous version cannot read, or would misread.
 Numbers of migrations begin with this number, so that a database of another version is refused too."""
 _MARK = "state_version"
+SERVING_FILE: Final = "serving"
+"""File in a service's folder that contains the service's address. The service writes this file when it answers calls."""
 SHARED_MEMORY: Final = Path("/dev/shm")
 """Folder whose files are in memory."""
 

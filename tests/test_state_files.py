@@ -59,8 +59,8 @@ from modyn.trainer_server.disk.chosen_set import ChosenKeys, ChosenRows, find_ch
 from modyn.trainer_server.disk.files import find_finished, keep_finished, record_path
 from modyn.trainer_server.disk.row_log import RowLog
 from modyn.trainer_server.disk.state_file import read_state_file, write_state_file
+from modyn.trainer_server.downsampling.irreducible import IrreducibleLosses, find_losses, write_losses
 from modyn.trainer_server.downsampling.sample_scores import feedback_rows, read_feedback
-from modyn.trainer_server.irreducible import IrreducibleLosses, find_losses, write_losses
 from modyn.trainer_server.loop.checkpoint import VERSION, load_checkpoint
 from modyn.trainer_server.loop.scoring_pass import ScoredRows
 from tests.support.cache_profiles import PROFILE

@@ -27,7 +27,15 @@ from modyn.local.preloaded import fork_program, preload
 from modyn.local.service_process import ChildProcess, become_subreaper, reap_orphans, running_pid
 from modyn.log_files import is_output, keep_output, rotate
 from modyn.rpc.environment import look_here_last
-from modyn.state_folders import claim_state, hold_lock, is_locked, keep_private, prepare_run_dir, release_shared_memory
+from modyn.state_folders import (
+    SERVING_FILE,
+    claim_state,
+    hold_lock,
+    is_locked,
+    keep_private,
+    prepare_run_dir,
+    release_shared_memory,
+)
 
 _POLL_WHEN_STARTING_S = 0.05
 """Seconds between two polls while parts start. The end of a part also wakes this process."""
@@ -73,8 +81,8 @@ class ServiceProcess(ChildProcess):
 
     @property
     def _serving_file(self) -> Path:
-        """Return the file that the service writes when it begins to answer calls."""
-        return self._config.service_dir(self._name) / "metrics_url"
+        """Return the file that the service writes when it answers calls."""
+        return self._config.service_dir(self._name) / SERVING_FILE
 
     def stop(self) -> int | None:
         """Stop the service and its workers. Returns the exit code; None: the service was not started. If the service must be killed, this is

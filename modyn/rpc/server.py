@@ -34,7 +34,7 @@ from modyn.rpc.logs import configure_logs, get_logger
 from modyn.rpc.metrics import MetricsServer
 from modyn.rpc.security import check_exposure, server_credentials
 from modyn.rpc.status import ACCEPTED, TOKEN_KEY, abort
-from modyn.state_folders import claim_state, hold_lock, keep_private, make_private_folder, prepare_run_dir
+from modyn.state_folders import SERVING_FILE, claim_state, hold_lock, keep_private, make_private_folder, prepare_run_dir
 
 CALL_SECONDS = Histogram("modyn_call_seconds", "Seconds that calls took, streams until they ended", ["method", "outcome"])
 LOG_LINES_DROPPED = Gauge("modyn_log_lines_dropped", "Lines of the log that could not be written since the service started")
@@ -206,6 +206,8 @@ def run_service(
         context.shut_down()
         return 1
     logger.info("serving", address=server.address)
+    # The stack waits for this file. It is written last, because a start can fail until the server listens.
+    write_atomically(context.directory / SERVING_FILE, [f"{server.address}\n".encode()])
     for callback in context.when_healthy:
         callback()
     stop.wait()  # the thread that reads signals sets this event

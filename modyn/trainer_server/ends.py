@@ -16,7 +16,7 @@ from modyn.trainer_server.loop.loop import Training
 from modyn.trainer_server.online.prequential import Prequential
 from modyn.trainer_server.online.step_guard import StepGuard, left_out_reason
 from modyn.trainer_server.online.stream_preprocessing import preprocessing_result
-from modyn.trainer_server.request.result import NO_RESULT, TrainingCounts, TrainingResult
+from modyn.trainer_server.result import NO_RESULT, TrainingCounts, TrainingResult
 from modyn.workers import JobConnection
 
 ONLY_TESTED: Final = "the new samples were only tested"

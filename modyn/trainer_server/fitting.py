@@ -44,7 +44,7 @@ from modyn.trainer_server.online.prequential import Prequential
 from modyn.trainer_server.online.step_guard import StepGuard
 from modyn.trainer_server.online.step_parts import StepParts
 from modyn.trainer_server.online.stream_preprocessing import StreamPreprocessing, build_preprocessing, learn_before
-from modyn.trainer_server.request.result import TrainingResult
+from modyn.trainer_server.result import TrainingResult
 from modyn.workers import JobConnection
 
 TRAINING: Final = 2

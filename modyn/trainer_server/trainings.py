@@ -33,7 +33,7 @@ from modyn.rpc.logs import get_logger
 from modyn.run_ids import check_run_id
 from modyn.trainer_server.disk.files import clean_up, remove_run
 from modyn.trainer_server.request.records import TrainingJob, TrainingRequest, TrainingStatus
-from modyn.trainer_server.request.result import TrainingResult
+from modyn.trainer_server.result import TrainingResult
 from modyn.workers import Job, JobSpec, JobTable, WorkerPool
 
 CHECK_S: Final = 50.0

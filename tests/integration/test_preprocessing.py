@@ -27,7 +27,7 @@ from modyn.storage.client import NewRecord
 from modyn.supervisor.client import Run, RunState, TriggerRecord
 from modyn.testing.stack import RunningStack, tiny_pipeline, tiny_training
 from modyn.testing.waiting import eventually
-from modyn.trainer_server.request.result import PreprocessingResult
+from modyn.trainer_server.result import PreprocessingResult
 from tests.support.column_samples import DENSE, SPARSE, SPARSE_MODEL, columns_of, json_row, label_of, tensors
 from tests.support.comparison import differences, outcome
 from tests.support.killed_stack import WORKERS, KilledStack, trigger_set_keys

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import pytest
+import yaml
 
 from modyn.client import Client
 from modyn.config.system import SERVICES, SystemConfig
@@ -274,6 +275,22 @@ def test_a_port_that_is_taken_fails_the_start_and_is_named() -> None:
             eventually(lambda: not processes_of(stack.config), "the end of the stack")
             log = stack.config.log_file("selector")
             assert "cannot listen on" in log.read_text()
+
+
+def test_a_service_that_cannot_listen_never_counts_as_serving(tmp_path: Path) -> None:
+    """Else `modyn up` may report that all is ready just before the service ends."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        config = SystemConfig(state_dir=tmp_path, trainer_server={"address": f"127.0.0.1:{taken.getsockname()[1]}"})
+        (tmp_path / "system.yaml").write_text(
+            yaml.safe_dump(config.model_dump(mode="json", include={"state_dir", "trainer_server"}))
+        )
+        command = [sys.executable, "-m", "modyn.rpc", "trainer_server", "--config", str(tmp_path / "system.yaml")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=clean_environment(), check=False)
+    assert done.returncode == 1, done.stderr
+    assert "cannot listen on" in done.stderr
+    assert not ServiceProcess("trainer_server", config, None).is_serving
 
 
 def test_a_state_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

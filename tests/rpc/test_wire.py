@@ -42,7 +42,7 @@ from modyn.rpc.columns import (
 from modyn.rpc.wire import from_message, from_struct, to_message, to_struct
 from modyn.supervisor.client import Run, RunEvent, RunMode, RunState, TriggerRecord, TriggerState
 from modyn.trainer_server.client import TrainingRequest, TrainingStatus
-from modyn.trainer_server.request.result import (
+from modyn.trainer_server.result import (
     BadSampleNote,
     DownsamplingResult,
     GuardResult,

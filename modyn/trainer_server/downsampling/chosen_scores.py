@@ -19,7 +19,7 @@ from modyn.trainer_server.downsampling.record import DownsamplingRecord
 from modyn.trainer_server.downsampling.sample_scores import CHOSEN_WIDTHS, feedback_rows
 from modyn.trainer_server.loop.inputs import TrainingInputs
 from modyn.trainer_server.loop.loop import Hook, Training
-from modyn.trainer_server.request.result import FeedbackResult
+from modyn.trainer_server.result import FeedbackResult
 
 _CHUNK_ROWS: Final = 65_536
 

@@ -15,7 +15,7 @@ from modyn.trainer_server.disk.chosen_set import ChosenRows
 from modyn.trainer_server.downsampling.policies.policy import Choice, DownsamplingPolicy
 from modyn.trainer_server.downsampling.policies.sampling import NO_CLASS
 from modyn.trainer_server.loop.loop import Hook, Training
-from modyn.trainer_server.request.result import ClassShares, DownsamplingResult
+from modyn.trainer_server.result import ClassShares, DownsamplingResult
 
 MAX_CLASSES: Final = 1000
 """Largest number of classes that are counted separately."""

@@ -28,7 +28,7 @@ from modyn.trainer_server.loop.criterion import Criterion
 from modyn.trainer_server.loop.inputs import TrainingInputs
 from modyn.trainer_server.loop.loop import Hook, Training
 from modyn.trainer_server.request.config import CriterionConfig
-from modyn.trainer_server.request.result import FeedbackResult
+from modyn.trainer_server.result import FeedbackResult
 
 LOSS: Final = "loss"
 LOSS_DECREASE: Final = "loss_decrease"

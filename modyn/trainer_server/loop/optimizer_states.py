@@ -14,7 +14,7 @@ from modyn.trainer_server.disk.files import optimizers_path, remove, scratch_dir
 from modyn.trainer_server.disk.state_file import read_state_file, write_state_file
 from modyn.trainer_server.loop.components import TrainingComponents
 from modyn.trainer_server.loop.inputs import TrainingInputs
-from modyn.trainer_server.request.result import TrainingResult
+from modyn.trainer_server.result import TrainingResult
 
 
 def keep_optimizers(inputs: TrainingInputs, components: TrainingComponents) -> str:

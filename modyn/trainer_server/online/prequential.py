@@ -17,7 +17,7 @@ from modyn.records import Int64Array
 from modyn.trainer_server.loop.criterion import Criterion
 from modyn.trainer_server.loop.loop import Hook, Training
 from modyn.trainer_server.online.new_samples import NewSamples
-from modyn.trainer_server.request.result import PrequentialResult
+from modyn.trainer_server.result import PrequentialResult
 
 TESTED_TOGETHER: Final = 128
 """Number of steps that are tested together. Fewer steps are tested together if the outputs of the steps have more than `_MOST_OUTPUTS` numbers."""

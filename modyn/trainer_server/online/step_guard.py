@@ -34,7 +34,7 @@ from modyn.trainer_server.online.step_snapshot import (
 )
 from modyn.trainer_server.online.stream_preprocessing import bytes_tensor
 from modyn.trainer_server.online.tensor_ranges import TensorRanges
-from modyn.trainer_server.request.result import GuardResult, Rollback
+from modyn.trainer_server.result import GuardResult, Rollback
 
 COMPARED_ROWS: Final = 32
 """The guard compares the model with a snapshot on the newest batches with at least this number of new samples together."""

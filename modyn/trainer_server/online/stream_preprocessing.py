@@ -31,7 +31,7 @@ from modyn.trainer_server.loop.loop import Training, stopped
 from modyn.trainer_server.loop.scoring_pass import candidate_passes
 from modyn.trainer_server.online.new_samples import NewSamples, new_samples
 from modyn.trainer_server.request.preprocessing_check import NOT_CHOSEN
-from modyn.trainer_server.request.result import ColumnInputs, PreprocessingResult
+from modyn.trainer_server.result import ColumnInputs, PreprocessingResult
 from modyn.workers import JobConnection
 
 

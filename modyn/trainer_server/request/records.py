@@ -9,7 +9,7 @@ from typing import Any
 from modyn.config.system import SystemConfig
 from modyn.errors import BY_REASON, ModynError, TrainingError
 from modyn.records import JobState, RunId
-from modyn.trainer_server.request.result import NO_RESULT, TrainingResult
+from modyn.trainer_server.result import NO_RESULT, TrainingResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from modyn.supervisor.alerts.alerts import Finding, finding
 from modyn.supervisor.journal.records import EventKind, RunEvent, TriggerRecord
 from modyn.supervisor.journal.states import TriggerState
 from modyn.supervisor.journal.training_events import training_detail, training_messages
-from modyn.trainer_server.request.result import (
+from modyn.trainer_server.result import (
     GuardResult,
     PreprocessingResult,
     PrequentialResult,

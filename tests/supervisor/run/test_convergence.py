@@ -15,7 +15,7 @@ from modyn.supervisor.journal.records import TriggerRecord
 from modyn.supervisor.journal.states import TriggerState
 from modyn.supervisor.run.convergence import ConvergenceCheck, RecentRows, RiseTest
 from modyn.trainer_server.client import ErrorRow, TrainingResult
-from modyn.trainer_server.request.result import PrequentialResult
+from modyn.trainer_server.result import PrequentialResult
 
 ROWS = st.lists(st.integers(1, 9).flatmap(lambda num: st.tuples(st.just(num), st.integers(0, num))), max_size=60)
 

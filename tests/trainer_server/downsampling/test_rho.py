@@ -17,7 +17,7 @@ from modyn.errors import CancelledError, ConfigError, TrainingError
 from modyn.models.weights import build_model
 from modyn.records import RunId, TriggerSetInfo
 from modyn.trainer_server.check import check
-from modyn.trainer_server.irreducible import find_losses, write_losses
+from modyn.trainer_server.downsampling.irreducible import find_losses, write_losses
 from modyn.trainer_server.loop.progress import NOTHING_SEEN
 from modyn.trainer_server.loop.seeding import derived_seed, seed_everything
 from modyn.trainer_server.request.irreducible_config import irreducible_sections

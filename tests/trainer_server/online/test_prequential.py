@@ -24,8 +24,8 @@ from modyn.trainer_server.loop.criterion import Criterion
 from modyn.trainer_server.online.new_samples import NewSamples
 from modyn.trainer_server.online.prequential import Prequential
 from modyn.trainer_server.request.config import CriterionConfig, TrainingConfig
-from modyn.trainer_server.request.result import PrequentialResult
 from modyn.trainer_server.request.step_config import config_of_steps, new_of_steps, section_of_steps
+from modyn.trainer_server.result import PrequentialResult
 
 
 @given(num_new=st.integers(0, 60), step=st.integers(1, 12), drawn=st.integers(0, 9))

@@ -9,7 +9,7 @@ import pytest
 from modyn.cache.served_counts import ServedCounts
 from modyn.errors import CorruptStateError
 from modyn.json_codec import from_json, to_json
-from modyn.trainer_server.request.result import NO_RESULT, TrainingCounts, TrainingResult
+from modyn.trainer_server.result import NO_RESULT, TrainingCounts, TrainingResult
 
 CACHED = {"num_cached": {"encoded": 10, "decoded": 70, "augmented": 0}, "cache_work": {"read": 5, "decoded": 10}}
 STORED: dict[str, Any] = {
