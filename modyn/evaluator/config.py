@@ -176,7 +176,7 @@ def check_dataset_of(pipeline: Mapping[str, Any], dataset: object, path: str) ->
 
 
 def _fails_where_training_skips(data: object, dataset: object, path: str) -> list[Problem]:
-    """Warn of an entry that fails at bad samples by default, if the section `data` of the same dataset skips bad samples."""
+    """Warn if an evaluation dataset does not set `on_bad_sample`, and so fails at bad samples, but section `data` of the same dataset skips them."""
     if not isinstance(data, Mapping) or not isinstance(dataset, Mapping) or "on_bad_sample" in dataset:
         return []
     name = dataset.get("dataset_id")

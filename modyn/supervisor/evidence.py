@@ -103,11 +103,11 @@ class Evidence:
         return self.subtrigger.partition("/")[0] == name
 
     def within(self, name: str) -> Evidence:
-        """Return the record as evidence of the subtrigger `name` itself. The method reverses `of_subtrigger`."""
+        """Return the record without `name` at the start of its path `subtrigger`. The method reverses `of_subtrigger`."""
         return replace(self, subtrigger=self.subtrigger.removeprefix(name).removeprefix("/"))
 
     def of_subtrigger(self, name: str) -> Evidence:
-        """Return the record as evidence of the ensemble that contains the subtrigger `name`."""
+        """Return the record with `name` before its path `subtrigger`, for an ensemble that contains this subtrigger."""
         return replace(self, subtrigger=f"{name}/{self.subtrigger}" if self.subtrigger else name)
 
 

@@ -1,4 +1,4 @@
-"""Interface of a tier of the cache in any store. A tier reads, keeps and drops many samples at once, within a budget of bytes.
+"""Interface of a cache tier, the same for all stores that contain samples. A tier reads, keeps and drops many samples at once, within a budget.
 
 A cache may lose samples: samples may be gone at the next call. `get`, `put` and `drop` raise no error if the store fails.
 """

@@ -26,7 +26,7 @@ class Strata:
     counts: Int64Array
 
     def draw(self, quotas: Int64Array, seed: Seed) -> StratifiedDraw:
-        """Return an object that draws `quotas` samples of the strata, uniformly without replacement. Args: quotas: int64 (n,), at most `counts`."""
+        """Return an object that draws `quotas[i]` samples of stratum i, uniformly without replacement. Args: quotas: int64 (n,), at most `counts`."""
         return StratifiedDraw(self.values, self.counts, np.ascontiguousarray(quotas, np.int64), seed)
 
 

@@ -52,7 +52,7 @@ def compared_schema(
     """Return the schema of a dataset, updated by the missing fields of a file.
 
     Args: path: path of the file. objects: objects in its lines. has_grown: whether the file was compared before, so it has all required fields.
-    Raises: DataError: a field that all files have is in no object.
+    Raises: DataError: no object of the file has a field that the schema requires in every file.
     """
     missing, seen = set(schema.names if not has_grown else ()), dict[str, None]()
     rare = set(schema.some_lines)

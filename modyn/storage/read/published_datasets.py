@@ -32,7 +32,7 @@ class PublishedNames:
 
     @staticmethod
     def of(config: SystemConfig) -> PublishedNames:
-        """Return the links in the state folder of storage under `config`."""
+        """Return the links in storage's state folder, which `config` names."""
         return PublishedNames(config.service_dir("storage") / "names")
 
     def add(self, name: str, target: Path) -> None:

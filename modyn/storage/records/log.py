@@ -331,7 +331,7 @@ class RecordLog:
         return log
 
     def _recover_last_file(self, log: DurableLog) -> DurableLog:
-        """Return the log with all complete batches of its last file."""
+        """Return the log up to the last complete batch of its last file."""
         end, next_key = HEAD_BYTES, log.next_key
         with open(log.files[-1].path, "rb") as file:
             for batch in read_batches(file, HEAD_BYTES, os.fstat(file.fileno()).st_size):

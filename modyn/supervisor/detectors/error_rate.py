@@ -18,7 +18,9 @@ class DDMConfig(Section):
 
     warm_start: int = Field(30, ge=1, description="number of values before the first detection")
     drift_threshold: float = Field(
-        3.0, gt=0, description="number of standard deviations above the least error rate at which a change is detected"
+        3.0,
+        gt=0,
+        description="a change is detected if the error rate is this number of standard deviations above the least error rate so far",
     )
 
 

@@ -17,7 +17,7 @@ _STAGES: Final = ("select", "train", "store")
 
 
 def training_seconds(per_trigger: float | None, per_sample: float | None) -> TrainingSeconds | None:
-    """Return the seconds that a user gives; None if the user gives no seconds. Raises InvalidArgumentError if a value is negative or not a number."""
+    """Return the seconds of a training from a user's options; None without options. Raises InvalidArgumentError: a value is negative or no number."""
     for name, value in (("seconds_per_trigger", per_trigger), ("seconds_per_sample", per_sample)):
         check_amount(name, value)
     return None if per_trigger is None and per_sample is None else TrainingSeconds(per_trigger or 0.0, per_sample or 0.0)

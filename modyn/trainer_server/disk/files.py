@@ -70,8 +70,8 @@ def kept_irreducible(folder: Path, request: TrainingRequest) -> list[tuple[int, 
 
 
 def optimizers_path(folder: Path, run_id: str, trigger_id: int) -> Path:
-    """Return the file of optimizers' states after the training of `trigger_id` (`keep_optimizer_state`); the file is needed until the states are
-    stored.
+    """Return the path of the optimizers' states after the training of `trigger_id`, for `keep_optimizer_state`. The file is needed until model
+    storage has stored the states.
     """
     return folder / "optimizers" / f"{run_id}.{trigger_id}.pt"
 
