@@ -387,6 +387,26 @@ def test_empty_and_lost_samples_say_nothing_of_the_size_of_others(tmp_path: Path
         assert largest(cache) <= 2 * largest(None)
 
 
+def test_a_fetch_of_empty_samples_alone_does_not_enlarge_the_next_one(tmp_path: Path) -> None:
+    """The first fetches find all their other samples in the cache."""
+    data = DATA.model_copy(
+        update={"bytes_parser_function": "def bytes_parser_function(data):\n    return torch.tensor([len(data)])"}
+    )
+    cache, asked = source(tmp_path / "cache", {"encoded": LARGE}), list[int]()
+    for sample_keys in (np.flatnonzero(np.arange(40) % 5), np.arange(200)):
+        asked.clear()
+        keys = FakeTriggerSet(
+            sample_keys,
+            len(sample_keys),
+            payload=lambda key: bytes(10_000 if key % 5 else 0),
+            before_fetch=lambda keys: asked.append(len(keys)),
+            cache=cache,
+        )
+        limits = ReadLimits(fetch_samples=1000, fetch_bytes=50_000, first_fetch=5)
+        list(TriggerSetDataset(keys.info, data, keys, LoadOptions(7, drop_last=False, limits=limits)).serve())
+    assert max(asked) <= 5
+
+
 @pytest.mark.parametrize(
     "drawing",
     [
