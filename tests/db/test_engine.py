@@ -93,7 +93,8 @@ def test_a_schema_of_another_release_is_refused_and_left_as_it_is(connect: Calla
 
 def test_two_starts_at_once_migrate_once(connect: Callable[[], Database]) -> None:
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: connect(), range(4)))
+        opened = list(pool.map(lambda _: connect(), range(4)))
+    assert all(tables(database) == {"first", "alembic_version"} for database in opened)
 
 
 def test_a_block_that_raises_leaves_nothing(database: Database) -> None:
