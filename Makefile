@@ -16,7 +16,7 @@ JOBS ?= 3
 # One worker runs all tests of a file, so that shared fixtures start once. Files run in the order of tests/conftest.py.
 XDIST = -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=2
 
-.PHONY: help setup setup-dev demo test check quick lint types unit cpp slow exhaustive cpp-address cpp-thread test-extras test-all figures peers serving-peers docs clean
+.PHONY: help setup setup-dev demo test check quick lint types unit cpp slow exhaustive gpu cpp-address cpp-thread test-extras test-all figures peers serving-peers docs clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -93,6 +93,12 @@ exhaustive: setup-dev  ## Every policy with every option under kills, and other 
 
 # A file has up to a hundred slow tests, so workers share the tests of one file. Each worker starts its own services.
 SLOW_TESTS = $(if $(wildcard $(PEERS)/.installed),MODYN_TESTS_NO_SKIP=1) $(BIN)/pytest --hypothesis-profile slow --timeout 900 -o faulthandler_timeout=2100 $(XDIST) --dist worksteal
+
+# With the packages of the Python on the PATH: the pinned PyTorch of .venv is for CPUs. For another Python: `make gpu GPU_PYTHON=/path/to/python`.
+GPU_PYTHON ?= $(BIN)/python
+gpu:  ## Tests that need a CUDA device, and the figure that compares a fed GPU with data on it
+	$(GPU_PYTHON) -m pytest -m gpu --timeout 600
+	$(GPU_PYTHON) -m benchmark.data_path gpu --report
 
 cpp: setup-dev  ## C++ tests
 	$(call cpp-tests,tests,)

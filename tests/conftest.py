@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from modyn.workers.devices import num_gpus
 from modyn.workers.fork_server import warm_up
 from tests.support.preloaded import PRELOADED
 
@@ -59,6 +60,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return _FIRST.index(folder) if folder in _FIRST else len(_FIRST)
 
     items.sort(key=turn)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None and not num_gpus():
+        pytest.skip("needs a CUDA device")
 
 
 @pytest.fixture(scope="module")

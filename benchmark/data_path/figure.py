@@ -108,8 +108,8 @@ class Figure:
 
 
 def letters() -> list[str]:
-    """Return the letters of all figures."""
-    return sorted(path.stem.removeprefix("figure_") for path in Path(__file__).parent.glob("figure_?.py"))
+    """Return the letters of all figures, and the name `gpu`."""
+    return sorted(path.stem.removeprefix("figure_") for path in Path(__file__).parent.glob("figure_*.py"))
 
 
 def load(letter: str) -> Figure:

@@ -50,10 +50,10 @@ def batch_parser_function(data, offsets):
 """Both decoders release the interpreter's lock, so threads decode on several cores."""
 
 
-def write_images(folder: Path, num_files: int) -> Path:
+def write_images(folder: Path, num_files: int, side: int = SIDE) -> Path:
     """Write `num_files` files `<number>.jpg`, each with a `<number>.label`, and return their folder."""
     folder.mkdir(parents=True)
-    images = [_jpeg(number) for number in range(min(_DISTINCT, num_files))]
+    images = [_jpeg(number, side) for number in range(min(_DISTINCT, num_files))]
     for number in range(num_files):
         stem = folder / f"{number:06d}"
         stem.with_suffix(".jpg").write_bytes(images[number % len(images)])
@@ -73,14 +73,14 @@ def images_dataset(name: str, folder: Path) -> DatasetConfig:
     )
 
 
-def _jpeg(number: int) -> bytes:
+def _jpeg(number: int, side: int) -> bytes:
     """Make smooth colours with coarse and fine noise. Its strength, and so the size of the file, grows with `number`."""
     random = np.random.default_rng([7, number])
-    y, x = np.mgrid[0:SIDE, 0:SIDE].astype(np.float32) * (2 * np.pi / SIDE)
+    y, x = np.mgrid[0:side, 0:side].astype(np.float32) * (2 * np.pi / side)
     waves = random.uniform(-1, 1, (3, 5))
     smooth = np.stack([128 + 90 * np.sin(a * x + b * y + 3 * c) * np.cos(d * x - e * y) for a, b, c, d, e in waves], -1)
     strength = 3 + 105 * (number % 100) / 100
-    coarse = random.normal(0, strength, (SIDE // 2, SIDE // 2, 3)).repeat(2, 0).repeat(2, 1)
+    coarse = random.normal(0, strength, (side // 2, side // 2, 3)).repeat(2, 0).repeat(2, 1)
     pixels = np.clip(smooth + coarse + random.normal(0, strength / 3, smooth.shape), 0, 255).astype(np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "JPEG", quality=93)

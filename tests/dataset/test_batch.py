@@ -16,10 +16,7 @@ from hypothesis import strategies as st
 from modyn.dataset.batch import Batch, bounded, joined, on_device
 from modyn.trainer_server.request.plan import TrainingPlan
 
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")),
-]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def batches(num: int, *, pinned: bool = False) -> Iterator[Batch]:
@@ -45,7 +42,7 @@ def test_batches_arrive_whole_and_in_order(device: str, num: int) -> None:
     assert found == list(range(num))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 def test_memory_of_a_batch_in_use_is_not_given_to_the_next_copies() -> None:
     """The computation is slower than the copies: the sums are right only if no copy overwrites memory that the computation still reads."""
     work = torch.rand(4000, 4000, device="cuda")

@@ -251,6 +251,24 @@ def test_a_device_that_is_not_there() -> None:
         evaluate_on(fake, Counting(), dataset, [Interval()], device="cuda:0")
 
 
+@pytest.mark.gpu
+def test_an_evaluation_on_a_gpu_has_the_same_scores() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
+    fake = FakeStorage()
+    fake.add_dataset("test")
+    rows = np.random.default_rng(0).normal(size=(100, 4)).astype(np.float32)
+    fake.add_samples("test", list(range(100)), [k % 2 for k in range(100)], [row.tobytes() for row in rows])
+    metrics: list[dict[str, Any]] = [{"name": "Accuracy"}, {"name": "F1Score", "num_classes": 2}, {"name": "RocAuc"}]
+    metrics.append({"name": "CohenKappa", "config": {"task": "multiclass", "num_classes": 2}})
+    layout = {"dtype": "float32", "shape": [4]}
+    dataset = load_dataset({**SECTION, "record_layout": layout, "batch_size": 7, "metrics": metrics})
+    intervals = [Interval(0, 50), Interval(30, 90)]
+    on_cpu, on_gpu = (evaluate_on(fake, model, dataset, intervals, device=device) for device in ("cpu", "cuda:0"))
+    assert [(score.metric, score.num_samples) for score in on_gpu] == [(score.metric, score.num_samples) for score in on_cpu]
+    assert [score.value for score in on_gpu] == pytest.approx([score.value for score in on_cpu], rel=1e-3, abs=1e-3)
+
+
 @pytest.mark.parametrize(("device", "chosen"), [("cuda:1", [1]), ("cpu", [])])
 def test_the_gpu_of_an_evaluation_is_the_one_of_its_process(
     monkeypatch: pytest.MonkeyPatch, device: str, chosen: list[int]

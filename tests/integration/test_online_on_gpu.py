@@ -16,7 +16,7 @@ from tests.integration.test_preprocessing import BATCH, LEARNING_RATE, add_recor
 from tests.support.column_samples import SPARSE, columns_of, tensors
 from tests.support.serving_process import Serving, connect
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.gpu]
 
 
 def test_a_pipeline_and_its_predictions(tmp_path: Path) -> None:

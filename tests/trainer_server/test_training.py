@@ -601,7 +601,7 @@ def test_a_cuda_device_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         train_in_memory(small_pipeline({"device": "cuda:0"}), MemoryData(), tmp_path)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 @pytest.mark.parametrize("amp", [False, True])
 def test_a_training_on_a_gpu(tmp_path: Path, amp: bool) -> None:
     scaler = {"init_scale": 128.0, "growth_interval": 5} if amp else None

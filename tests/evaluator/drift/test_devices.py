@@ -12,7 +12,7 @@ from modyn.config.policy import load_policy
 from modyn.evaluator.drift import DRIFT_METRICS, compare, missing_modules
 from modyn.evaluator.drift.projections import PROJECTIONS
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+pytestmark = pytest.mark.gpu
 NUM_PERMUTATIONS = 50
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "MMDDriftMetric": [{}, {"biased": True, "bandwidth": 3.0}, {"configure_kernel_from_x_ref": False}],

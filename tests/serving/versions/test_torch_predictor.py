@@ -43,7 +43,7 @@ def test_our_models_say_what_they_take(model: str, config: dict[str, Any], shape
     np.testing.assert_array_equal(predictor.predict({"input": read_only})["output"], expected)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 def test_predictions_on_a_gpu() -> None:
     config = {"input_size": 4, "num_classes": 3}
     network, taken = build_model("MLP", config), inputs_of("MLP", config)

@@ -276,7 +276,7 @@ def test_every_policy_works_in_mixed_precision_and_with_several_workers(
     assert all(torch.allclose(one.weights[name], value, atol=0.2) for name, value in full.weights.items())
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 @pytest.mark.parametrize("amp_dtype", [None, "float16", "bfloat16"])
 @pytest.mark.parametrize("first", [False, True], ids=["batch-then-sample", "sample-then-batch"])
 @pytest.mark.parametrize("config", STRATEGIES, ids=lambda config: "-".join(map(str, config.values())))

@@ -14,7 +14,7 @@ from tests.support.training import Outcome, TrainingRoom
 from tests.trainer_server.online.test_online_trainings import online_pipeline
 from tests.trainer_server.online.test_step_guard import ROLLBACK, data
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.gpu
 
 
 def trained(folder: Path, pipeline: dict[str, Any], samples: Any, device: str) -> tuple[TrainingRoom, Outcome]:
