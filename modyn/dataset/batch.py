@@ -114,11 +114,11 @@ class Batch:
 
         Args: non_blocking: return before copies from page-locked memory to a GPU are done.
         """
-        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
         """Return the batch in page-locked memory, from which copies to a GPU are asynchronous."""
-        return self._map(torch.Tensor.pin_memory)
+        return self.map(torch.Tensor.pin_memory)
 
     def take(self, positions: torch.Tensor, weights: torch.Tensor) -> Batch:
         """Return the samples at these positions, int64 (k,) on the CPU, with new weights, float32 (k,)."""
@@ -136,7 +136,8 @@ class Batch:
             labels, weights = self.labels[rows], self.weights[rows]
             yield replace(self, keys=self.keys[rows], data=data, labels=labels, weights=weights, columns=columns)
 
-    def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        """Apply `function` to data, labels and weights."""
         data = map_tensors(self.data, function)
         return replace(self, data=data, labels=function(self.labels), weights=function(self.weights))
 
@@ -188,39 +189,73 @@ def on_device(batches: Iterator[Batch], device: torch.device | str) -> Iterator[
 
 
 def _copy_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    copied: tuple[Batch, torch.cuda.Event] | None = None
+    copies = _Copies(device)
+    copied: tuple[Batch, _NewCopies] | None = None
     for batch in batches:
         # The copy of this batch starts before the previous batch is used, so that the copy runs during the step with the previous batch.
-        before, copied = copied, _start_copy(batch, device, copies)
+        before, copied = copied, copies.start(batch)
         if before is not None:
             yield _use_copy(*before)
     if copied is not None:
         yield _use_copy(*copied)
 
 
-def _start_copy(batch: Batch, device: torch.device, copies: torch.cuda.Stream) -> tuple[Batch, torch.cuda.Event]:
-    # PyTorch's allocator reuses page-locked memory only after the copies from it are done.
-    with torch.cuda.stream(copies):
-        moved = batch.to(device, non_blocking=True)
-        # The event marks the end of the copy in its stream. The stream of the training waits for it.
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record(copies)
-    return moved, done
+_MOST_SHARED_BYTES: Final = 2**25
+"""Largest memory that is copied whole for the tensors that are views of it."""
 
 
-def _use_copy(batch: Batch, done: torch.cuda.Event) -> Batch:
-    """Make the current stream wait for the copy. The memory of the batch is reused only after this stream has read the batch."""
-    using = torch.cuda.current_stream(batch.labels.device)
-    using.wait_event(done)
+class _NewCopies(NamedTuple):
+    """Copies that a batch needs and no batch before it."""
 
-    def record(tensor: torch.Tensor) -> torch.Tensor:
-        # Without this call, the allocator could give the memory to another copy while the training still reads it.
-        tensor.record_stream(using)
-        return tensor
+    done: torch.cuda.Event | None
+    """Marks the end of the copies in their stream. None: there are none."""
+    tensors: list[torch.Tensor]
 
-    map_tensors((batch.labels, batch.weights), record)
-    map_tensors(batch.data, record)
+
+class _Copies:
+    """Copies batches to a device, in a stream of their own. Batches that are views of one block of memory share one copy of the block, because small
+    copies for each batch would take as long as the steps of a small model.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._shared: dict[tuple[int, torch.dtype], tuple[torch.UntypedStorage, torch.Tensor]] = {}
+        """The blocks of the newest batch by address, with their copies. While a block is here, no other memory gets its address."""
+
+    def start(self, batch: Batch) -> tuple[Batch, _NewCopies]:
+        before, self._shared = self._shared, {}
+        new: list[torch.Tensor] = []
+
+        def copy(tensor: torch.Tensor) -> torch.Tensor:
+            block = tensor.untyped_storage()
+            if not tensor.nbytes < block.nbytes() <= _MOST_SHARED_BYTES:
+                new.append(tensor.to(self._device, non_blocking=True))
+                return new[-1]
+            name = block.data_ptr(), tensor.dtype
+            found = before.get(name) or self._shared.get(name)
+            if found is None:
+                whole = torch.empty(0, dtype=tensor.dtype).set_(block)
+                found = block, whole.to(self._device, non_blocking=True)
+                new.append(found[1])
+            self._shared[name] = found
+            return found[1].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+        # PyTorch's allocator reuses page-locked memory only after the copies from it are done.
+        with torch.cuda.stream(self._stream):
+            moved = batch.map(copy)
+            done = self._stream.record_event() if new else None
+        return moved, _NewCopies(done, new)
+
+
+def _use_copy(batch: Batch, new: _NewCopies) -> Batch:
+    """Make the current stream wait for the copies. Their memory is reused only after this stream has read it."""
+    if new.done is not None:
+        using = torch.cuda.current_stream(batch.labels.device)
+        using.wait_event(new.done)
+        for tensor in new.tensors:
+            # Without this call, the allocator could give the memory to another copy while the training still reads it.
+            tensor.record_stream(using)
     return batch
 
 

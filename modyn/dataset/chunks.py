@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -187,6 +188,15 @@ def select_payloads(payloads: Payloads, rows: Int64Array | slice) -> Payloads:
     else:
         data, offsets = take(payloads.data, payloads.offsets, rows)
     return Payloads(payloads.keys[rows], payloads.labels[rows], data, offsets, size)
+
+
+def split_samples(samples: GatheredSamples, bounds: Sequence[int]) -> list[GatheredSamples]:
+    """Split samples that are in no cache at `bounds`, without copying. The first part has the times of all."""
+    parts = [
+        GatheredSamples(select_payloads(samples.payloads, slice(first, last)), samples.weights[first:last])
+        for first, last in pairwise(bounds)
+    ]
+    return [replace(parts[0], times=samples.times), *parts[1:]]
 
 
 def concatenate_payloads(answers: Sequence[Payloads]) -> Payloads:

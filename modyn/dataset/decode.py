@@ -82,8 +82,8 @@ class BatchPipeline:
         called = [*self._decoding, *self._augmenting, *filter(None, (self._parse_batch, self._label))]
         self.takes_seed = self._may_draw or any(function.takes_generator for function in called)
         """Whether the tensors of a batch depend on its seed."""
-        self.takes_views = bool(self._layout) and not (self._decoding or self._augmenting)
-        """Whether a batch is a view of its payloads, because only the function of the labels runs for the batch."""
+        self.makes_views = bool(self._layout) and not config.runs_code
+        """Whether a batch is a view of its payloads, because no function of the user runs. Several batches can then be made as one and split."""
 
     def run(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby, pairwise
+from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from modyn.dataset.chunks import (
     ReadOptions,
     join,
     select_payloads,
+    split_samples,
     spread,
 )
 from modyn.dataset.preparation_clock import ReadClock
@@ -66,14 +67,14 @@ class LocalBatches:
         """Read the samples of some batches, except for cached samples. Without a cache, one read returns the samples of all batches. Thread-safe."""
         if self._cache is not None:
             return [self._gather(self._located(chunks), self._cache) for chunks in batches]
+        return split_samples(*self.gather_block(batches))
+
+    def gather_block(self, batches: Sequence[Sequence[Chunk[PartitionKeys]]]) -> tuple[GatheredSamples, list[int]]:
+        """Read the samples of some batches, without a cache. Returns the samples, and the bounds of the batches in them. Thread-safe."""
         located, weights = self._located([chunk for chunks in batches for chunk in chunks])
         clock, read = ReadClock(), located.take(slice(None))
         bounds = np.searchsorted(located.where, np.cumsum([0, *(sum(map(len, chunks)) for chunks in batches)])).tolist()
-        times = clock.times(len(read), int(read.offsets[-1]))
-        gathered = [
-            GatheredSamples(select_payloads(read, slice(first, last)), weights[first:last]) for first, last in pairwise(bounds)
-        ]
-        return [replace(gathered[0], times=times), *gathered[1:]]
+        return GatheredSamples(read, weights, times=clock.times(len(read), int(read.offsets[-1]))), bounds
 
     def _located(self, chunks: Sequence[Chunk[PartitionKeys]]) -> tuple[LocatedSamples, Float32Array]:
         """Locate the samples of chunks, without deleted ones. Returns their locations and weights."""

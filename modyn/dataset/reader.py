@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from modyn.cache.keys import TierName
 from modyn.cache.sample_numbers import NO_SAMPLES
@@ -19,7 +21,7 @@ from modyn.config.preprocessing import PREPROCESSING
 from modyn.dataset.bad_samples import BadSamples
 from modyn.dataset.batch import NO_WORK, BadSample, Batch
 from modyn.dataset.cached.sample_cache import SampleCache
-from modyn.dataset.chunks import Chunk, GatheredSamples, KeyStream, PartitionKeys, ReadOptions
+from modyn.dataset.chunks import Chunk, GatheredSamples, KeyStream, PartitionKeys, ReadOptions, split_samples
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import PayloadReader
 from modyn.dataset.decode import BatchPipeline, as_tensor
@@ -28,7 +30,7 @@ from modyn.dataset.flight_batches import FlightBatches
 from modyn.dataset.local_batches import LocalBatches
 from modyn.dataset.order.plan import PartitionRead
 from modyn.dataset.prefetch import Prefetcher
-from modyn.dataset.preparation_clock import PreparationClock
+from modyn.dataset.preparation_clock import NO_TIMES, PreparationClock
 from modyn.errors import DataError, ModynError, UserCodeError
 from modyn.records import Int64Array, KeysAndWeights
 from modyn.storage.client import DatasetSchema
@@ -36,9 +38,10 @@ from modyn.storage.payloads import PayloadClient
 
 BATCHES_AHEAD = 2
 """Smallest number of batches, or blocks of small batches, that are made ahead of the batch in use."""
-BLOCK_BATCHES, BLOCK_BYTES = 16, 2**20
-"""Largest number of batches and of bytes in a block. A single batch may have more bytes. Without blocks, reading small batches one by one on another
-thread would take as long as the steps of a small model."""
+BLOCK_BATCHES, BLOCK_BYTES, PINNED_BLOCK_BYTES = 16, 2**20, 2**24
+"""Largest number of batches and of bytes in a block, and of bytes in page-locked memory. A single batch may have more bytes. Without blocks, reading
+small batches one by one on another thread would take as long as the steps of a small model. A block in page-locked memory is larger than a
+processor's cache."""
 
 KeysOf = Callable[[PartitionRead], KeysAndWeights]
 """Returns keys and weights of the whole partition of a read. Several prefetch threads call it at once."""
@@ -47,8 +50,20 @@ _Block = list[list[Chunk[Any]]]
 """The chunks of consecutive batches that are made together."""
 _Gathered = tuple[Chunk[Any], GatheredSamples]
 """The last chunk of a batch, which identifies the batch, and the samples of the batch."""
-_Made = Sequence[Batch | _Gathered]
-"""Result of a thread for a block: its batches, or the samples from which they are made."""
+
+
+class _Whole(NamedTuple):
+    """A block as one batch, of which its batches are views."""
+
+    batch: Batch
+    last_chunks: list[Chunk[Any]]
+    """The last chunk of each batch."""
+    bounds: list[int]
+    """First row of each batch, and the number of all rows."""
+
+
+_Made = Sequence[Batch | _Gathered] | _Whole
+"""Result of a thread for a block: its batches, or what they are made from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +143,10 @@ class BatchReader:
         """
         with closing(self._serve(self._make if num_threads else self._gather, num_threads or 1)) as blocks:
             for block in blocks:
-                batches = (one if isinstance(one, Batch) else self._to_tensors(*one) for one in block)
-                # Make all views of a block at once: a view that is made between two steps takes twice as long.
-                yield from list(batches) if self._pipeline.takes_views else batches
+                if isinstance(block, _Whole):
+                    yield from self._split(block)
+                else:
+                    yield from (one if isinstance(one, Batch) else self._to_tensors(*one) for one in block)
 
     def stop(self) -> None:
         """End an iteration in another thread, wherever it waits."""
@@ -174,7 +190,7 @@ class BatchReader:
             for _, made in self._serving:
                 for block in made:
                     yield block
-                    num_served += len(block)
+                    num_served += len(block.last_chunks) if isinstance(block, _Whole) else len(block)
         finally:
             self._close()
         # If the consumer stops early, this line is not reached. A stream that ends early must not look complete.
@@ -196,10 +212,11 @@ class BatchReader:
         Flight, a block is one batch, because batches are used as soon as they arrive. If Python runs for each sample, a block is also one batch,
         because blocks would save little of the time."""
         alone = isinstance(self._flow, FlightBatches) or self._pipeline.runs_per_sample
+        most_bytes = PINNED_BLOCK_BYTES if self._options.pin_memory else BLOCK_BYTES
         grown, block = 1, _Block()
         for chunks in self._chunks_by_batch():
             block.append(chunks)
-            fitting = BLOCK_BYTES // self._most_bytes if self._most_bytes and not alone else 1
+            fitting = most_bytes // self._most_bytes if self._most_bytes and not alone else 1
             if len(block) >= min(grown, fitting):
                 yield block
                 grown, block = min(2 * len(block), BLOCK_BATCHES), []
@@ -207,18 +224,42 @@ class BatchReader:
             yield block
 
     def _gather(self, block: _Block) -> list[_Gathered]:
-        gathered = self._flow.gather(block)
+        return self._identified(block, self._flow.gather(block))
+
+    def _identified(self, block: _Block, gathered: list[GatheredSamples]) -> list[_Gathered]:
         self._most_bytes = max(self._most_bytes, *(samples.payloads.data.nbytes for samples in gathered))
         return [(chunks[-1], samples) for chunks, samples in zip(block, gathered, strict=True)]
 
     def _make(self, block: _Block) -> _Made:
-        """Make the batches of a block. If a batch can be made in a few microseconds, return the samples of the batches instead: two threads that run
-        Python in turns would wait longer for each other.
-        """
-        gathered = self._gather(block)
-        if len(gathered) > 1 and self._pipeline.takes_views:
-            return gathered
-        return [self._to_tensors(*one) for one in gathered]
+        """Make the batches of a block; as one batch, if they are views of it."""
+        if len(block) > 1 and self._pipeline.makes_views and self._cache is None and isinstance(self._flow, LocalBatches):
+            return self._make_whole(block, *self._flow.gather_block(block))
+        return [self._to_tensors(*one) for one in self._gather(block)]
+
+    def _make_whole(self, block: _Block, samples: GatheredSamples, bounds: list[int]) -> _Made:
+        self._most_bytes = max(self._most_bytes, samples.payloads.data.nbytes // len(block))
+        clock = PreparationClock(samples.times)
+        try:
+            data, labels = self._pipeline.run(samples.payloads, clock=clock)
+        except DataError:
+            # Only the batch of the bad sample is made again without it.
+            return [self._to_tensors(*one) for one in self._identified(block, split_samples(samples, bounds))]
+        keys, weights = as_tensor(samples.payloads.keys), as_tensor(samples.weights)
+        batch = Batch(keys, data, labels, weights, times=clock.times)
+        return _Whole(batch.pin_memory() if self._options.pin_memory else batch, [chunks[-1] for chunks in block], bounds)
+
+    def _split(self, whole: _Whole) -> list[Batch]:
+        """Make all views of a block at once: a view that is made between two steps takes twice as long. The first batch has the times of all."""
+        batch = whole.batch
+        assert isinstance(batch.data, torch.Tensor)
+        sizes = [last - first for first, last in pairwise(whole.bounds)]
+        tensors = [torch.split(tensor, sizes) for tensor in (batch.keys, batch.data, batch.labels, batch.weights)]
+        batches: list[Batch] = []
+        for chunk, size, keys, data, labels, weights in zip(whole.last_chunks, sizes, *tensors, strict=True):
+            num_skipped = self._batch_sizes.pop((chunk.epoch, chunk.index)) - size
+            times = NO_TIMES if batches else batch.times
+            batches.append(Batch(keys, data, labels, weights, chunk.epoch, chunk.index, num_skipped, times=times))
+        return batches
 
     def _to_tensors(self, chunk: Chunk[Any], samples: GatheredSamples) -> Batch:
         """Make a batch, for both flows: payloads → decode → augment. Samples from a cache skip the steps that they have passed already."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,18 +21,21 @@ from modyn.trainer_server.request.plan import TrainingPlan
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def batches(num: int, *, pinned: bool = False) -> Iterator[Batch]:
-    for index in range(num):
-        keys = torch.arange(index * 1000, (index + 1) * 1000)
-        batch = Batch(keys, {"x": keys.repeat(200, 1).T.float().contiguous()}, keys % 7, keys / 2, 0, index)
-        yield batch.pin_memory() if pinned else batch
+def batches(num: int, *, pinned: bool = False, of_block: int = 1) -> Iterator[Batch]:
+    """Args: of_block: number of consecutive batches that are views of one block of memory."""
+    for first in range(0, num, of_block):
+        keys = torch.arange(first * 1000, min(num, first + of_block) * 1000)
+        block = Batch(keys, {"x": keys.repeat(200, 1).T.float().contiguous()}, keys % 7, keys / 2)
+        for index, batch in enumerate((block.pin_memory() if pinned else block).slices(1000), first):
+            yield replace(batch, index=index)
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("of_block", [1, 3])
 @pytest.mark.parametrize("num", [0, 1, 5])
-def test_batches_arrive_whole_and_in_order(device: str, num: int) -> None:
+def test_batches_arrive_whole_and_in_order(device: str, of_block: int, num: int) -> None:
     found = []
-    for batch in on_device(batches(num, pinned=device == "cuda"), device):
+    for batch in on_device(batches(num, pinned=device == "cuda", of_block=of_block), device):
         assert isinstance(batch.data, dict)
         assert batch.data["x"].device.type == batch.labels.device.type == batch.weights.device.type == device
         assert batch.keys.device.type == "cpu"
@@ -43,11 +48,21 @@ def test_batches_arrive_whole_and_in_order(device: str, num: int) -> None:
 
 
 @pytest.mark.gpu
-def test_memory_of_a_batch_in_use_is_not_given_to_the_next_copies() -> None:
+def test_batches_that_are_views_of_one_block_share_its_copy() -> None:
+    blocks = []
+    for batch in on_device(batches(7, pinned=True, of_block=3), "cuda"):
+        assert isinstance(batch.data, dict)
+        blocks.append(batch.data["x"].untyped_storage().data_ptr())
+    assert [len(list(group)) for _, group in itertools.groupby(blocks)] == [3, 3, 1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("of_block", [1, 3])
+def test_memory_of_a_batch_in_use_is_not_given_to_the_next_copies(of_block: int) -> None:
     """The computation is slower than the copies: the sums are right only if no copy overwrites memory that the computation still reads."""
     work = torch.rand(4000, 4000, device="cuda")
     sums = []
-    for batch in on_device(batches(30, pinned=True), "cuda"):
+    for batch in on_device(batches(30, pinned=True, of_block=of_block), "cuda"):
         assert isinstance(batch.data, dict)
         work = work @ work.softmax(0)
         sums.append((batch.data["x"][:, 0] + 0 * work[:1, 0]).double().sum())
