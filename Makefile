@@ -94,11 +94,9 @@ exhaustive: setup-dev  ## Every policy with every option under kills, and other 
 # A file has up to a hundred slow tests, so workers share the tests of one file. Each worker starts its own services.
 SLOW_TESTS = $(if $(wildcard $(PEERS)/.installed),MODYN_TESTS_NO_SKIP=1) $(BIN)/pytest --hypothesis-profile slow --timeout 900 -o faulthandler_timeout=2100 $(XDIST) --dist worksteal
 
-# With the packages of the Python on the PATH: the pinned PyTorch of .venv is for CPUs. For another Python: `make gpu GPU_PYTHON=/path/to/python`.
-GPU_PYTHON ?= $(BIN)/python
-gpu:  ## Tests that need a CUDA device, and the figure that compares a fed GPU with data on it
-	$(GPU_PYTHON) -m pytest -m gpu --timeout 600
-	$(GPU_PYTHON) -m benchmark.data_path gpu --report
+gpu: setup-dev  ## Tests that need a CUDA device, and the figure of a GPU that the data path feeds
+	$(BIN)/pytest -m gpu --timeout 600
+	$(BIN)/python -m benchmark.data_path gpu --report
 
 cpp: setup-dev  ## C++ tests
 	$(call cpp-tests,tests,)

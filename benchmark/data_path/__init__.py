@@ -1,4 +1,4 @@
-"""The data path, figure by figure: `python -m benchmark.data_path a` … `k`. Each runs both sides in turn and ends with the median ratio.
+"""The data path, figure by figure: `python -m benchmark.data_path a` … `l`, and `gpu`. Each runs both sides in turn and ends with the median ratio.
 
 A figure is one module `figure_<letter>.py` here with a constant `FIGURE`; nothing else has to know of it:
 

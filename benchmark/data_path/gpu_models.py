@@ -40,6 +40,8 @@ class DLRM(nn.Module):
     and the dot products of all pairs of embeddings. The bits of a number, modulo the rows of a table, are its category."""
 
     mixed = True
+    firsts: Tensor
+    pairs: Tensor
 
     def __init__(self) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, nullcontext
 from itertools import cycle, islice
 from pathlib import Path
@@ -34,7 +34,7 @@ def prepare(task: dict[str, Any]) -> Arrange:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
-    def batches_of(run: dict[str, Any]) -> Iterator[Batch]:
+    def batches_of(run: dict[str, Any]) -> Generator[Batch, None, None]:
         dataset = OnlineDataset(run["run_id"], 0, run["data"], system=config, seed=0, drop_last=True, **run["options"])
         with BatchLoader(dataset, run["workers"], pin_memory=device.type == "cuda") as loader:
             yield from loader
@@ -85,7 +85,7 @@ def training_step(make: Callable[[], nn.Module], device: torch.device) -> Callab
         with mixed:
             output = model(batch.data)
         loss = nn.functional.cross_entropy(output.float(), batch.labels)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return loss
 

@@ -32,7 +32,13 @@ LONG = ("a", "b", "d", "j", "k")
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "letter", [pytest.param(one, marks=pytest.mark.exhaustive if one in LONG else pytest.mark.slow) for one in letters()]
+    "letter",
+    [
+        pytest.param(
+            one, marks=[pytest.mark.gpu] if one == "gpu" else pytest.mark.exhaustive if one in LONG else pytest.mark.slow
+        )
+        for one in letters()
+    ],
 )
 def test_a_figure_runs(letter: str, tmp_path: Path) -> None:
     figure = load(letter)
