@@ -10,9 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, Final, Self
+
+from pydantic import TypeAdapter, ValidationError
+
+from modyn.errors import CorruptStateError
 
 MAX_EXACT_INT: Final = 2**53
 """Largest integer up to which a double represents every integer exactly."""
@@ -104,16 +108,28 @@ def json_digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-class JsonRecord(ABC):
-    """A record with its own converter to JSON data, for a Struct in messages and for a JSON column in tables."""
+class JsonRecord:
+    """A frozen dataclass that is converted to JSON data, for a Struct in messages and for a JSON column in tables."""
 
     __slots__ = ()
 
     @classmethod
-    @abstractmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Read the output of `to_mapping`."""
+        """Read the output of `to_mapping`. Unknown keys are ignored. Raises: CorruptStateError."""
+        try:
+            record: Self = adapter(cls).validate_python(mapping)
+        except ValidationError as error:
+            found = "; ".join(
+                f"{'.'.join(map(str, each['loc']))}: {each['msg']}, not {each['input']!r}" for each in error.errors()
+            )
+            raise CorruptStateError(f"a stored {cls.__name__} cannot be read: {found}") from error
+        return record
 
-    @abstractmethod
     def to_mapping(self) -> dict[str, Any]:
-        """Return the record as JSON data."""
+        """Return the record as JSON data, without the fields that have their default values."""
+        written: dict[str, Any] = adapter(type(self)).dump_python(self, mode="json", exclude_defaults=True)
+        return written
+
+
+adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+"""Return Pydantic's converter of a dataclass."""

@@ -12,15 +12,30 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from modyn.cli.context import say
 from modyn.cli.views.check_lines import check_line, evidence_text, verdict_text
-from modyn.cli.views.event_texts import SHOWN_S, counts, doing, kind_of, learned_text, serving_text, tested_text
+from modyn.cli.views.event_texts import SHOWN_S, doing, kind_of, learned_text, serving_text, tested_text
 from modyn.cli.views.output import date, printable
-from modyn.errors import ModynError
-from modyn.supervisor.client import EventKind, RequestedEvaluation, RunEvent, RunState
-from modyn.supervisor.evidence import evidence_from_json
+from modyn.errors import CorruptStateError, ModynError
+from modyn.supervisor.client import (
+    CheckRecord,
+    EvaluateStep,
+    EvaluationProgress,
+    RequestedEvaluation,
+    RunEvent,
+    RunMessage,
+    RunState,
+    SelectStep,
+    ServingStatus,
+    StateChange,
+    StepState,
+    StreamProgress,
+    TrainStep,
+    TriggerFired,
+    TriggerProgress,
+)
 from modyn.supervisor.journal.states import TERMINAL
 
 if TYPE_CHECKING:
@@ -64,9 +79,10 @@ def follow(
             ):
                 events.put(event)
             events.put(None)
-        except ModynError as error:
-            events.put(error)
         except Exception as error:  # noqa: BLE001  (without the error, the view would wait for ever)
+            if isinstance(error, ModynError) and not isinstance(error, CorruptStateError):
+                events.put(error)
+                return
             what = f"an event of run {run_id} cannot be read: {type(error).__name__}: {error}; the run continues. "
             advice = "If the services have another version than this program, install the same version; then "
             events.put(ModynError(f"{what}{advice}`modyn watch {run_id}` follows the run again"))
@@ -122,8 +138,8 @@ def _follow_live(view: RunView, events: Events) -> None:
     with Live(draw(view, started), console=Console(stderr=True), refresh_per_second=8, transient=False) as live:
 
         def take(event: RunEvent) -> None:
-            if view.apply(event) and event.kind is EventKind.MESSAGE:
-                live.console.print(printable(str(event.detail["message"])), markup=False, highlight=False)  # above the view
+            if view.apply(event) and isinstance(event.detail, RunMessage):
+                live.console.print(printable(event.detail.message), markup=False, highlight=False)  # above the view
 
         while not _drain(events, take, wait_s=0.1):
             live.update(draw(view, started))
@@ -169,13 +185,13 @@ class RunView:
     total_samples: int = 0
     stream_time: int | None = None
     triggers: dict[int, TriggerView] = field(default_factory=dict)
-    training: dict[str, Any] = field(default_factory=dict)
+    training: TriggerProgress | None = None
     training_trigger: int | None = None
-    checks: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_SHOWN_CHECKS))
-    """Details of the newest checks."""
+    checks: deque[CheckRecord] = field(default_factory=lambda: deque(maxlen=_SHOWN_CHECKS))
+    """The newest checks."""
     evaluations_done: int = 0
     evaluations_running: set[tuple[int | None, str, str]] = field(default_factory=set)
-    evaluation: dict[str, Any] = field(default_factory=dict)
+    evaluation: EvaluationProgress | None = None
     tested: str = ""
     """Results of the tests of the newest steps."""
     last_seq: int = 0
@@ -193,53 +209,57 @@ class RunView:
         if event.seq and event.seq <= self.last_seq:
             return False
         self.last_seq = event.seq or self.last_seq
-        detail = event.detail
-        match event.kind:
-            case EventKind.RUN_STATE:
-                self.state = str(detail["state"])
-                if self.state in (RunState.SUBMITTED, *TERMINAL):
-                    # The run does no work now, so its running trainings and evaluations have ended too.
-                    self.training, self.training_trigger, self.evaluation = {}, None, {}
-                    self.evaluations_running.clear()
-            case EventKind.TRIGGER_FIRED:
+        match detail := event.detail:
+            case StateChange():
+                self._become(detail.state)
+            case TriggerFired():
                 trigger = self._trigger(event)
-                trigger.fired_at, trigger.kind = detail.get("fired_at_timestamp"), kind_of(detail)
-                self.num_samples = max(self.num_samples, int(detail.get("position", 0)))
-            case EventKind.CHECK:
+                trigger.fired_at, trigger.kind = detail.fired_at_timestamp, kind_of(online=detail.online)
+                self.num_samples = max(self.num_samples, detail.position)
+            case CheckRecord():
                 self.checks.append(detail)
-                self.num_samples = max(self.num_samples, int(detail["position"]))
-            case EventKind.STEP:
-                self._step(event)
-            case EventKind.STREAM_PROGRESS:
-                self.num_samples, self.stream_time = int(detail["num_samples"]), detail.get("timestamp")
-                self.total_samples = int(detail.get("total_samples") or 0)
-            case EventKind.TRAINING_PROGRESS:
+                self.num_samples = max(self.num_samples, detail.position)
+            case SelectStep():
+                trigger = self._trigger(event)
+                trigger.stage = "selecting" if detail.state is StepState.STARTED else f"select {detail.state}"
+                trigger.num_keys = trigger.num_keys if detail.num_keys is None else detail.num_keys
+            case TrainStep():
+                self._train(self._trigger(event), detail)
+            case EvaluateStep():
+                self._evaluate(event.trigger_id, detail)
+            case StreamProgress():
+                (self.num_samples, self.total_samples), self.stream_time = detail.done, detail.timestamp
+            case TriggerProgress():
                 self.training, self.training_trigger = detail, event.trigger_id
-            case EventKind.EVALUATION_PROGRESS:
+            case EvaluationProgress():
                 self.evaluation = detail
-            case EventKind.SERVING:
+            case ServingStatus():
                 self.served = serving_text(detail), self.clock() + SHOWN_S
         return True
 
-    def _step(self, event: RunEvent) -> None:
-        detail, trigger = event.detail, self._trigger(event)
-        step, state = str(detail["step"]), str(detail["state"])
-        if step == "evaluate":
-            which = (event.trigger_id, str(detail.get("handler", "")), str(detail.get("dataset", "")))
-            if state == "started":
-                self.evaluations_running.add(which)
-            else:
-                self.evaluations_running.discard(which)
-                self.evaluations_done += 1
+    def _become(self, state: RunState) -> None:
+        self.state = state.value
+        if state in (RunState.SUBMITTED, *TERMINAL):
+            # The run does no work now, so its running trainings and evaluations have ended too.
+            self.training, self.training_trigger, self.evaluation = None, None, None
+            self.evaluations_running.clear()
+
+    def _train(self, trigger: TriggerView, step: TrainStep) -> None:
+        if step.state is StepState.STARTED:
+            trigger.stage = "training"
             return
-        trigger.stage = {"select": "selecting", "train": "training"}.get(step, step) if state == "started" else f"{step} {state}"
-        trigger.num_keys = detail.get("num_keys", trigger.num_keys)
-        if step == "train" and state == "finished":
-            without_model = "tested" if detail.get("tests_only") else "untrained"
-            trigger.stage = without_model if detail.get("model_id") is None else "trained"
-            self.tested = tested_text(detail) or self.tested
-            trigger.loss, trigger.seconds = detail.get("loss"), detail.get("seconds")
-            self.training, self.training_trigger = {}, None
+        trigger.stage = "trained" if step.model_id is not None else "tested" if step.tests_only else "untrained"
+        trigger.loss, trigger.seconds = step.loss, step.seconds
+        self.tested = tested_text(step) or self.tested
+        self.training, self.training_trigger = None, None
+
+    def _evaluate(self, trigger_id: int | None, step: EvaluateStep) -> None:
+        which = (trigger_id, step.handler, step.dataset)
+        if step.state is StepState.STARTED:
+            self.evaluations_running.add(which)
+        else:
+            self.evaluations_running.discard(which)
+            self.evaluations_done += 1
 
     def _trigger(self, event: RunEvent) -> TriggerView:
         return self.triggers.setdefault(event.trigger_id if event.trigger_id is not None else -1, TriggerView())
@@ -247,42 +267,34 @@ class RunView:
 
 def line_of(event: RunEvent) -> str | None:
     """Format a journalled event as one line. None: the event adds nothing to earlier lines."""
-    detail = event.detail
-    match event.kind:
-        case EventKind.RUN_STATE if detail["state"] in ("streaming", "selecting", "training"):
+    trigger = f"trigger {event.trigger_id}"
+    match detail := event.detail:
+        case StateChange(state=RunState.STREAMING | RunState.SELECTING | RunState.TRAINING):
             return None  # Events of triggers and steps have more detail.
-        case EventKind.RUN_STATE:
-            error, message = detail.get("error"), detail.get("message")
-            return f"run {detail['state']}" + (f": {error or message}" if error or message else "")
-        case EventKind.MESSAGE:
-            return str(detail["message"])
-        case EventKind.CHECK:
+        case StateChange():
+            return ": ".join(filter(None, (f"run {detail.state}", detail.error or detail.message)))
+        case RunMessage():
+            return detail.message
+        case CheckRecord():
             return check_line(detail)
-        case EventKind.TRIGGER_FIRED:
-            samples = detail.get("num_samples")
-            steps = " for steps" if detail.get("online") else ""
-            return f"trigger {event.trigger_id} fired{steps} at {date(detail.get('fired_at_timestamp'))}" + (
-                f" after {samples} samples" if samples else ""
-            )
-        case EventKind.STEP if detail["state"] == "started" and "downsampling_turn" in detail:
-            score = detail["downsampling_score"]
+        case TriggerFired():
+            steps = " for steps" if detail.online else ""
+            samples = f" after {detail.num_samples} samples" if detail.num_samples else ""
+            return f"{trigger} fired{steps} at {date(detail.fired_at_timestamp)}{samples}"
+        case TrainStep(state=StepState.STARTED, downsampling_turn=int(turn), downsampling_score=score):
             why = "no score: same policy as for the trigger before" if score is None else f"score {score:.4g}"
-            return f"trigger {event.trigger_id} uses policy {detail['downsampling_turn']} of downsampling_list ({why})"
-        case EventKind.STEP if detail["state"] == "finished" and detail["step"] == "train" and detail.get("model_id") is None:
-            if detail.get("tests_only"):
-                return f"trigger {event.trigger_id} only tested its samples, steps are paused: {tested_text(detail) or 'no sample is left'}"
-            return None  # A message with the reason follows.
-        case EventKind.STEP if detail["state"] == "finished" and detail["step"] == "train":
-            loss = detail.get("loss")
-            shown = f", loss {loss:.4f}" if isinstance(loss, int | float) else ""
-            skipped = f", {num:,} samples skipped" if (num := detail.get("num_skipped")) else ""
-            trained = f"trigger {event.trigger_id} trained in {detail.get('seconds', 0):.1f} s{shown}{skipped}"
-            trained += "".join(f", {text}" for text in (learned_text(detail), tested_text(detail)) if text)
-            return f"{trained}: model {detail.get('model_id')}"
-        case EventKind.STEP if detail["state"] == "failed":
-            return f"trigger {event.trigger_id} {detail['step']} failed: {detail.get('error', '')}"
-        case EventKind.STEP if detail["state"] == "finished" and detail["step"] == "evaluate":
-            return f"trigger {event.trigger_id} evaluated on {detail.get('dataset')} ({detail.get('handler')}) in {detail.get('seconds', 0):.1f} s"
+            return f"{trigger} uses policy {turn} of downsampling_list ({why})"
+        case TrainStep(state=StepState.FINISHED, model_id=None, tests_only=True):
+            return f"{trigger} only tested its samples, steps are paused: {tested_text(detail) or 'no sample is left'}"
+        case TrainStep(state=StepState.FINISHED, model_id=int(model_id)):  # Without a model, a message with the reason follows.
+            loss = "" if detail.loss is None else f"loss {detail.loss:.4f}"
+            skipped = f"{detail.num_skipped:,} samples skipped" if detail.num_skipped else ""
+            facts = ", ".join(filter(None, (loss, skipped, learned_text(detail), tested_text(detail))))
+            return f"{trigger} trained in {detail.seconds or 0:.1f} s{', ' if facts else ''}{facts}: model {model_id}"
+        case EvaluateStep(state=StepState.FAILED):
+            return f"{trigger} {detail.step} failed: {detail.error}"
+        case EvaluateStep(state=StepState.FINISHED):
+            return f"{trigger} evaluated on {detail.dataset} ({detail.handler}) in {detail.seconds or 0:.1f} s"
     return None
 
 
@@ -321,18 +333,16 @@ def draw(view: RunView, started: float) -> RenderableType:
         date(view.stream_time) if view.stream_time is not None else "",
     )
     if view.training:
-        done, of = (view.training.get(name) for name in counts(view.training))
-        bars.add_row(
-            f"training {view.training_trigger}",
-            ProgressBar(total=of or None, completed=done or 0, width=30),
-            *doing(view.training),
-        )
+        done, of = view.training.done
+        bar = ProgressBar(total=of or None, completed=done, width=30)
+        bars.add_row(f"training {view.training_trigger}", bar, *doing(view.training))
     if view.evaluations_running or view.evaluations_done:
-        seen, of = view.evaluation.get("samples_seen", 0), view.evaluation.get("samples_total") or None
-        done = not view.evaluations_running
+        seen, of = view.evaluation.done if view.evaluation else (0, 0)
+        if not view.evaluations_running:
+            seen = of = 1
         bars.add_row(
             "evaluation",
-            ProgressBar(total=1 if done else of, completed=1 if done else seen, width=30),
+            ProgressBar(total=of or None, completed=seen, width=30),
             f"{view.evaluations_done} done, {len(view.evaluations_running)} running",
         )
     if view.tested:
@@ -363,8 +373,7 @@ def _checks_table(view: RunView) -> RenderableType:
 
     table = Table("checked after", "time", "evidence", "verdict", box=None, padding=(0, 2), header_style="dim")
     for check in view.checks:
-        evidence = evidence_from_json(check["evidence"])
-        verdict = verdict_text(evidence, fires=check["fires"])
-        after = f"{check['position']:,}{' (steps)' if check.get('online') else ''}"
-        table.add_row(after, date(check.get("timestamp")), printable(evidence_text(evidence)), verdict)
+        verdict = verdict_text(check.evidence, fires=check.fires)
+        after = f"{check.position:,}{' (steps)' if check.online else ''}"
+        table.add_row(after, date(check.timestamp), printable(evidence_text(check.evidence)), verdict)
     return table

@@ -9,7 +9,7 @@ from modyn.config.base import Problem
 from modyn.proto import common_pb2, supervisor_pb2, supervisor_pb2_grpc
 from modyn.records import DeletedSamples, ServingLoad, VersionUse
 from modyn.rpc.client import ServiceClient
-from modyn.rpc.wire import from_message, to_message
+from modyn.rpc.wire import from_message, from_struct, to_message
 from modyn.supervisor.evidence import (
     DETECTIONS,
     IN_A_ROW,
@@ -20,14 +20,10 @@ from modyn.supervisor.evidence import (
     EvidenceKind,
     column_names,
     columns_of,
-    evidence_from_json,
 )
 from modyn.supervisor.journal.records import (
-    PROGRESS,
-    EventKind,
     RequestedEvaluation,
     Run,
-    RunEvent,
     RunMode,
     RunOptions,
     ServedInterval,
@@ -36,35 +32,56 @@ from modyn.supervisor.journal.records import (
     TriggerRecord,
     model_at,
 )
+from modyn.supervisor.journal.run_events import (
+    EvaluateStep,
+    EvaluationProgress,
+    RunEvent,
+    RunMessage,
+    SelectStep,
+    StateChange,
+    StepState,
+    StreamProgress,
+    TrainStep,
+    TriggerFired,
+    TriggerProgress,
+    detail_from_json,
+)
 from modyn.supervisor.journal.states import RunState, TriggerState
 from modyn.supervisor.triggers.base import CheckRecord
 
 __all__ = [
     "DETECTIONS",
     "IN_A_ROW",
-    "PROGRESS",
     "UNUSUAL",
     "WARMING_UP",
     "CheckRecord",
-    "EventKind",
+    "EvaluateStep",
+    "EvaluationProgress",
     "Evidence",
     "EvidenceColumn",
     "EvidenceKind",
     "RequestedEvaluation",
     "Run",
     "RunEvent",
+    "RunMessage",
     "RunMode",
     "RunOptions",
     "RunState",
+    "SelectStep",
     "ServedInterval",
     "ServedVersion",
     "ServingStatus",
+    "StateChange",
+    "StepState",
+    "StreamProgress",
     "SupervisorClient",
+    "TrainStep",
+    "TriggerFired",
+    "TriggerProgress",
     "TriggerRecord",
     "TriggerState",
     "column_names",
     "columns_of",
-    "evidence_from_json",
     "model_at",
 ]
 
@@ -122,7 +139,8 @@ class SupervisorClient(ServiceClient):
         """
         request = supervisor_pb2.WatchRequest(run_id=run_id, after_seq=after_seq, evaluation=evaluation, newest=newest)
         for event in self._stub.Watch(request):
-            yield from_message(event, RunEvent)
+            trigger_id = event.trigger_id if event.HasField("trigger_id") else None
+            yield RunEvent(event.seq, event.time, trigger_id, detail_from_json(event.kind, from_struct(event.detail)))
 
     def stop(self, run_id: str) -> Run:
         """Ask the run to end soon; the run can be resumed later. A terminal run is not changed."""

@@ -1,11 +1,11 @@
-"""Evidence of a check: one record for each number, with its threshold. The module also converts evidence for the journal and for tables."""
+"""Evidence of a check: one record for each number, with its threshold. The module also converts evidence for tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from modyn.errors import UserCodeError
 
@@ -200,20 +200,3 @@ def column_names(columns: Iterable[EvidenceColumn]) -> dict[EvidenceColumn, str]
         names[column] = name
         taken.add(name)
     return names
-
-
-_DEFAULTS: Final = {one.name: one.default for one in fields(Evidence)}
-
-
-def evidence_to_json(evidence: Iterable[Evidence]) -> list[dict[str, Any]]:
-    """Return evidence as JSON, without the fields that have default values.
-
-    >>> evidence_to_json([Evidence("mmd", 0.2, threshold=0.1, unusual=True)])
-    [{'series': 'mmd', 'value': 0.2, 'threshold': 0.1, 'unusual': True}]
-    """
-    return [{name: value for name, default in _DEFAULTS.items() if (value := getattr(one, name)) != default} for one in evidence]
-
-
-def evidence_from_json(data: Iterable[Mapping[str, Any]]) -> tuple[Evidence, ...]:
-    """Return the evidence from the JSON of `evidence_to_json`."""
-    return tuple(Evidence(**{**one, "kind": EvidenceKind(one.get("kind", "value"))}) for one in data)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 
 import grpc
 
@@ -18,7 +17,7 @@ from modyn.supervisor.evaluation import EVALUATION_STRATEGIES
 from modyn.supervisor.evaluation.on_request import EvaluationOrder
 from modyn.supervisor.journal.events import EventHub, watch
 from modyn.supervisor.journal.journal import Journal
-from modyn.supervisor.journal.records import EventKind, RunOptions
+from modyn.supervisor.journal.records import RunOptions
 from modyn.supervisor.queue.queue import RunQueue
 from modyn.supervisor.queue.run_retention import Retention
 from modyn.supervisor.served.history import FLUSH_S, ServedHistory
@@ -62,7 +61,9 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
             if not context.add_callback(watcher.close):
                 return  # The call has ended already.
             for event in watch(self._journal, watcher, request.run_id, request.after_seq, number, newest):
-                yield to_message(event, supervisor_pb2.RunEvent)
+                message = to_message(event, supervisor_pb2.RunEvent)
+                message.kind = event.kind
+                yield message
 
     def StopRun(self, request: supervisor_pb2.RunName, context: grpc.ServicerContext) -> supervisor_pb2.Run:
         """Ask a run to stop, without waiting for the end of the run. A terminal run is not changed."""
@@ -138,7 +139,7 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
         load = ServingLoad(request.rate, request.mean_s, request.p99_s, 1)
         loads.report(request.run_id, request.server_id, load, versions)
         self._served.add(request.run_id, versions)
-        self._hub.progress(request.run_id, EventKind.SERVING, asdict(loads.status(request.run_id)))
+        self._hub.progress(request.run_id, loads.status(request.run_id))
         return common_pb2.Empty()
 
     def GetServing(self, request: supervisor_pb2.RunName, context: grpc.ServicerContext) -> supervisor_pb2.ServingStatus:

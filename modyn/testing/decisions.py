@@ -11,7 +11,6 @@ from typing import TypeVar
 import numpy as np
 
 from modyn.records import SampleBatch
-from modyn.supervisor.evidence import evidence_from_json, evidence_to_json
 from modyn.supervisor.triggers.base import Check, CheckContext, CheckRecord, Trigger, TriggerOutcome, next_position
 from modyn.supervisor.triggers.measures.label_clock import LabelClock, LateBatch
 from modyn.supervisor.triggers.measures.questions import NO_EVIDENCE, EvidenceSource
@@ -81,8 +80,9 @@ def decide(
 
 
 def _record(context: CheckContext, check: Check) -> CheckRecord:
-    evidence = evidence_from_json(json.loads(json.dumps(evidence_to_json(check.evidence))))
-    return CheckRecord(context.position, check.fires, evidence, memory=json.loads(json.dumps(check.memory)))
+    record = CheckRecord(context.position, check.fires, check.evidence)
+    record = CheckRecord.from_mapping(json.loads(json.dumps(record.to_mapping())))
+    return replace(record, memory=json.loads(json.dumps(check.memory)))
 
 
 def _train(trigger: Trigger, number: int, position: int, num_new: int) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Annotated, Any, Final, Self
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, ValidationError
 
 from modyn.cache.served_counts import ServedCounts
 from modyn.errors import CorruptStateError
-from modyn.json_codec import JsonRecord
+from modyn.json_codec import JsonRecord, adapter
 
 _FLAT: Final = ("counts", "losses", "cache")
 """Parts whose fields are at the top level of the result's mapping."""
@@ -254,7 +253,7 @@ class TrainingResult(JsonRecord):
             return cls()
         flat = {name: mapping for name in _FLAT if name != "cache" or "num_cached" in mapping}
         try:
-            result: Self = _adapter().validate_python({**mapping, **flat})
+            result: Self = adapter(cls).validate_python({**mapping, **flat})
         except ValidationError as error:
             raise CorruptStateError(f"the stored result of a training cannot be read: {error}") from error
         return result
@@ -267,7 +266,7 @@ class TrainingResult(JsonRecord):
         """
         if not self.has_ended:
             return {}
-        written: dict[str, Any] = _adapter().dump_python(self, mode="json", by_alias=True, exclude_none=True)
+        written: dict[str, Any] = adapter(TrainingResult).dump_python(self, mode="json", by_alias=True, exclude_none=True)
         counts, losses, cache = (written.pop(name, {}) for name in _FLAT)
         everything = {**counts, "loss": None, **losses, **cache, **written}
         return {name: value for name, value in everything.items() if value not in ("", [], {}) or name in _ALWAYS_WRITTEN}
@@ -321,8 +320,3 @@ class TrainingResult(JsonRecord):
 
 NO_RESULT: Final = TrainingResult()
 """The result of a training that has not ended."""
-
-
-@cache
-def _adapter() -> TypeAdapter[Any]:
-    return TypeAdapter(TrainingResult)

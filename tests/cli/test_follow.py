@@ -17,7 +17,8 @@ from modyn.cli.follow import ask, follow
 from modyn.client import Client
 from modyn.config.system import SystemConfig
 from modyn.errors import ModynError, NotFoundError, UnavailableError
-from modyn.supervisor.client import EventKind, RunEvent, RunMode, RunOptions, RunState, SupervisorClient
+from modyn.supervisor.client import RunEvent, RunMessage, RunMode, RunOptions, RunState, SupervisorClient
+from modyn.supervisor.journal.run_events import detail_from_json
 from modyn.testing.services import InMemoryServices, pipeline_yaml
 from modyn.testing.waiting import eventually
 from tests.support.running_supervisor import serve_supervisor
@@ -83,7 +84,7 @@ def test_a_supervisor_that_goes_away_costs_a_pause_and_no_line_comes_twice(
 def test_messages_stay_above_the_view_of_a_terminal(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
     events: follow_module.Events = queue.SimpleQueue()
     for seq, text in enumerate(("p.yaml:7: warning: [a]", "\x1b[31mred"), 1):
-        events.put(RunEvent(seq, 0.0, EventKind.MESSAGE, None, {"message": text}))
+        events.put(RunEvent(seq, 0.0, None, RunMessage(text)))
     events.put(None)
     follow_module._follow_live(follow_module.RunView("digits-0001"), events)
     lines = capsys.readouterr().err.splitlines()
@@ -96,18 +97,20 @@ def test_a_run_that_does_not_exist_is_an_error(client: Client) -> None:
 
 
 class Newer(SupervisorClient):
-    """A client that sends kinds of events unknown to this program."""
+    """A client that sends an event of an unknown kind, and then an event that cannot be read."""
 
     def watch(
         self, run_id: str, after_seq: int = 0, evaluation: int | None = None, newest: int | None = None
     ) -> Iterator[RunEvent]:
         yield from super().watch(run_id, after_seq, evaluation, newest)
-        yield RunEvent(99, 0.0, EventKind("something_new"), None, {})
+        yield RunEvent(99, 0.0, None, detail_from_json("something_new", {"state": 1}))
+        yield RunEvent(100, 0.0, None, detail_from_json("run_state", {"state": "something_new"}))
 
 
 @pytest.mark.timeout(60)
 def test_what_cannot_be_understood_ends_looking_on_with_advice(client: Client) -> None:
-    advice = "cannot be read: ValueError: 'something_new' is .*; the run continues. .* install the same version"
+    problem = "CorruptStateError: a stored StateChange cannot be read: state: .*, not 'something_new'"
+    advice = f"cannot be read: {problem}; the run continues. .* install the same version"
     with Newer(client.config.endpoint("supervisor")) as newer:
         client.__dict__["supervisor"] = newer
         with pytest.raises(ModynError, match=advice):

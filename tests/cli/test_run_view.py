@@ -15,25 +15,25 @@ from rich.console import Console
 from modyn.cli.follow import RunView, draw, line_of, progress_line
 from modyn.cli.views.event_texts import SHOWN_S
 from modyn.cli.views.output import clock
-from modyn.supervisor.client import EventKind, Evidence, RunEvent
-from modyn.supervisor.evidence import evidence_to_json
+from modyn.supervisor.client import CheckRecord, Evidence, RunEvent
+from modyn.supervisor.journal.run_events import detail_from_json
 
 DAY = 86_400
 
 
-def event(seq: int, kind: EventKind, trigger_id: int | None = None, **detail: Any) -> RunEvent:
-    return RunEvent(seq, 1e9 + seq, kind, trigger_id, detail)
+def event(seq: int, kind: str, trigger_id: int | None = None, **detail: Any) -> RunEvent:
+    return RunEvent(seq, 1e9 + seq, trigger_id, detail_from_json(kind, detail))
 
 
 def step(seq: int, trigger_id: int, name: str, state: str, **detail: Any) -> RunEvent:
-    return event(seq, EventKind.STEP, trigger_id, step=name, state=state, **detail)
+    return event(seq, "step", trigger_id, step=name, state=state, **detail)
 
 
 def trigger_events(first_seq: int, trigger_id: int) -> list[RunEvent]:
     """All journalled events of one trigger: six events."""
     e = first_seq
     return [
-        event(e, EventKind.TRIGGER_FIRED, trigger_id, position=100 * (trigger_id + 1), fired_at_timestamp=DAY, num_samples=100),
+        event(e, "trigger_fired", trigger_id, position=100 * (trigger_id + 1), fired_at_timestamp=DAY, num_samples=100),
         step(e + 1, trigger_id, "select", "started"),
         step(e + 2, trigger_id, "select", "finished", num_keys=90),
         step(e + 3, trigger_id, "train", "started"),
@@ -43,13 +43,13 @@ def trigger_events(first_seq: int, trigger_id: int) -> list[RunEvent]:
 
 
 RUN = [
-    event(1, EventKind.RUN_STATE, state="submitted"),
-    event(2, EventKind.RUN_STATE, state="streaming"),
+    event(1, "run_state", state="submitted"),
+    event(2, "run_state", state="streaming"),
     *trigger_events(3, 0),
     *trigger_events(9, 1),
     step(15, 0, "evaluate", "finished", handler="h", dataset="d", seconds=0.5),
     step(16, 1, "evaluate", "failed", handler="h", dataset="d", error="broken"),
-    event(17, EventKind.RUN_STATE, state="finished"),
+    event(17, "run_state", state="finished"),
 ]
 
 
@@ -93,32 +93,30 @@ def test_a_run_can_be_drawn_at_any_moment(position: int) -> None:
 
 def test_progress_is_shown_until_the_step_ends() -> None:
     view = view_of(RUN[:6])
-    view.apply(event(0, EventKind.STREAM_PROGRESS, num_samples=150, total_samples=300, timestamp=DAY))
-    view.apply(
-        event(0, EventKind.TRAINING_PROGRESS, 0, samples_seen=64, samples_total=128, batches_seen=2, loss=0.5, samples_per_s=1000)
-    )
+    view.apply(event(0, "stream_progress", samples_seen=150, samples_total=300, timestamp=DAY))
+    view.apply(event(0, "training_progress", 0, samples_seen=64, samples_total=128, batches_seen=2, loss=0.5, samples_per_s=1000))
     assert progress_line(view) == "streaming: 150 of 300 samples; training trigger 0: 64 samples, 1,000 samples/s, loss 0.5000"
     shown = drawn(view)
     assert "1,000 samples/s" in shown
     assert "loss 0.5000" in shown
     view.apply(RUN[6])
-    assert view.training == {}
+    assert view.training is None
 
 
 def test_the_stage_of_a_training_is_shown_with_its_progress() -> None:
     view = view_of(RUN[:6])
     counts = {"samples_seen": 64, "samples_total": 128, "batches_seen": 2, "loss": 0.5, "samples_per_s": 1000}
-    view.apply(event(0, EventKind.TRAINING_PROGRESS, 0, stage="irreducible-loss model 1 of 2", **counts))
+    view.apply(event(0, "training_progress", 0, stage="irreducible-loss model 1 of 2", **counts))
     line = "training trigger 0: irreducible-loss model 1 of 2: 64 samples, 1,000 samples/s, loss 0.5000"
     assert progress_line(view).endswith(line)
     assert "irreducible-loss model 1 of 2: 1,000 samples/s" in drawn(view)
     scoring = {"samples_scored": 250, "samples_to_score": 1000}
-    view.apply(event(0, EventKind.TRAINING_PROGRESS, 0, stage="irreducible losses 1 of 2", **counts, **scoring))
+    view.apply(event(0, "training_progress", 0, stage="irreducible losses 1 of 2", **counts, **scoring))
     assert progress_line(view).endswith("training trigger 0: irreducible losses 1 of 2: scoring 250 of 1,000 candidates")
     assert "irreducible losses 1 of 2: scoring 250 of 1,000 candidates" in drawn(view)
-    view.apply(event(0, EventKind.TRAINING_PROGRESS, 0, stage="", **counts, **scoring))
+    view.apply(event(0, "training_progress", 0, stage="", **counts, **scoring))
     assert progress_line(view).endswith("training trigger 0: scoring 250 of 1,000 candidates")
-    view.apply(event(0, EventKind.TRAINING_PROGRESS, 0, **counts))
+    view.apply(event(0, "training_progress", 0, **counts))
     assert progress_line(view).endswith("training trigger 0: 64 samples, 1,000 samples/s, loss 0.5000")
 
 
@@ -130,7 +128,7 @@ def test_a_line_says_which_policy_serves_a_trigger_by_a_score(score: float | Non
 
 def test_progress_without_numbers_is_shown_as_such() -> None:
     view = view_of(RUN[:6])
-    view.apply(event(0, EventKind.TRAINING_PROGRESS, 0, samples_seen=0, samples_total=0, batches_seen=0, loss=None))
+    view.apply(event(0, "training_progress", 0, samples_seen=0, samples_total=0, batches_seen=0, loss=None))
     assert progress_line(view).endswith("training trigger 0: 0 samples, starting, no loss yet")
     assert "starting" in drawn(view)
 
@@ -138,7 +136,7 @@ def test_progress_without_numbers_is_shown_as_such() -> None:
 def test_a_training_that_waits_for_a_worker_is_shown_as_queued() -> None:
     view = view_of(RUN[:6])
     waiting = {"state": "queued", "samples_seen": 0, "samples_total": 0, "batches_seen": 0, "loss": None}
-    view.apply(event(0, EventKind.TRAINING_PROGRESS, 0, **waiting))
+    view.apply(event(0, "training_progress", 0, **waiting))
     assert progress_line(view).endswith("training trigger 0: queued, all workers are busy")
     assert "queued" in drawn(view)
     assert "starting" not in drawn(view)
@@ -146,9 +144,9 @@ def test_a_training_that_waits_for_a_worker_is_shown_as_queued() -> None:
 
 def test_no_work_continues_in_an_interrupted_run() -> None:
     view = view_of(RUN[:8])
-    view.apply(event(0, EventKind.TRAINING_PROGRESS, 0, samples_seen=1, samples_total=2, batches_seen=1))
+    view.apply(event(0, "training_progress", 0, samples_seen=1, samples_total=2, batches_seen=1))
     assert view.evaluations_running
-    view.apply(event(9, EventKind.RUN_STATE, state="interrupted", error="storage is gone"))
+    view.apply(event(9, "run_state", state="interrupted", error="storage is gone"))
     assert not view.evaluations_running
     assert not view.training
     assert view.state == "interrupted"
@@ -183,11 +181,11 @@ def test_lines_for_those_without_a_terminal() -> None:
     ],
 )
 def test_the_end_of_a_run_says_why(detail: dict[str, Any], line: str) -> None:
-    assert line_of(event(1, EventKind.RUN_STATE, **detail)) == line
+    assert line_of(event(1, "run_state", **detail)) == line
 
 
 def test_messages_are_lines() -> None:
-    assert line_of(event(3, EventKind.MESSAGE, message="waiting for storage")) == "waiting for storage"
+    assert line_of(event(3, "message", message="waiting for storage")) == "waiting for storage"
 
 
 def test_a_line_says_how_many_samples_a_training_skipped() -> None:
@@ -195,15 +193,9 @@ def test_a_line_says_how_many_samples_a_training_skipped() -> None:
     assert line_of(trained) == "trigger 3 trained in 1.5 s, loss 0.2500, 1,200 samples skipped: model 7"
 
 
-def check(seq: int, position: int, *evidence: Evidence, fires: bool = True) -> RunEvent:
-    detail: dict[str, Any] = {
-        "position": position,
-        "timestamp": DAY,
-        "fires": fires,
-        "seconds": 0.5,
-        "evidence": evidence_to_json(evidence),
-    }
-    return event(seq, EventKind.CHECK, **detail)
+def check(seq: int, position: int, *evidence: Evidence, fires: bool = True, online: bool = False) -> RunEvent:
+    record = CheckRecord(position, fires, evidence, seconds=0.5, timestamp=DAY, online=online)
+    return RunEvent(seq, 1e9 + seq, None, record)
 
 
 def test_each_check_is_a_line_and_the_newest_ones_are_drawn() -> None:
@@ -218,8 +210,7 @@ def test_each_check_is_a_line_and_the_newest_ones_are_drawn() -> None:
 
 
 def test_checks_of_the_policy_of_steps_are_marked() -> None:
-    of_steps = check(2, 20, Evidence("mmd", 0.25), fires=False)
-    of_steps.detail["online"] = True
+    of_steps = check(2, 20, Evidence("mmd", 0.25), fires=False, online=True)
     text = drawn(view_of([check(1, 10, Evidence("mmd", 0.25), fires=False), of_steps]))
     assert "20 (steps)" in text
     assert "10 (steps)" not in text
@@ -235,9 +226,9 @@ def test_checks_of_many_metrics_fit_a_line() -> None:
 
 STEPS = [
     *RUN[:-1],
-    event(17, EventKind.TRIGGER_FIRED, 2, position=300, fired_at_timestamp=DAY, num_samples=100, online=True),
+    event(17, "trigger_fired", 2, position=300, fired_at_timestamp=DAY, num_samples=100, online=True),
     step(18, 2, "train", "finished", model_id=8, loss=0.25, seconds=0.1, tested=100, prequential_error=0.21, rollbacks=1),
-    event(19, EventKind.TRIGGER_FIRED, 3, position=400, fired_at_timestamp=DAY, num_samples=100, online=True),
+    event(19, "trigger_fired", 3, position=400, fired_at_timestamp=DAY, num_samples=100, online=True),
     step(20, 3, "train", "finished", model_id=None, reason="r", tests_only=True, seconds=0.1, tested=100, prequential_error=0.2),
 ]
 
@@ -268,10 +259,10 @@ def test_what_is_served_is_shown_until_no_server_reports() -> None:
     view = view_of(RUN[:-1])
     view.clock = lambda: now[0]
     versions = [{"role": "serving", "model_id": 17, "since": 1e9}, {"role": "shadow", "model_id": 18, "since": 1e9}]
-    view.apply(event(0, EventKind.SERVING, num_servers=1, versions=versions, rate=1240.0, p99_s=0.0042))
+    view.apply(event(0, "serving", num_servers=1, versions=versions, rate=1240.0, p99_s=0.0042))
     line = f"serving: version 17 since {clock(1e9)}; shadow 18; 1,240 requests/s, p99 4.2 ms"
     assert progress_line(view).endswith(f"; {line}")
     assert line in drawn(view)
     now[0] += SHOWN_S
     assert "serving" not in progress_line(view) + drawn(view)
-    assert line_of(event(0, EventKind.SERVING, num_servers=0)) is None
+    assert line_of(event(0, "serving", num_servers=0)) is None

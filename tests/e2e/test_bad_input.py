@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from modyn.client import Reindexed
-from modyn.supervisor.client import EventKind
 from modyn.testing.stack import (
     NUM_CLASSES,
     NUM_FEATURES,
@@ -22,6 +21,7 @@ from modyn.testing.stack import (
     write_tiny_files,
 )
 from modyn.testing.waiting import eventually
+from tests.support.runs import messages_of
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_a_truncated_file_is_set_aside_and_the_rest_goes_on(stack: RunningStack)
     assert run.run_id not in again, "it was made before the file was indexed"
     with stack.client() as client:
         assert client.reindex("torn", "day-0000.bin") == Reindexed(20, (run.run_id,))
-        told = [event.detail["message"] for event in client.watch(run.run_id) if event.kind is EventKind.MESSAGE]
+        told = messages_of(client.watch(run.run_id))
     assert "20 samples of dataset 'torn' were deleted, since day-0000.bin was taken again" in told[-1]
 
 

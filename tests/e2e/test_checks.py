@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from modyn.supervisor.client import CheckRecord
 from modyn.testing.stack import RunningStack
 from tests.support.drifting_data import drifting_dataset, drifting_pipeline
 
@@ -61,7 +62,7 @@ def test_checks_are_shown_while_the_run_goes_on_and_after_it(stack: RunningStack
         assert len(table) == NUM_CHECKS
         assert table["timestamp"].iloc[0] == pd.Timestamp("1970-01-01 12:00", tz="UTC")
         assert [str(table[name].dtype) for name in ("KS", "KS.unusual", "current_samples")] == ["float64", "boolean", "Int64"]
-        told = [event.detail["position"] for event in client.watch(run_id) if event.kind == "check"]
+        told = [event.detail.position for event in client.watch(run_id) if isinstance(event.detail, CheckRecord)]
         assert told == table["position"].to_list()
         page = client.report(run_id, stack.folder / "checked.html").read_text()
         assert "<h2>Checks of the trigger policy" in page

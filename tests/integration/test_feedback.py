@@ -14,7 +14,7 @@ from modyn.client import Client
 from modyn.errors import NotFoundError
 from modyn.records import RunId
 from modyn.selector.client import SelectorClient
-from modyn.supervisor.client import EventKind, RunState
+from modyn.supervisor.client import RunState, StepState, TrainStep
 from modyn.testing.stack import RunningStack, tiny_pipeline, tiny_training
 from tests.support.comparison import differences, outcome
 from tests.support.killed_stack import KilledStack, trigger_set_keys
@@ -72,8 +72,8 @@ def test_a_run_whose_services_are_killed_selects_and_keeps_the_same(installation
     run_id = start(installation, strategy)
     to_kill = {0: "selector", 1: "trainer_server", 2: "selector", 3: "trainer_server"}
     for event in client.watch(run_id):
-        begun = event.kind is EventKind.STEP and (event.detail["step"], event.detail["state"]) == ("train", "started")
-        if (begun or event.kind is EventKind.TRAINING_PROGRESS) and event.trigger_id in to_kill:
+        begun = isinstance(event.detail, TrainStep) and event.detail.state is StepState.STARTED
+        if (begun or event.kind == "training_progress") and event.trigger_id in to_kill:
             installation.kill(to_kill.pop(event.trigger_id))
     assert to_kill == {}
     run = client.show(run_id)

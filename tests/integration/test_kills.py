@@ -19,12 +19,13 @@ import pytest
 from modyn.client import Client
 from modyn.config.system import SERVICES
 from modyn.rpc.retry import RetryPolicy
-from modyn.supervisor.client import EventKind, Run, RunState
+from modyn.supervisor.client import EvaluateStep, Run, RunState, StateChange, StepState
 from modyn.supervisor.journal.states import RESUMABLE
 from modyn.testing.stack import RunningStack, tiny_evaluation, tiny_pipeline, tiny_training
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.comparison import RunOutcome, broken_promises, differences, outcome
 from tests.support.killed_stack import KilledStack, children, gone, trigger_set_keys
+from tests.support.runs import messages_of
 
 NUM_SAMPLES, NUM_TRIGGERS, DAYS = 400, 4, 4
 SERVANTS = ("storage", "selector", "model_storage", "trainer_server", "evaluator", "postgres")
@@ -165,7 +166,7 @@ def states_of_runs(installation: Installation, before: int) -> list[list[str]]:
     """Return the states of the runs after the first `before`."""
     supervisor = installation.client.supervisor
     events = [supervisor.watch(run.run_id) for run in supervisor.runs()[before:]]
-    return [[event.detail["state"] for event in run_events if event.kind is EventKind.RUN_STATE] for run_events in events]
+    return [[str(event.detail.state) for event in run_events if isinstance(event.detail, StateChange)] for run_events in events]
 
 
 def trained_keys(client: Client, run_id: str) -> list[int]:
@@ -313,7 +314,7 @@ def test_a_training_that_kills_every_worker_fails_its_run(installation: Installa
     run_id = installation.start_run()
     seen = 0
     for event in installation.client.watch(run_id):
-        if event.kind is EventKind.TRAINING_PROGRESS:
+        if event.kind == "training_progress":
             seen += installation.kill_workers("trainer_server")
     run = installation.client.show(run_id)
     assert run.state is RunState.FAILED
@@ -333,7 +334,7 @@ def test_a_worker_process_of_an_evaluation_is_killed(installation: Installation)
         installation.kill_workers("evaluator")  # those that wait for further work of the run before
         run_id = installation.start_run()
         for event in installation.client.watch(run_id):
-            if event.kind is EventKind.STEP and event.detail["step"] == "evaluate" and event.detail["state"] == "started":
+            if isinstance(event.detail, EvaluateStep) and event.detail.state is StepState.STARTED:
                 eventually(lambda: installation.kill_workers("evaluator") > 0, "no worker began to evaluate")
                 break
         installation.finish(run_id)
@@ -346,8 +347,9 @@ def test_a_worker_process_of_an_evaluation_is_killed(installation: Installation)
 def told_of_kills(installation: Installation, run_id: str, what: str) -> list[str]:
     """The messages of a run on killed workers."""
     events = installation.client.supervisor.watch(run_id)
-    messages = [event.detail["message"] for event in events if event.kind is EventKind.MESSAGE]
-    return [message for message in messages if what in message and "SIGKILL" in message and "another worker" in message]
+    return [
+        message for message in messages_of(events) if what in message and "SIGKILL" in message and "another worker" in message
+    ]
 
 
 @pytest.mark.timeout(1800)

@@ -9,10 +9,11 @@ import pytest
 import yaml
 
 from modyn.client import Client
-from modyn.supervisor.client import EventKind, RunState
+from modyn.supervisor.client import RunState, StepState, TrainStep, TriggerFired
 from modyn.testing.stack import RunningStack, tiny_pipeline, tiny_training
 from tests.support.comparison import differences, outcome
 from tests.support.killed_stack import WORKERS, KilledStack, trigger_set_keys
+from tests.support.runs import messages_of
 from tests.support.shifting_data import SAMPLES_A_DAY, shifting_dataset
 
 NUM_DAYS, SHIFT_DAY, INITIAL, PER_TRIGGER = 20, 12, 200, 100
@@ -71,13 +72,11 @@ def test_steps_pause_and_start_again(running_stack: RunningStack) -> None:
     assert [t.parent_model_id for t in trained[1:]] == [t.model_id for t in trained[:-1]]
     firsts = [t.training_result.prequential.first_step for t in trained[1:] if t.training_result.prequential]
     assert firsts == [1 + 10 * number for number in range(len(trained) - 1)]
-    said = [str(event.detail["message"]) for event in events if event.kind is EventKind.MESSAGE]
+    said = messages_of(events)
     assert [message.partition(":")[0] for message in said][:2] == ["steps pause", "steps start again"]
-    ends = [
-        e.detail for e in events if e.kind is EventKind.STEP and e.detail["step"] == "train" and e.detail["state"] == "finished"
-    ]
-    assert [detail.get("tested") for detail in ends] == [None] + [PER_TRIGGER] * (len(triggers) - 1)
-    assert [e.detail["online"] for e in events if e.kind is EventKind.TRIGGER_FIRED] == [t.online for t in triggers]
+    ends = [event.detail for event in events if isinstance(event.detail, TrainStep) and event.detail.state is StepState.FINISHED]
+    assert [step.tested for step in ends] == [0] + [PER_TRIGGER] * (len(triggers) - 1)
+    assert [event.detail.online for event in events if isinstance(event.detail, TriggerFired)] == [t.online for t in triggers]
 
 
 def test_online_updates_between_steps_pause_too(running_stack: RunningStack) -> None:

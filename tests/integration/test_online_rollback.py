@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from modyn.records import RunId
-from modyn.supervisor.client import EventKind, RunState, TriggerRecord
+from modyn.supervisor.client import RunState, TriggerRecord
 from modyn.testing.stack import RunningStack, tiny_pipeline, tiny_training
+from tests.support.runs import messages_of
 from tests.support.shifting_data import SAMPLES_A_DAY, shifting_dataset
 
 NUM_DAYS, INITIAL = 6, 100
@@ -34,7 +35,7 @@ def run_on(
     run = stack.run(pipeline(dataset, online, **training))
     assert run.state is RunState.FINISHED, run.error
     with stack.client() as client:
-        said = [str(event.detail["message"]) for event in client.watch(run.run_id) if event.kind is EventKind.MESSAGE]
+        said = messages_of(client.watch(run.run_id))
         return run.run_id, list(client.supervisor.triggers(run.run_id)), said, client.prequential(run.run_id)
 
 

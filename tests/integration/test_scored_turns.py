@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from modyn.supervisor.client import RunState
+from modyn.supervisor.client import EvaluateStep, RunState, SelectStep, StepState, TrainStep
+from modyn.supervisor.journal.run_events import StepDetail
 from modyn.testing.stack import RunningStack, tiny_evaluation, tiny_training
 from tests.support.comparison import differences, outcome
 from tests.support.killed_stack import KilledStack, trigger_set_keys
@@ -50,10 +51,11 @@ def start(killed: KilledStack) -> str:
     return killed.client.run(path).run_id
 
 
-def wait_for(killed: KilledStack, run_id: str, trigger_id: int, step: str) -> None:
+def wait_for(killed: KilledStack, run_id: str, trigger_id: int, step: type[StepDetail]) -> None:
     """Wait until a step of a trigger has begun."""
     for event in killed.client.watch(run_id):
-        if event.trigger_id == trigger_id and (event.detail.get("step"), event.detail.get("state")) == (step, "started"):
+        detail = event.detail
+        if event.trigger_id == trigger_id and isinstance(detail, step) and detail.state is StepState.STARTED:
             return
 
 
@@ -71,13 +73,13 @@ def test_kills_change_no_turn_and_no_key(killed: KilledStack) -> None:
     undisturbed = start(killed)
     assert client.wait(undisturbed).state is RunState.FINISHED, client.show(undisturbed).error
     disturbed = start(killed)
-    for trigger_id, step in ((0, "evaluate"), (1, "select"), (2, "train")):
+    for trigger_id, step in ((0, EvaluateStep), (1, SelectStep), (2, TrainStep)):
         wait_for(killed, disturbed, trigger_id, step)
         killed.kill("supervisor")
         resume(killed, disturbed)
-    wait_for(killed, disturbed, 3, "train")
+    wait_for(killed, disturbed, 3, TrainStep)
     killed.kill_workers("trainer_server")
-    wait_for(killed, disturbed, 3, "evaluate")
+    wait_for(killed, disturbed, 3, EvaluateStep)
     killed.kill_workers("evaluator")
     assert client.wait(disturbed).state is RunState.FINISHED, client.show(disturbed).error
     triggers = [client.supervisor.triggers(run_id) for run_id in (undisturbed, disturbed)]

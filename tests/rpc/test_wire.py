@@ -40,7 +40,7 @@ from modyn.rpc.columns import (
     unpack_column,
 )
 from modyn.rpc.wire import from_message, from_struct, to_message, to_struct
-from modyn.supervisor.client import Run, RunEvent, RunMode, RunState, TriggerRecord, TriggerState
+from modyn.supervisor.client import Run, RunMode, RunState, TriggerRecord, TriggerState
 from modyn.trainer_server.client import TrainingRequest, TrainingStatus
 from modyn.trainer_server.result import (
     BadSampleNote,
@@ -145,7 +145,6 @@ def test_what_cannot_be_sent_is_named() -> None:
     ("record", "message"),
     [
         (Run, supervisor_pb2.Run),
-        (RunEvent, supervisor_pb2.RunEvent),
         (TriggerRecord, supervisor_pb2.TriggerRecord),
         (TrainingRequest, trainer_server_pb2.TrainingRequest),
         (TrainingStatus, trainer_server_pb2.TrainingStatus),

@@ -16,8 +16,6 @@ from modyn.rpc.wire import from_message, to_message
 from modyn.supervisor.evidence import (
     Evidence,
     EvidenceKind,
-    evidence_from_json,
-    evidence_to_json,
     is_flagged,
     required_value,
     value_of,
@@ -56,8 +54,8 @@ NAMED = {
 
 
 def test_evidence_is_the_same_after_the_journal_and_the_wire() -> None:
-    assert evidence_from_json(json.loads(json.dumps(evidence_to_json(EVIDENCE)))) == EVIDENCE
     record = CheckRecord(10, True, EVIDENCE, 0.5, timestamp=7)
+    assert CheckRecord.from_mapping(json.loads(json.dumps(record.to_mapping()))) == record
     message = supervisor_pb2.CheckRecord.FromString(to_message(record, supervisor_pb2.CheckRecord).SerializeToString())
     assert from_message(message, CheckRecord) == record
 

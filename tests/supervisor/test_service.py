@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,16 @@ from modyn.config.system import SystemConfig
 from modyn.errors import ConfigError, NotFoundError, UnavailableError
 from modyn.proto import supervisor_pb2
 from modyn.records import JobState, ServingLoad, VersionRole, VersionUse
-from modyn.supervisor.client import EventKind, RunEvent, RunMode, RunOptions, ServedVersion, SupervisorClient
+from modyn.supervisor.client import (
+    RunEvent,
+    RunMode,
+    RunOptions,
+    ServedVersion,
+    ServingStatus,
+    StateChange,
+    SupervisorClient,
+)
+from modyn.supervisor.journal.run_events import Step
 from modyn.supervisor.journal.states import RunState, TriggerState
 from modyn.supervisor.service import SupervisorService
 from modyn.testing.services import InMemoryServices, pipeline_yaml
@@ -61,9 +69,9 @@ def test_a_run_over_the_wire(client: SupervisorClient) -> None:
     assert run.finished_at is not None
     kept = [event for event in events if event.seq]
     assert [event.seq for event in kept] == list(range(1, len(kept) + 1))
-    assert kept[-1].detail == {"state": "finished"}
-    assert [event.trigger_id for event in kept if event.kind is EventKind.TRIGGER_FIRED] == [0, 1]
-    assert {event.detail["step"] for event in kept if event.kind is EventKind.STEP} == {"select", "train", "evaluate"}
+    assert kept[-1].detail == StateChange(RunState.FINISHED)
+    assert [event.trigger_id for event in kept if event.kind == "trigger_fired"] == [0, 1]
+    assert {event.detail.step for event in kept if isinstance(event.detail, Step)} == {"select", "train", "evaluate"}
     assert next(event.seq for event in client.watch(run.run_id, after_seq=3)) == 4
     triggers = client.triggers(run.run_id)
     assert [(t.trigger_id, t.position, t.model_id, t.parent_model_id, t.num_keys) for t in triggers] == [
@@ -75,7 +83,7 @@ def test_a_run_over_the_wire(client: SupervisorClient) -> None:
     assert triggers[0].seconds["total"] > 0
     request = client.evaluate(run.run_id, ["h"])
     told = [event.kind for event in client.watch(run.run_id, request.after_seq, request.number) if event.seq]
-    assert told == [*[EventKind.STEP] * (len(told) - 1), EventKind.MESSAGE]
+    assert told == [*["step"] * (len(told) - 1), "message"]
     assert client.evaluation(run.run_id, request.number).state is JobState.FINISHED
     assert client.run(run.run_id).state is RunState.FINISHED
     assert client.finish(run.run_id).state is RunState.FINISHED
@@ -88,7 +96,7 @@ def test_what_is_served_is_seen_by_watchers_and_kept(client: SupervisorClient) -
     seen = list[RunEvent]()
 
     def watch() -> None:
-        seen.extend(event for event in client.watch(run_id) if event.kind is EventKind.SERVING)
+        seen.extend(event for event in client.watch(run_id) if event.kind == "serving")
 
     def report() -> bool:
         client.report_load(run_id, "one", ServingLoad(10.0, 0.1, 0.5), [use, VersionUse(18, VersionRole.SHADOW, 0.0, {})])
@@ -105,7 +113,7 @@ def test_what_is_served_is_seen_by_watchers_and_kept(client: SupervisorClient) -
     assert [(version.model_id, version.role) for version in status.versions] == [(17, "serving"), (18, "shadow")]
     assert began - 100 <= status.versions[0].since <= time.time() - 100
     assert isinstance(status.versions[0], ServedVersion)
-    assert seen[0].detail.keys() == {field.name for field in fields(status)}
+    assert isinstance(seen[0].detail, ServingStatus)
     found = client.served(run_id)
     requests = {role: sum(served.num_requests for served in found if served.role == role) for role in VersionRole}
     reports = requests[VersionRole.PINNED]
@@ -146,10 +154,10 @@ def test_no_answer_passes_the_message_limit(system_config: SystemConfig, tmp_pat
 def test_stop_and_resume_over_the_wire(client: SupervisorClient) -> None:
     run = client.submit(pipeline_yaml(), "p.yaml", RunOptions(RunMode.PRODUCTION))
     events = client.watch(run.run_id)
-    while next(events).detail.get("state") != "waiting_for_data":
+    while next(events).detail != StateChange(RunState.WAITING_FOR_DATA):
         pass
     client.stop(run.run_id)
-    assert [event.detail["state"] for event in events if event.kind is EventKind.RUN_STATE] == ["stopping", "stopped"]
+    assert [event.detail.state for event in events if isinstance(event.detail, StateChange)] == ["stopping", "stopped"]
     assert client.resume(run.run_id).state is RunState.SUBMITTED
     client.stop(run.run_id)
     list(client.watch(run.run_id))

@@ -13,7 +13,7 @@ from typing import Any
 
 from modyn.client import Client
 from modyn.evaluator.client import EvaluationResult
-from modyn.supervisor.client import EventKind, Run, RunEvent, RunState, TriggerRecord
+from modyn.supervisor.client import Run, RunEvent, RunState, SelectStep, StepState, TrainStep, TriggerRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +152,13 @@ def broken_promises(events: Sequence[RunEvent], num_triggers: int) -> list[str]:
     broken = []
     if [event.seq for event in events] != list(range(1, len(events) + 1)):
         broken.append(f"events are numbered {[event.seq for event in events]}")
-    fired = [event.trigger_id for event in events if event.kind is EventKind.TRIGGER_FIRED]
+    fired = [event.trigger_id for event in events if event.kind == "trigger_fired"]
     if fired != list(range(num_triggers)):
         broken.append(f"triggers fired: {fired}, expected 0 to {num_triggers - 1}")
     ended = Counter(
-        (event.trigger_id, event.detail["step"], event.detail.get("handler"), event.detail.get("dataset"))
+        (event.trigger_id, event.detail.step)
         for event in events
-        if event.kind is EventKind.STEP and event.detail["state"] == "finished" and event.detail["step"] != "evaluate"
+        if isinstance(event.detail, SelectStep | TrainStep) and event.detail.state is StepState.FINISHED
     )
     broken += [f"step {step} finished {count} times" for step, count in ended.items() if count > 1]
     for step in ("select", "train"):

@@ -8,16 +8,16 @@ from typing import Final
 import pytest
 
 from modyn.client import Client
-from modyn.supervisor.client import CheckRecord, EventKind, RunState
+from modyn.supervisor.client import CheckRecord, RunState
 from modyn.testing.stack import RunningStack
 from tests.support.drifting_data import drifting_dataset, drifting_pipeline
 from tests.support.killed_stack import WORKERS, KilledStack
 
 STRIKES: Final = (
-    (EventKind.TRIGGER_FIRED, 1, "supervisor"),
-    (EventKind.CHECK, 3, WORKERS),
-    (EventKind.CHECK, 5, "evaluator"),
-    (EventKind.CHECK, 8, "supervisor"),
+    ("trigger_fired", 1, "supervisor"),
+    ("check", 3, WORKERS),
+    ("check", 5, "evaluator"),
+    ("check", 8, "supervisor"),
 )
 """In this order: from which event of a kind on, counted from 1, what is killed; `WORKERS`: those of the evaluator."""
 DIFFERING: Final = (
@@ -64,10 +64,10 @@ def run_with_kills(killed: KilledStack, trigger: dict[str, object], **sections: 
 
 def _strike(killed: KilledStack, run_id: str) -> int:
     """Watch the run to its end, and kill. Returns the number of workers that were killed alone."""
-    strikes, seen, num_workers = deque(STRIKES), Counter[EventKind](), 0
+    strikes, seen, num_workers = deque(STRIKES), Counter[str](), 0
     for event in killed.client.watch(run_id):
         seen[event.kind] += 1
-        if not strikes or event.kind is not strikes[0][0] or seen[event.kind] < strikes[0][1]:
+        if not strikes or event.kind != strikes[0][0] or seen[event.kind] < strikes[0][1]:
             continue
         _, _, name = strikes.popleft()
         if name == WORKERS:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from modyn.supervisor.journal.records import EventKind, Run, RunMode, RunOptions
+from modyn.supervisor.journal.records import Run, RunMode, RunOptions
+from modyn.supervisor.journal.run_events import RunEvent, RunMessage
 from modyn.supervisor.journal.states import RunState
 from modyn.supervisor.queue.queue import RunQueue
 from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
@@ -42,7 +43,12 @@ def resume(runs: RunQueue, run: Run) -> Run:
 
 def messages(runs: RunQueue, run: Run) -> list[str]:
     """Return the messages of a run."""
-    return [event.detail["message"] for event in runs.journal.events(run.run_id, 0, 1000)[0] if event.kind is EventKind.MESSAGE]
+    return messages_of(runs.journal.events(run.run_id, 0, 1000)[0])
+
+
+def messages_of(events: Iterable[RunEvent]) -> list[str]:
+    """Return the messages among events."""
+    return [event.detail.message for event in events if isinstance(event.detail, RunMessage)]
 
 
 def alter_training(services: InMemoryServices, change: Callable[[TrainingRequest, Mapping[str, Any]], Mapping[str, Any]]) -> None:

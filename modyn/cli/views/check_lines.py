@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 from modyn.cli.views.output import date
 from modyn.supervisor.evidence import (
@@ -16,9 +16,11 @@ from modyn.supervisor.evidence import (
     WARMING_UP,
     Evidence,
     EvidenceKind,
-    evidence_from_json,
     is_flagged,
 )
+
+if TYPE_CHECKING:
+    from modyn.supervisor.client import CheckRecord
 
 _SHOWN_SERIES = 3
 _NOTES: Final = {
@@ -30,13 +32,12 @@ _NOTES: Final = {
 }
 
 
-def check_line(detail: Mapping[str, Any]) -> str:
-    """Format the event of a check as one line. Args: detail: see `EventKind.CHECK`."""
-    when = f" ({date(detail['timestamp'])})" if detail.get("timestamp") is not None else ""
-    evidence = evidence_from_json(detail["evidence"])
-    said = "; ".join(filter(None, [evidence_text(evidence), verdict_text(evidence, fires=detail["fires"])]))
-    which = "check of steps" if detail.get("online") else "check"
-    return f"{which} after {detail['position']:,} samples{when}: {said}, {detail['seconds']:.2f} s"
+def check_line(check: CheckRecord) -> str:
+    """Format a check as one line."""
+    when = f" ({date(check.timestamp)})" if check.timestamp is not None else ""
+    said = "; ".join(filter(None, [evidence_text(check.evidence), verdict_text(check.evidence, fires=check.fires)]))
+    which = "check of steps" if check.online else "check"
+    return f"{which} after {check.position:,} samples{when}: {said}, {check.seconds:.2f} s"
 
 
 def evidence_text(evidence: Sequence[Evidence], shown: int | None = _SHOWN_SERIES) -> str:

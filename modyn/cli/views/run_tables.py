@@ -6,7 +6,6 @@ import math
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import typer
@@ -90,7 +89,7 @@ def print_run(run: Run, serving: ServingStatus) -> None:
             "triggers": run.num_triggers,
             "submitted": clock(run.submitted_at),
             "finished": clock(run.finished_at),
-            **({"serving": serving_text(asdict(serving))} if serving.num_servers else {}),
+            **({"serving": serving_text(serving)} if serving.num_servers else {}),
             **({"tags": " ".join(run.tags)} if run.tags else {}),
             **{name: text for name, text in (("message", run.message), ("error", run.error)) if text},
             **({"evaluations": _failed_evaluations(run)} if run.failed_evaluations else {}),
@@ -143,7 +142,7 @@ def print_results(results: RunResults) -> None:
         ],
         [
             [
-                number(t["trigger_id"]), *([kind_of({"online": t["online"]})] if of_steps else []), date(t["fired_at"]), t["num_keys"],
+                number(t["trigger_id"]), *([kind_of(online=t["online"])] if of_steps else []), date(t["fired_at"]), t["num_keys"],
                 *([t["num_waiting"]] if late else []),
                 t["num_skipped"], number(t["model_id"]), t["loss"], t["train_s"], t["total_s"], (t["weights_sha256"] or "–")[:12],
                 *(t[name] for name in counted),

@@ -19,7 +19,16 @@ from modyn.rpc.logs import get_logger
 from modyn.supervisor.alerts.channels import CLOSE_S, Alert, AlertQueue, channels
 from modyn.supervisor.journal.events import EventHub
 from modyn.supervisor.journal.queries import JournalQueries
-from modyn.supervisor.journal.records import EventKind, RunEvent
+from modyn.supervisor.journal.run_events import (
+    EvaluateStep,
+    RunEvent,
+    RunMessage,
+    RunProgress,
+    StateChange,
+    Step,
+    StepState,
+    TrainStep,
+)
 from modyn.supervisor.journal.states import TERMINAL, RunState
 from modyn.supervisor.services.run_clients import STOPPED_WITH_SUPERVISOR
 
@@ -44,28 +53,25 @@ class Finding(NamedTuple):
 def finding(event: RunEvent) -> Finding | None:
     """Return the finding of a journalled event; None if the event is not reported.
 
-    >>> finding(RunEvent(7, 0.0, EventKind.RUN_STATE, None, {"state": "failed", "error": "no such file"}))
+    >>> finding(RunEvent(7, 0.0, None, StateChange(RunState.FAILED, error="no such file")))
     Finding(kind='failed', message='no such file', trouble='')
     """
-    detail = event.detail
-    match event.kind, detail.get("state"):
-        case EventKind.RUN_STATE, RunState.FAILED:
-            return Finding("failed", detail.get("error", ""))
-        case EventKind.RUN_STATE, RunState.INTERRUPTED if not detail.get("error", "").startswith(STOPPED_WITH_SUPERVISOR):
-            return Finding("stalled", f"the run was interrupted: {detail.get('error', '')}", "interrupted")
-        case EventKind.RUN_STATE, RunState.FINISHED:
-            return Finding("finished", detail.get("message", ""))
-        case EventKind.STEP, "failed":
-            what = f"{detail['step']} of trigger {event.trigger_id}"
-            if detail["step"] == "evaluate":
-                what = f"evaluation of trigger {event.trigger_id} by handler '{detail['handler']}' on '{detail['dataset']}'"
-            return Finding("degraded", f"{what} failed: {detail.get('error', '')}", detail["step"])
-        case EventKind.STEP, "finished" if detail.get("unusual_inputs"):
-            found = f"trigger {event.trigger_id}: inputs are unusual: {'; '.join(detail['unusual_inputs'])}"
-            return Finding("degraded", found, "inputs")
-        case EventKind.STEP, "finished" if detail["step"] == "train" and detail.get("model_id") is None:
-            if not detail.get("tests_only"):  # A pause of online steps is intended, and not reported.
-                return Finding("degraded", f"trigger {event.trigger_id} made no model: {detail.get('reason', '')}", "train")
+    trigger = f"trigger {event.trigger_id}"
+    match event.detail:
+        case StateChange(state=RunState.FAILED, error=error):
+            return Finding("failed", error)
+        case StateChange(state=RunState.INTERRUPTED, error=error) if not error.startswith(STOPPED_WITH_SUPERVISOR):
+            return Finding("stalled", f"the run was interrupted: {error}", "interrupted")
+        case StateChange(state=RunState.FINISHED, message=message):
+            return Finding("finished", message)
+        case EvaluateStep(state=StepState.FAILED, handler=handler, dataset=dataset, error=error):
+            what = f"evaluation of {trigger} by handler '{handler}' on '{dataset}'"
+            return Finding("degraded", f"{what} failed: {error}", EvaluateStep.step)
+        case TrainStep(state=StepState.FINISHED, unusual_inputs=unusual) if unusual:
+            return Finding("degraded", f"{trigger}: inputs are unusual: {'; '.join(unusual)}", "inputs")
+        # A pause of online steps is intended, and not reported.
+        case TrainStep(state=StepState.FINISHED, model_id=None, tests_only=False, reason=reason):
+            return Finding("degraded", f"{trigger} made no model: {reason}", TrainStep.step)
     return None
 
 
@@ -76,7 +82,7 @@ class _Followed:
     last_seq: int
     moved_at: float
     state: RunState = RunState.SUBMITTED
-    marks: dict[tuple[object, ...], object] = field(default_factory=dict)
+    done: dict[tuple[object, ...], tuple[int, int]] = field(default_factory=dict)
     """Job of the run → the numbers that the job reported last."""
     is_stall_reported: bool = False
     troubles: dict[str, tuple[float, int]] = field(default_factory=dict)
@@ -101,7 +107,7 @@ class RunAlerts:
         self._since = time.time()
         # A stall is detected at most one poll interval late: a tenth of `stalled_after_s`. The bounds prevent a busy thread and long intervals.
         self._poll_s = min(max(config.stalled_after_s / 10, 0.05), 30.0)
-        self._lock = threading.Lock()  # Guards the next two fields, and the marks and times of followed runs.
+        self._lock = threading.Lock()  # Guards the next two fields, and the numbers and times of followed runs.
         self._news: set[str] = set()
         self._followed: dict[str, _Followed] = {}
         # Wakes the thread early: set when a journal has news, and by `close`.
@@ -119,13 +125,11 @@ class RunAlerts:
             if progress is None:
                 self._news.add(run_id)
                 self._changed.set()
-            elif progress.kind is not EventKind.SERVING and (run := self._followed.get(run_id)) is not None:
-                job = (progress.kind, progress.trigger_id, progress.detail.get("handler"), progress.detail.get("dataset"))
-                detail = progress.detail
-                mark = (detail.get("samples_seen", detail.get("num_samples")), detail.get("samples_scored"), detail.get("stage"))
+            elif isinstance(detail := progress.detail, RunProgress) and (run := self._followed.get(run_id)) is not None:
+                job = (progress.kind, progress.trigger_id, detail.subject)
                 # Only changed numbers are progress, because a stalled job may repeat its reports.
-                if run.marks.get(job) != mark:
-                    run.marks[job] = mark
+                if run.done.get(job) != detail.done:
+                    run.done[job] = detail.done
                     self._note_progress(run)
 
     def close(self) -> None:
@@ -177,13 +181,13 @@ class RunAlerts:
                 self._followed[run_id] = run
         while events := self._journal.events(run_id, run.last_seq)[0]:
             for event in events:
-                if event.kind is EventKind.RUN_STATE:
-                    run.state = RunState(event.detail["state"])
-                if event.kind is not EventKind.MESSAGE:  # Runs that wait for a service write messages without progress.
+                if isinstance(event.detail, StateChange):
+                    run.state = event.detail.state
+                if not isinstance(event.detail, RunMessage):  # Runs that wait for a service write messages without progress.
                     with self._lock:
-                        run.marks.clear()
+                        run.done.clear()
                         self._note_progress(run)
-                if event.kind is EventKind.STEP and event.detail["state"] == "finished":
+                if isinstance(event.detail, Step) and event.detail.state is StepState.FINISHED:
                     # The run has made progress since the last interruption. Therefore, the next interruption is reported.
                     run.troubles.pop("interrupted", None)
                 if (found := finding(event)) is not None:

@@ -16,7 +16,8 @@ from modyn.rpc.retry import Retrier
 from modyn.supervisor.evaluation import Evaluation
 from modyn.supervisor.journal.events import EventHub
 from modyn.supervisor.journal.journal import RunJournal
-from modyn.supervisor.journal.records import EvaluationTask, EventKind
+from modyn.supervisor.journal.records import EvaluationTask
+from modyn.supervisor.journal.run_events import EvaluationProgress
 from modyn.supervisor.journal.work_clock import WorkClock
 
 BACKLOG = 8
@@ -280,13 +281,8 @@ class EvaluationQueue:
 
     def _report(self, task: EvaluationTask, status: EvaluationStatus, clock: WorkClock) -> None:
         clock.report(status.state)
-        detail = {
-            "handler": task.handler,
-            "dataset": task.dataset,
-            "samples_seen": status.samples_seen,
-            "samples_total": status.samples_total,
-        }
-        self._context.hub.progress(self._context.run_id, EventKind.EVALUATION_PROGRESS, detail, task.trigger_id)
+        progress = EvaluationProgress(status.samples_seen, status.samples_total, task.handler, task.dataset)
+        self._context.hub.progress(self._context.run_id, progress, task.trigger_id)
 
 
 def _about(task: EvaluationTask) -> str:

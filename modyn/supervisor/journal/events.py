@@ -5,16 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from modyn.errors import UnavailableError
 from modyn.supervisor.journal.queries import EVENTS_PER_PAGE, JournalQueries
-from modyn.supervisor.journal.records import EventKind, RunEvent
+from modyn.supervisor.journal.run_events import LiveDetail, RunEvent, RunMessage, RunProgress
 
 PROGRESS_PER_S = 5
-"""Largest number of progress events per second for each kind, trigger, dataset, state and stage. Further progress events are dropped."""
+"""Largest number of progress events per second for each kind, trigger and `RunProgress.subject`. Further progress events are dropped."""
 PROGRESS_KEPT = 100
 """Largest number of progress events kept for a slow watcher; older progress events are dropped."""
 POLL_S = 5.0
@@ -30,7 +29,7 @@ class RunWatcher:
         self.progress: deque[RunEvent] = deque(maxlen=PROGRESS_KEPT)
         self.closed = False
         self.last: dict[tuple[str, int | None, str], float] = {}
-        """Kind, trigger, and dataset with state and stage → time of the last progress event, by the hub's clock. Protected by the hub's lock."""
+        """Kind, trigger and subject of progress → time of the last progress event, by the hub's clock. Protected by the hub's lock."""
 
     def close(self) -> None:
         """End `wait`; may be called from any thread."""
@@ -67,14 +66,11 @@ class EventHub:
                 watcher.changed.set()
         self._listener(run_id, None)
 
-    def progress(self, run_id: str, kind: EventKind, detail: Mapping[str, Any], trigger_id: int | None = None) -> None:
-        """Send progress to the watchers of a run, at most PROGRESS_PER_S events a second for each kind, trigger, dataset, state and stage.
-
-        Args: detail: see the docstring of `kind`. trigger_id: the trigger that the event is about; None if the event is about the whole run.
-        """
+    def progress(self, run_id: str, detail: LiveDetail, trigger_id: int | None = None) -> None:
+        """Send progress to the watchers of a run, at most PROGRESS_PER_S events a second for each kind, trigger and `RunProgress.subject`."""
         now = self._clock()
-        about = (str(kind), trigger_id, " ".join(str(detail.get(name, "")) for name in ("dataset", "state", "stage")))
-        event = RunEvent(0, time.time(), kind, trigger_id, dict(detail))
+        event = RunEvent(0, time.time(), trigger_id, detail)
+        about = (event.kind, trigger_id, detail.subject if isinstance(detail, RunProgress) else "")
         with self._lock:
             for watcher in self._watchers.get(run_id, ()):
                 if now - watcher.last.get(about, -1.0) >= 1 / PROGRESS_PER_S:
@@ -122,7 +118,7 @@ def watch(
     first = journal.first_event(run_id, newest)
     if newest is None and after_seq + 1 < first:
         gone = "its first events are no longer kept (supervisor.events_kept); `modyn show` has all triggers and results"
-        yield RunEvent(0, time.time(), EventKind.MESSAGE, None, {"message": f"run {run_id}: {gone}"})
+        yield RunEvent(0, time.time(), None, RunMessage(f"run {run_id}: {gone}"))
     after_seq = max(after_seq, first - 1)
     while True:
         events, complete = journal.events(run_id, after_seq, evaluation=evaluation)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, Final
 
 from sqlalchemy import delete, func, insert, select, update
@@ -19,13 +20,11 @@ from modyn.errors import ConflictError, NotFoundError
 from modyn.json_codec import sanitize
 from modyn.records import DeletedSamples, JobState, RunId
 from modyn.rpc.retry import Retrier, RetryPolicy
-from modyn.supervisor.evidence import evidence_to_json
 from modyn.supervisor.journal.cursor import Cursor
 from modyn.supervisor.journal.outbox import Change, Outbox
 from modyn.supervisor.journal.queries import CURSOR_VERSION, JournalQueries, from_row, run_row, unknown_run
 from modyn.supervisor.journal.records import (
     EvaluationTask,
-    EventKind,
     NewRun,
     RequestedEvaluation,
     Run,
@@ -33,9 +32,17 @@ from modyn.supervisor.journal.records import (
     slug,
     to_row,
 )
+from modyn.supervisor.journal.run_events import (
+    EvaluateStep,
+    SelectStep,
+    StateChange,
+    StepState,
+    TrainStep,
+    TriggerFired,
+)
 from modyn.supervisor.journal.states import RunState, TriggerState
 from modyn.supervisor.journal.tables import CHECKS, CURSORS, EVALUATIONS, EVENTS, PIPELINES, RUNS, TRIGGERS
-from modyn.supervisor.journal.training_events import training_detail, training_messages
+from modyn.supervisor.journal.training_events import ended_training, training_messages
 from modyn.supervisor.journal.write import IDLE_STATES, Write
 from modyn.supervisor.triggers.base import CheckRecord
 
@@ -69,7 +76,7 @@ class Journal(JournalQueries):
             values |= {name: sanitize(values[name]) for name in ("pipeline_name", "file_name")}
             values |= {"run_id": run_id, "number": number, "state": str(RunState.SUBMITTED), "submitted_at": time.time()}
             write = Write(session, run_id, RunState.SUBMITTED, last_seq=0)
-            write.event(EventKind.RUN_STATE, {"state": str(RunState.SUBMITTED)})
+            write.event(StateChange(RunState.SUBMITTED))
             session.execute(insert(RUNS).values(values | {"last_seq": len(write.events)}))
             session.execute(insert(EVENTS), write.events)
             # The run is read within the transaction: after the commit, the user would take an error of this read for a refusal of the run.
@@ -86,7 +93,7 @@ class Journal(JournalQueries):
         """Record a message that is shown with the run until the run ends."""
         with self.write(run_id) as write:
             write.changes["message"] = sanitize(message)
-            write.event(EventKind.MESSAGE, {"message": message})
+            write.message(message)
         return self.run(run_id)
 
     def claim(self, run_id: str) -> RunJournal:
@@ -98,12 +105,12 @@ class Journal(JournalQueries):
             raise unknown_run(run_id)
         return RunJournal(self, RunId(run_id), attempt)
 
-    def become(self, run_id: str, to: RunState, **detail: str) -> Run:
+    def become(self, run_id: str, to: RunState, **texts: str) -> Run:
         """Change the state of a run, and columns of the run's row such as `error`. The executor of a run does not use this method.
 
         Raises: NotFoundError. ConflictError: this transition is not allowed."""
         with self.write(run_id) as write:
-            write.become(to, **detail)
+            write.become(to, **texts)
         return self.run(run_id)
 
     def submit_again(self, run_id: str, only: RunState | None = None) -> Run:
@@ -124,7 +131,7 @@ class Journal(JournalQueries):
         """Record that the run must end its stream now. Every later attempt to execute the run obeys this record too."""
         with self.write(run_id) as write:
             write.changes["finish_requested"] = True
-            write.event(EventKind.MESSAGE, {"message": "the run was asked to finish: it reads no more samples"})
+            write.message("the run was asked to finish: it reads no more samples")
 
     def tell_of_deletion(self, deleted: DeletedSamples) -> list[RunId]:
         """Record a deletion as an event of each run whose models or scores may depend on the samples; return these runs."""
@@ -136,7 +143,7 @@ class Journal(JournalQueries):
         for run_id in self.users_of(deleted):
             with suppress(NotFoundError, ConflictError):  # The run is being removed.
                 with self.write(run_id) as write:
-                    write.event(EventKind.MESSAGE, {"message": message})
+                    write.message(message)
                 notified.append(run_id)
         return notified
 
@@ -184,7 +191,7 @@ class Journal(JournalQueries):
             ended = update(EVALUATIONS).where(*which).values(**values).returning(EVALUATIONS.c.number)
             if write.session.scalar(ended) is None:
                 return
-            write.event(EventKind.MESSAGE, {"message": f"requested evaluations {request.number} {result}"})
+            write.message(f"requested evaluations {request.number} {result}")
             write.prune(self.events_kept)
 
     @contextmanager
@@ -208,7 +215,7 @@ class Journal(JournalQueries):
             yield write
             if write.events:
                 if write.replaces_last:
-                    last = (EVENTS.c.run_id == run_id, EVENTS.c.seq == write.last_seq, EVENTS.c.kind == str(EventKind.RUN_STATE))
+                    last = (EVENTS.c.run_id == run_id, EVENTS.c.seq == write.last_seq, EVENTS.c.kind == "run_state")
                     # Otherwise, a run that often waits for data would fill its journal with the two idle states.
                     session.execute(delete(EVENTS).where(*last, EVENTS.c.detail["state"].astext.in_(IDLE_STATES)))
                 session.execute(insert(EVENTS), write.events)
@@ -275,11 +282,12 @@ class RunJournal:
         """Record the verdict of the policy at one position; a resumed run replays the verdict."""
 
         def change(write: Write) -> None:
-            values = to_row(record, CHECKS) | {"evidence": evidence_to_json(record.evidence)}
+            shown = replace(record, memory={})
+            values = to_row(record, CHECKS) | {"evidence": shown.to_mapping().get("evidence", [])}
             statement = upsert(CHECKS).values(run_id=self.run_id, **values).on_conflict_do_nothing()
             # A resumed run repeats the call. Only the first call adds a row and an event.
             if write.session.execute(statement.returning(CHECKS.c.position)).scalar() is not None:
-                write.event(EventKind.CHECK, {name: value for name, value in values.items() if name != "memory"})
+                write.event(shown)
 
         self._write(change)
 
@@ -292,12 +300,16 @@ class RunJournal:
             # A resumed run repeats the call. Only the first call adds a row and an event.
             if write.session.execute(statement.returning(TRIGGERS.c.trigger_id)).scalar() is not None:
                 if message:
-                    write.event(EventKind.MESSAGE, {"message": message}, trigger.trigger_id)
-                names = ("position", "first_timestamp", "last_timestamp", "fired_at_timestamp", "online")
-                detail = {name: values[name] for name in names} | {"num_samples": num_samples}
-                write.event(EventKind.TRIGGER_FIRED, detail, trigger.trigger_id)
+                    write.message(message, trigger.trigger_id)
+                fired = TriggerFired(
+                    position=trigger.position,
+                    fired_at_timestamp=trigger.fired_at_timestamp,
+                    num_samples=num_samples,
+                    online=trigger.online,
+                )
+                write.event(fired, trigger.trigger_id)
             write.become(RunState.SELECTING)
-            write.start_step(trigger.trigger_id, "select")
+            write.start_step(trigger.trigger_id, SelectStep(StepState.STARTED))
 
         self._write_of(trigger, change)
 
@@ -306,9 +318,9 @@ class RunJournal:
 
         def change(write: Write) -> None:
             write.update_trigger(trigger)
-            write.end_step(trigger.trigger_id, "select", trigger.seconds["select"], num_keys=0)
+            write.end_step(trigger.trigger_id, SelectStep(StepState.FINISHED, trigger.seconds["select"], num_keys=0))
             message = f"trigger {trigger.trigger_id} selected no samples, so nothing was trained"
-            write.event(EventKind.MESSAGE, {"message": message}, trigger.trigger_id)
+            write.message(message, trigger.trigger_id)
             write.become(RunState.STREAMING)
 
         self._write_of(trigger, change, ends=True)
@@ -321,10 +333,13 @@ class RunJournal:
 
         def change(write: Write) -> None:
             write.update_trigger(trigger)
-            write.end_step(trigger.trigger_id, "select", trigger.seconds["select"], num_keys=trigger.num_keys)
+            write.end_step(
+                trigger.trigger_id, SelectStep(StepState.FINISHED, trigger.seconds["select"], num_keys=trigger.num_keys)
+            )
             write.become(RunState.TRAINING)
-            turn = {name: getattr(trigger, name) for name in ("downsampling_turn", "downsampling_score")}
-            write.start_step(trigger.trigger_id, "train", **(turn if trigger.downsampling_turn is not None else {}))
+            turn, score = trigger.downsampling_turn, trigger.downsampling_score
+            step = TrainStep(StepState.STARTED, downsampling_turn=turn, downsampling_score=score)
+            write.start_step(trigger.trigger_id, step)
 
         self._write_of(trigger, change)
 
@@ -333,11 +348,9 @@ class RunJournal:
 
         def change(write: Write) -> None:
             write.update_trigger(trigger)
-            loss, skipped, seconds = trigger.training_result.losses.loss, trigger.num_skipped, trigger.seconds["train"]
-            found = {"model_id": trigger.model_id, "loss": loss, "num_skipped": skipped, **training_detail(trigger)}
-            if write.end_step(trigger.trigger_id, "train", seconds, **found):
+            if write.end_step(trigger.trigger_id, ended_training(trigger)):
                 for message in training_messages(trigger):
-                    write.event(EventKind.MESSAGE, {"message": message}, trigger.trigger_id)
+                    write.message(message, trigger.trigger_id)
             write.become(RunState.STREAMING)
 
         self._write_of(trigger, change, ends=True)
@@ -347,13 +360,12 @@ class RunJournal:
 
         def change(write: Write) -> None:
             write.update_trigger(trigger)
-            found = {"model_id": None, "reason": sanitize(reason), **training_detail(trigger)}
             nothing = f"trigger {trigger.trigger_id} trained nothing: {reason}; the model before, if there is one, stays in use"
-            if write.end_step(trigger.trigger_id, "train", trigger.seconds["train"], **found):
+            if write.end_step(trigger.trigger_id, ended_training(trigger, reason)):
                 # A test without training is intended, and needs no message.
                 is_meant = trigger.state is TriggerState.TESTED
                 for message in (*(() if is_meant else (nothing,)), *training_messages(trigger)):
-                    write.event(EventKind.MESSAGE, {"message": message}, trigger.trigger_id)
+                    write.message(message, trigger.trigger_id)
             write.become(RunState.STREAMING)
 
         self._write_of(trigger, change, ends=True)
@@ -362,24 +374,24 @@ class RunJournal:
         """Record that one evaluation of a trigger's model starts."""
 
         def change(write: Write) -> None:
-            write.start_step(task.trigger_id, "evaluate", task.step_name, handler=task.handler, dataset=task.dataset)
+            step = EvaluateStep(StepState.STARTED, handler=task.handler, dataset=task.dataset)
+            write.start_step(task.trigger_id, step, task.step_name)
 
         self._write(change)
 
     def evaluated(self, task: EvaluationTask, seconds: float, error: str | None = None) -> None:
         """Record that one evaluation has finished after `seconds` of work, or has failed with `error`. The run continues in both cases."""
-        state, found = ("finished", {}) if error is None else ("failed", {"error": error})
+        state = StepState.FINISHED if error is None else StepState.FAILED
+        step = EvaluateStep(state, seconds, task.handler, task.dataset, error or "")
 
         def change(write: Write) -> None:
-            write.end_step(
-                task.trigger_id, "evaluate", seconds, task.step_name, state, handler=task.handler, dataset=task.dataset, **found
-            )
+            write.end_step(task.trigger_id, step, task.step_name)
 
         self._write(change)
 
     def message(self, message: str) -> None:
         """Record a message for the run's watchers."""
-        self._write(lambda write: write.event(EventKind.MESSAGE, {"message": message}))
+        self._write(lambda write: write.message(message))
 
     def warn(self, warning: str) -> None:
         """Send a warning to watchers, and show it after the message of the run's submission. Args: warning: empty to remove the warning."""
@@ -388,7 +400,7 @@ class RunJournal:
             if self._announced is None:  # Read before the first warning changes the message.
                 self._announced = write.session.scalar(select(RUNS.c.message).where(RUNS.c.run_id == self.run_id))
             write.changes["message"] = "\n".join(filter(None, (self._announced, sanitize(warning))))
-            write.event(EventKind.MESSAGE, {"message": warning or "what the run warned of is over"})
+            write.message(warning or "what the run warned of is over")
 
         self._write(change)
 

@@ -33,9 +33,9 @@ from modyn.db.engine import Database
 from modyn.errors import CorruptStateError, NotFoundError
 from modyn.json_codec import JsonRecord
 from modyn.records import DeletedSamples, RunId
-from modyn.supervisor.evidence import evidence_from_json
 from modyn.supervisor.journal.cursor import Cursor
-from modyn.supervisor.journal.records import RequestedEvaluation, Run, RunEvent, TriggerRecord
+from modyn.supervisor.journal.records import RequestedEvaluation, Run, TriggerRecord
+from modyn.supervisor.journal.run_events import RunEvent, detail_from_json
 from modyn.supervisor.journal.states import TERMINAL, RunState, TriggerState
 from modyn.supervisor.journal.tables import CHECKS, CURSORS, EVALUATIONS, EVENTS, RUNS, STEPS, TRIGGERS
 from modyn.supervisor.journal.work_clock import stage_seconds
@@ -283,7 +283,10 @@ class JournalQueries:
                 which = (EVALUATIONS.c.run_id == run_id, EVALUATIONS.c.number == evaluation)
                 ended = session.scalar(select(EVALUATIONS.c.finished_at).where(*which)) is not None
             query = select(EVENTS).where(EVENTS.c.run_id == run_id, EVENTS.c.seq > after_seq).order_by(EVENTS.c.seq).limit(limit)
-            events = [from_row(row, RunEvent) for row in session.execute(query).mappings()]
+            events = [
+                RunEvent(row.seq, row.time, row.trigger_id, detail_from_json(row.kind, row.detail))
+                for row in session.execute(query)
+            ]
         return events, ended and len(events) < limit
 
 
@@ -399,7 +402,7 @@ def _checks(session: Session, run_id: str, after: tuple[int, bool], limit: int |
     order = CHECKS.c.position, CHECKS.c.online
     query = select(CHECKS).where(CHECKS.c.run_id == run_id, tuple_(*order) > after).order_by(*order)
     rows = session.execute(query.limit(limit)).mappings()
-    return tuple(from_row({**row, "evidence": evidence_from_json(row["evidence"])}, CheckRecord) for row in rows)
+    return tuple(CheckRecord.from_mapping(dict(row)) for row in rows)
 
 
 def _triggers(

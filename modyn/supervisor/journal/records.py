@@ -1,4 +1,4 @@
-"""Records of the supervisor: runs, their events and triggers.
+"""Records of the supervisor: runs, their triggers and evaluations. Events are in run_events.py.
 
 Messages (protos/modyn/proto/supervisor.proto) and tables (tables.py) have fields of the same names, and are converted by name. A new field is added
 only to the record, the message, the table and the table's migration.
@@ -168,48 +168,6 @@ class RequestedEvaluation:
     """Sequence number of the run's newest event at submission."""
 
 
-class EventKind(StrEnum):
-    """Kinds of events. The docstring of each kind names the keys of its `detail`."""
-
-    RUN_STATE = "run_state"
-    """state, error, error_reason, message"""
-    TRIGGER_FIRED = "trigger_fired"
-    """position, first_timestamp, last_timestamp, fired_at_timestamp, num_samples (since the last trigger), online"""
-    STEP = "step"
-    """step (select | train | evaluate), state (started | finished | failed), and the facts of the step. select: num_keys. train, when it starts:
-    downsampling_turn and downsampling_score, if a score decides. train, when it ends: model_id (if null: reason), seconds, loss; if there are any,
-    skipped_steps and num_steps, ignored_labels and num_labels, and unusual_inputs; for online steps also `tested` (number of samples), tests_only,
-    rollbacks (number), and prequential_error or prequential_loss. evaluate: handler, dataset, seconds, error"""
-    CHECK = "check"
-    """position, timestamp, fires, seconds, evidence, online: a check of a trigger policy that measured data, as in `CheckRecord`"""
-    MESSAGE = "message"
-    """message"""
-    STREAM_PROGRESS = "stream_progress"
-    """num_samples, total_samples (0 = not known), timestamp. Events of this kind and of the kinds below are not journalled."""
-    TRAINING_PROGRESS = "training_progress"
-    """state (queued: waits for a worker | running), samples_seen, samples_total (0 = not known yet), batches_seen, loss, samples_per_s; while
-    a selection scores candidates, samples_scored and samples_to_score; stage, as in `TrainingStatus`, if there is one"""
-    EVALUATION_PROGRESS = "evaluation_progress"
-    """handler, dataset, samples_seen, samples_total"""
-    SERVING = "serving"
-    """Present state of the prediction servers, as in `ServingStatus`. This event does not show progress of the run."""
-
-
-PROGRESS = frozenset({EventKind.STREAM_PROGRESS, EventKind.TRAINING_PROGRESS, EventKind.EVALUATION_PROGRESS, EventKind.SERVING})
-
-
-@dataclass(frozen=True, slots=True)
-class RunEvent:
-    """One event of a run."""
-
-    seq: int
-    """Number of a journalled event within the run: 1, 2, …; 0 for progress."""
-    time: float
-    kind: EventKind
-    trigger_id: int | None
-    detail: dict[str, Any]
-
-
 @dataclass(frozen=True, slots=True)
 class ServedVersion:
     """A model version that prediction servers use now."""
@@ -223,7 +181,7 @@ class ServedVersion:
 
 
 @dataclass(frozen=True, slots=True)
-class ServingStatus:
+class ServingStatus(JsonRecord):
     """Present state of all prediction servers of a run."""
 
     rate: float = 0.0

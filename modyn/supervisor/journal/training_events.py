@@ -1,32 +1,40 @@
-"""Build the event about the result of a training, and the messages for watchers."""
+"""Build the facts of the event about the result of a training, and the messages for watchers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
+from modyn.json_codec import sanitize
 from modyn.supervisor.journal.records import TriggerRecord
+from modyn.supervisor.journal.run_events import StepState, TrainStep
 from modyn.supervisor.journal.states import TriggerState
-from modyn.trainer_server.client import TrainingResult, mean_error
+from modyn.trainer_server.client import PrequentialResult, TrainingCounts, TrainingResult, mean_error
 
 
-def training_detail(trigger: TriggerRecord) -> dict[str, Any]:
-    """Detail of the event that ends the training of a trigger, as documented at `EventKind.STEP`; values of 0 and empty values are left out."""
-    result, counts = trigger.training_result, trigger.training_result.counts
-    found: dict[str, Any] = {}
-    if (tests := result.prequential) is not None and (rows := tests.rows):
-        found = {"tested": sum(row.num for row in rows), f"prequential_{tests.measure}": mean_error(rows)}
-    if trigger.state is TriggerState.TESTED:
-        found["tests_only"] = True
-    if result.rollbacks:
-        found["rollbacks"] = len(result.rollbacks)
-    if unusual := _unusual_inputs(result):
-        found["unusual_inputs"] = list(unusual)
-    if trigger.model_id is not None and counts.skipped_steps:
-        found |= {"skipped_steps": counts.skipped_steps, "num_steps": counts.num_steps}
-    if trigger.model_id is not None and counts.ignored_labels:
-        found |= {"ignored_labels": counts.ignored_labels, "num_labels": counts.num_labels}
-    return found
+def ended_training(trigger: TriggerRecord, reason: str = "") -> TrainStep:
+    """Return the facts of the event that ends the training of a trigger. Args: reason: why the training made no model."""
+    result, has_model = trigger.training_result, trigger.model_id is not None
+    counts = result.counts if has_model else TrainingCounts()
+    tests = result.prequential or PrequentialResult()
+    rows = tests.rows
+    return TrainStep(
+        StepState.FINISHED,
+        trigger.seconds["train"],
+        model_id=trigger.model_id,
+        reason=sanitize(reason),
+        loss=result.losses.loss if has_model else None,
+        num_skipped=trigger.num_skipped,
+        skipped_steps=counts.skipped_steps,
+        num_steps=counts.num_steps,
+        ignored_labels=counts.ignored_labels or 0,
+        num_labels=counts.num_labels or 0,
+        unusual_inputs=_unusual_inputs(result),
+        tested=sum(row.num for row in rows),
+        prequential_error=mean_error(rows) if rows and tests.measure == "error" else None,
+        prequential_loss=mean_error(rows) if rows and tests.measure == "loss" else None,
+        tests_only=trigger.state is TriggerState.TESTED,
+        rollbacks=len(result.rollbacks),
+    )
 
 
 def training_messages(trigger: TriggerRecord) -> Iterator[str]:

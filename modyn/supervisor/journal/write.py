@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -13,7 +12,8 @@ from sqlalchemy.orm import Session
 
 from modyn.errors import ConflictError
 from modyn.json_codec import sanitize
-from modyn.supervisor.journal.records import EventKind, RunEvent, TriggerRecord, to_row
+from modyn.supervisor.journal.records import TriggerRecord, to_row
+from modyn.supervisor.journal.run_events import EventDetail, RunEvent, RunMessage, StateChange, StepDetail, StepState
 from modyn.supervisor.journal.states import TERMINAL, TRIGGER_TRANSITIONS, RunState, TriggerState, check_transition
 from modyn.supervisor.journal.tables import EVENTS, STEPS, TRIGGERS
 
@@ -34,27 +34,32 @@ class Write:
     replaces_last: bool = False
     """Whether the last event replaces the event before it, because both events report a change between streaming and waiting for data."""
 
-    def become(self, to: RunState, **detail: str) -> None:
-        """Change the run's state and record the event; nothing happens if the run is already in the state `to`. Raises: ConflictError."""
+    def become(self, to: RunState, **texts: str) -> None:
+        """Change the run's state and record the event; nothing happens if the run is already in the state `to`. Raises: ConflictError.
+
+        Args: texts: fields of `StateChange`, which are also columns of the run's row.
+        """
         if to == self.state:
             return
         check_transition(self.run_id, self.state, to)
         self.replaces_last = {self.state, to} == {RunState.STREAMING, RunState.WAITING_FOR_DATA}
         self.state = to
-        detail = {name: sanitize(value) for name, value in detail.items()}
-        self.changes |= {"state": str(to), "finished_at": time.time() if to in TERMINAL else None, **detail}
-        self.event(EventKind.RUN_STATE, {"state": str(to), **{name: value for name, value in detail.items() if value}})
+        texts = {name: sanitize(text) for name, text in texts.items()}
+        self.changes |= {"state": str(to), "finished_at": time.time() if to in TERMINAL else None, **texts}
+        self.event(StateChange(to, **texts))
 
-    def event(self, kind: EventKind, detail: Mapping[str, Any], trigger_id: int | None = None) -> None:
-        """Add an event with the next sequence number. The event is written when the transaction commits.
+    def message(self, message: str, trigger_id: int | None = None) -> None:
+        """Add an event with a message for the user."""
+        self.event(RunMessage(message), trigger_id)
 
-        Args: detail: see the docstring of `kind`. trigger_id: the trigger that the event is about; None if the event is about the whole run.
-        """
-        # Text is sanitised even if JSON accepts the text, because watchers receive the text through protobuf.
-        cleaned = {name: sanitize(value) if isinstance(value, str) else value for name, value in detail.items()}
+    def event(self, detail: EventDetail, trigger_id: int | None = None) -> None:
+        """Add an event with the next sequence number. The event is written when the transaction commits."""
         # The lock on the run's row excludes other writers, so that the numbers of events have no gaps.
-        event = RunEvent(self.last_seq + len(self.events) + 1, time.time(), kind, trigger_id, cleaned)
-        self.events.append({"run_id": self.run_id, **to_row(event, EVENTS)})
+        event = RunEvent(self.last_seq + len(self.events) + 1, time.time(), trigger_id, detail)
+        row = to_row(event, EVENTS)
+        # Text is sanitised even if JSON accepts the text, because watchers receive the text through protobuf.
+        cleaned = {name: sanitize(value) if isinstance(value, str) else value for name, value in row["detail"].items()}
+        self.events.append({**row, "run_id": self.run_id, "kind": str(event.kind), "detail": cleaned})
 
     def prune(self, kept: int) -> None:
         """Remove all events except the newest `kept` events."""
@@ -72,28 +77,26 @@ class Write:
             raise ConflictError(f"trigger {trigger.trigger_id} of run {self.run_id} is {state} and cannot become {trigger.state}")
         self.session.execute(update(TRIGGERS).where(*is_trigger).values(**to_row(trigger, TRIGGERS)))
 
-    def start_step(self, trigger_id: int, step: str, name: str = "", **detail: Any) -> None:
+    def start_step(self, trigger_id: int, step: StepDetail, name: str = "") -> None:
         """Record that a step starts, unless the step is finished. Args: name: distinguishes the evaluations of a trigger."""
-        values = {"state": "started", "started_at": time.time(), "finished_at": None, "detail": detail}
-        statement = upsert(STEPS).values(run_id=self.run_id, trigger_id=trigger_id, step=step, name=name, **values)
+        values = {"state": str(step.state), "started_at": time.time(), "finished_at": None, "detail": step.to_mapping()}
+        statement = upsert(STEPS).values(run_id=self.run_id, trigger_id=trigger_id, step=step.step, name=name, **values)
         update_unfinished = statement.on_conflict_do_update(
             index_elements=["run_id", "trigger_id", "step", "name"], set_=values, where=STEPS.c.state != "finished"
         )
         # If the step is finished, no row is returned, and the step's event exists already.
         if self.session.execute(update_unfinished.returning(STEPS.c.step)).scalar() is not None:
-            self.event(EventKind.STEP, {"step": step, "state": "started", **detail}, trigger_id)
+            self.event(step, trigger_id)
 
-    def end_step(
-        self, trigger_id: int, step: str, seconds: float, name: str = "", state: str = "finished", **detail: Any
-    ) -> bool:
-        """Record that a step is finished or failed, unless the step was finished before. Return whether the record was written.
-
-        Args: seconds: seconds of work, by a monotonic clock. name: see `start_step`. state: finished or failed. detail: results of the step.
+    def end_step(self, trigger_id: int, step: StepDetail, name: str = "") -> bool:
+        """Record that a step is finished or failed, unless the step was finished before. Return whether the record was written. Args: name: see
+        `start_step`.
         """
-        is_step = (STEPS.c.run_id == self.run_id, STEPS.c.trigger_id == trigger_id, STEPS.c.step == step, STEPS.c.name == name)
-        detail = {**detail, "seconds": seconds}
-        statement = update(STEPS).where(*is_step, STEPS.c.state != "finished").returning(STEPS.c.step)
-        if self.session.execute(statement.values(state=state, finished_at=time.time(), detail=detail)).scalar() is None:
+        row = {"run_id": self.run_id, "trigger_id": trigger_id, "step": step.step, "name": name}
+        is_step = [STEPS.c[column] == value for column, value in row.items()]
+        statement = update(STEPS).where(*is_step, STEPS.c.state != StepState.FINISHED).returning(STEPS.c.step)
+        values = {"state": str(step.state), "finished_at": time.time(), "detail": step.to_mapping()}
+        if self.session.execute(statement.values(**values)).scalar() is None:
             return False
-        self.event(EventKind.STEP, {"step": step, "state": state, **detail}, trigger_id)
+        self.event(step, trigger_id)
         return True

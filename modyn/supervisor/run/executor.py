@@ -27,7 +27,8 @@ from modyn.supervisor.journal.cursor import Cursor, explain_end
 from modyn.supervisor.journal.events import EventHub
 from modyn.supervisor.journal.journal import RunJournal
 from modyn.supervisor.journal.queries import RunSnapshot
-from modyn.supervisor.journal.records import EvaluationTask, EventKind, RunMode, TriggerRecord
+from modyn.supervisor.journal.records import EvaluationTask, RunMode, TriggerRecord
+from modyn.supervisor.journal.run_events import StreamProgress
 from modyn.supervisor.journal.states import TRIGGER_TRANSITIONS, RunState, TriggerState
 from modyn.supervisor.journal.work_clock import WorkClock, stage_seconds
 from modyn.supervisor.run.convergence import ConvergenceCheck
@@ -38,7 +39,7 @@ from modyn.supervisor.run.scored_turns import scored_turns
 from modyn.supervisor.run.stream import SampleStream, StreamSource
 from modyn.supervisor.run.stream_labels import StreamLabels
 from modyn.supervisor.run.trigger_track import TriggeredSamples, TriggerTrack, diverged, first_due, open_tracks
-from modyn.supervisor.services.run_clients import RunClients, report_wait, retry_policy, stream_progress, training_progress
+from modyn.supervisor.services.run_clients import RunClients, report_wait, retry_policy, training_progress
 from modyn.supervisor.services.run_selector import RunSelector
 from modyn.trainer_server.client import TrainingRequest, TrainingStatus
 
@@ -236,7 +237,9 @@ class RunExecutor:
             for track in self._tracks:
                 track.observe(samples)
             SAMPLES_SEEN.inc(len(samples))
-            self._hub.progress(self._run_id, EventKind.STREAM_PROGRESS, stream_progress(self._cursor, self._run.total_samples))
+            cursor = self._cursor
+            progress = StreamProgress(cursor.position, self._run.total_samples or 0, cursor.max_timestamp)
+            self._hub.progress(self._run_id, progress)
 
     def _trigger(self, track: TriggerTrack) -> None:
         """Select, train and start the evaluations of a trigger. Steps that are finished in the journal are not repeated."""
@@ -388,4 +391,4 @@ class RunExecutor:
 
     def _report_training_progress(self, clock: WorkClock, status: TrainingStatus) -> None:
         clock.report(status.state)
-        self._hub.progress(self._run_id, EventKind.TRAINING_PROGRESS, training_progress(status), status.trigger_id)
+        self._hub.progress(self._run_id, training_progress(status), status.trigger_id)

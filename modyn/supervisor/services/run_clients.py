@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from modyn.config.system import SupervisorConfig, SystemConfig
 from modyn.errors import UnavailableError
@@ -15,9 +15,9 @@ from modyn.rpc.retry import RetryPolicy
 from modyn.selector.client import SelectorClient
 from modyn.state_folders import serving_dir
 from modyn.storage.client import StorageClient
-from modyn.supervisor.journal.cursor import Cursor
 from modyn.supervisor.journal.journal import RunJournal
 from modyn.supervisor.journal.records import Run, RunMode
+from modyn.supervisor.journal.run_events import TriggerProgress
 from modyn.supervisor.served.loads import ServedLoads
 from modyn.trainer_server.client import TrainerServerClient, TrainingStatus
 
@@ -95,24 +95,15 @@ def report_wait(journal: RunJournal, message: str) -> None:
         _LOG.warning("journal_unavailable", run_id=journal.run_id)
 
 
-def stream_progress(cursor: Cursor, total: int | None) -> dict[str, Any]:
-    """Return the detail of `EventKind.STREAM_PROGRESS`."""
-    return {"num_samples": cursor.position, "total_samples": total or 0, "timestamp": cursor.max_timestamp}
-
-
-def training_progress(status: TrainingStatus) -> dict[str, Any]:
-    """Return the detail of `EventKind.TRAINING_PROGRESS`."""
-    return {
-        "state": str(status.state),
-        "samples_seen": status.samples_seen,
-        "samples_total": status.samples_total or 0,
-        "batches_seen": status.batches_seen,
-        "loss": status.loss,
-        "samples_per_s": status.samples_per_s,
-        **({"stage": status.stage} if status.stage else {}),
-        **(
-            {"samples_scored": status.samples_scored, "samples_to_score": status.samples_to_score}
-            if status.samples_to_score
-            else {}
-        ),
-    }
+def training_progress(status: TrainingStatus) -> TriggerProgress:
+    """Return the progress of a training for watchers."""
+    return TriggerProgress(
+        status.samples_seen,
+        status.samples_total or 0,
+        status.state,
+        loss=status.loss,
+        samples_per_s=status.samples_per_s,
+        stage=status.stage,
+        samples_scored=status.samples_scored or 0,
+        samples_to_score=status.samples_to_score or 0,
+    )

@@ -10,9 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
+from pydantic import AfterValidator
+
 from modyn.config.base import Matching, Problem, Section, check_section
 from modyn.errors import CorruptStateError, UserCodeError
 from modyn.evaluator.client import DriftQuestion
+from modyn.json_codec import JsonRecord
 from modyn.records import SampleBatch
 from modyn.supervisor.evidence import Evidence, column_names, columns_of
 from modyn.supervisor.triggers.measures.questions import NO_EVIDENCE, EvidenceSource
@@ -69,13 +72,13 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckRecord:
+class CheckRecord(JsonRecord):
     """A completed check. The journal stores checks with evidence, and a resumed run replays these checks."""
 
     position: int
     """Number of samples of the stream before the check."""
     fires: bool
-    evidence: Sequence[Evidence] = ()
+    evidence: Annotated[Sequence[Evidence], AfterValidator(tuple)] = ()
     seconds: float = 0.0
     """Seconds that the policy took for the check."""
     memory: Mapping[str, Any] = field(default_factory=dict)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from modyn.cli.views.check_lines import check_line, evidence_text, verdict_text
-from modyn.supervisor.client import Evidence, EvidenceKind
-from modyn.supervisor.evidence import evidence_to_json
+from modyn.supervisor.client import CheckRecord, Evidence, EvidenceKind
 
 FLAG = Evidence.flag("unusual")
 ONE = [Evidence("mmd", 0.0123, threshold=0.01, unusual=True, seconds=0.1), FLAG, Evidence.count("current_samples", 50)]
@@ -62,11 +61,11 @@ def test_verdicts(evidence: list[Evidence], fires: bool, text: str) -> None:
 
 
 def test_a_line_of_a_check() -> None:
-    detail = {"position": 12_000, "timestamp": 86_400, "fires": True, "seconds": 0.5, "evidence": evidence_to_json(ONE)}
+    check = CheckRecord(12_000, True, ONE, seconds=0.5, timestamp=86_400)
     line = "check after 12,000 samples (1970-01-02 00:00:00): mmd 0.0123 > 0.0100 unusual; fires, 0.50 s"
-    assert check_line(detail) == line
-    usual = detail | {"timestamp": None, "fires": False, "evidence": [{"series": "mmd", "value": 1.0}]}
+    assert check_line(check) == line
+    usual = CheckRecord(12_000, False, [Evidence("mmd", 1.0)], seconds=0.5)
     assert check_line(usual) == "check after 12,000 samples: mmd 1.0000, 0.50 s"
     paused = [Evidence("since_s", 4.0, threshold=3.0), Evidence.flag("paused"), Evidence.flag("unusual", is_set=False)]
-    of_steps = usual | {"online": True, "evidence": evidence_to_json(paused)}
+    of_steps = CheckRecord(12_000, False, paused, seconds=0.5, online=True)
     assert check_line(of_steps) == "check of steps after 12,000 samples: since_s 4.0000 > 3.0000; pauses for predictions, 0.50 s"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -18,7 +17,8 @@ from modyn.errors import TrainingError
 from modyn.supervisor.alerts.alerts import HOLD_BACK_S, RunAlerts
 from modyn.supervisor.alerts.channels import Alert, AlertQueue
 from modyn.supervisor.journal.journal import Journal, RunJournal
-from modyn.supervisor.journal.records import EventKind, NewRun, RunEvent, RunMode, RunOptions, ServingStatus
+from modyn.supervisor.journal.records import NewRun, RunMode, RunOptions, ServingStatus
+from modyn.supervisor.journal.run_events import RunEvent, StreamProgress
 from modyn.supervisor.journal.states import RunState
 from modyn.supervisor.queue.queue import RunQueue
 from modyn.supervisor.services.run_clients import stopped_with_supervisor
@@ -158,13 +158,12 @@ class Followed:
 
     def progress(self, samples: int) -> None:
         assert self.alerts is not None
-        detail = {"num_samples": samples, "total_samples": 0, "timestamp": 0}
-        self.alerts.notice(self.run_id, RunEvent(0, 0.0, EventKind.STREAM_PROGRESS, None, detail))
+        self.alerts.notice(self.run_id, RunEvent(0, 0.0, None, StreamProgress(samples)))
 
     def serving(self) -> None:
         """A server reports, which says nothing of the run."""
         assert self.alerts is not None
-        self.alerts.notice(self.run_id, RunEvent(0, 0.0, EventKind.SERVING, None, asdict(ServingStatus(num_servers=1))))
+        self.alerts.notice(self.run_id, RunEvent(0, 0.0, None, ServingStatus(num_servers=1)))
 
     def raised(self) -> list[tuple[str, str]]:
         """Kind and message of all alerts; ends the queue."""

@@ -20,6 +20,7 @@ from modyn.testing.fake_evaluator import FakeEvaluator
 from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.running_supervisor import serve_supervisor
+from tests.support.runs import messages_of
 
 STRATEGY = {"type": "SlicingEvalStrategy", "eval_every": "10s", "eval_start_from": 0, "eval_end_at": 20}
 EVALUATION = {
@@ -72,7 +73,7 @@ def test_evaluations_that_run_are_cancelled(runs: RunQueue, services: InMemorySe
     assert services.evaluator.stopped.is_set()
     events, complete = runs.journal.events(run_id, request.after_seq, evaluation=request.number)
     assert complete
-    messages = [event.detail.get("message") for event in events]  # what ran may tell of itself until it is stopped
+    messages = messages_of(events)  # what ran may tell of itself until it is stopped
     assert messages.count("requested evaluations 1 are cancelled") == 1
     assert runs.cancel_evaluation(run_id, request.number) == cancelled, "a second time changes nothing"
     assert runs.journal.open_evaluations() == []

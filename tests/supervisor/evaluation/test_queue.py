@@ -21,12 +21,14 @@ from modyn.supervisor.evaluation.queue import EvaluationQueue, RunContext
 from modyn.supervisor.journal.events import EventHub
 from modyn.supervisor.journal.journal import RunJournal
 from modyn.supervisor.journal.records import EvaluationTask, Run, RunMode, RunOptions
+from modyn.supervisor.journal.run_events import EvaluateStep
 from modyn.supervisor.journal.states import RunState
 from modyn.supervisor.queue.queue import RunQueue
 from modyn.testing.fake_evaluator import FakeEvaluator
 from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
 from modyn.testing.waiting import PATIENCE_S, eventually
 from modyn.trainer_server.client import TrainingRequest
+from tests.support.runs import messages_of
 
 NUM_TRIGGERS = 35
 """More than may wait for a slow evaluator."""
@@ -78,7 +80,7 @@ def submit(runs: RunQueue, mode: RunMode, *execution_times: str) -> Run:
 
 
 def messages(runs: RunQueue, run: Run) -> list[str]:
-    return [str(event.detail["message"]) for event in runs.journal.events(run.run_id, 0)[0] if "message" in event.detail]
+    return messages_of(runs.journal.events(run.run_id, 0)[0])
 
 
 def test_a_production_run_continues_without_its_evaluator(
@@ -190,7 +192,8 @@ def test_a_run_ends_without_its_evaluator_and_names_what_is_open(
 ) -> None:
     run = wait_until_terminal(runs, submit(runs, RunMode.EXPERIMENT, "after_training", "after_pipeline").run_id)
     assert (run.state, run.error, run.failed_evaluations) == (RunState.FINISHED, "", 2 * NUM_TRIGGERS)
-    errors = [event.detail["error"] for event in runs.journal.events(run.run_id, 0)[0] if event.detail.get("error")]
+    steps = [event.detail for event in runs.journal.events(run.run_id, 0)[0] if isinstance(event.detail, EvaluateStep)]
+    errors = [step.error for step in steps if step.error]
     assert any(
         f"not made, since the evaluator stayed away: evaluator cannot be reached at unix:x; `modyn evaluate {run.run_id}`"
         in str(e)

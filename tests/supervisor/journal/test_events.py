@@ -13,7 +13,8 @@ from modyn.errors import UnavailableError
 from modyn.supervisor.journal.cursor import Cursor
 from modyn.supervisor.journal.events import PROGRESS_KEPT, EventHub, RunWatcher, watch
 from modyn.supervisor.journal.journal import Journal
-from modyn.supervisor.journal.records import EventKind, NewRun, RunEvent, RunMode, RunOptions
+from modyn.supervisor.journal.records import NewRun, RunMode, RunOptions
+from modyn.supervisor.journal.run_events import RunEvent, RunMessage, StateChange, TriggerProgress
 from modyn.supervisor.journal.states import RunState
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.clock import Clock
@@ -38,7 +39,7 @@ class Watched:
 
     def progress(self, number: int) -> None:
         self.clock.now += 1.0
-        self.hub.progress(self.run_id, EventKind.TRAINING_PROGRESS, {"samples_seen": number}, 0)
+        self.hub.progress(self.run_id, TriggerProgress(samples_seen=number), 0)
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_a_slow_watcher_loses_progress_but_nothing_that_is_kept(watched: Watched
     seen += list(events)
     kept = [event for event in seen if event.seq]
     assert [event.seq for event in kept] == list(range(1, 53))
-    progress = [event.detail["samples_seen"] for event in seen if not event.seq]
+    progress = [event.detail for event in seen if not event.seq]
     assert len(progress) <= PROGRESS_KEPT
 
 
@@ -80,8 +81,12 @@ def test_a_watcher_follows_and_ends_with_the_run(watched: Watched) -> None:
     watched.writer.end(RunState.INTERRUPTED, error="x", error_reason="UNAVAILABLE")
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
-    assert [event.detail["state"] for event in seen if event.seq] == ["submitted", "streaming", "interrupted"]
-    assert [event.detail for event in seen if not event.seq] == [{"samples_seen": 7}]
+    assert [event.detail.state for event in seen if isinstance(event.detail, StateChange)] == [
+        "submitted",
+        "streaming",
+        "interrupted",
+    ]
+    assert [event.detail for event in seen if not event.seq] == [TriggerProgress(samples_seen=7)]
 
 
 def test_watching_continues_after_an_earlier_rest(watched: Watched) -> None:
@@ -90,7 +95,12 @@ def test_watching_continues_after_an_earlier_rest(watched: Watched) -> None:
     watched.journal.submit_again(watched.run_id)
     watched.writer.end(RunState.STOPPED)
     events = list(watched.watch())
-    assert [event.detail["state"] for event in events] == ["submitted", "failed", "submitted", "stopped"]
+    assert [event.detail.state for event in events if isinstance(event.detail, StateChange)] == [
+        "submitted",
+        "failed",
+        "submitted",
+        "stopped",
+    ]
     assert [event.seq for event in watched.watch(3)] == [4]
 
 
@@ -111,15 +121,16 @@ def test_a_watcher_hears_that_the_first_events_are_gone(watched: Watched) -> Non
     writer.advance(Cursor(), {})
     writer.end(RunState.FAILED, error="x")
     seen = list(watched.watch())
-    assert "its first events are no longer kept" in seen[0].detail["message"]
+    assert isinstance(seen[0].detail, RunMessage)
+    assert "its first events are no longer kept" in seen[0].detail.message
     assert [event.seq for event in seen] == [0, 17, 18, 19, 20, 21, 22]
 
 
 def test_progress_is_throttled_by_kind_and_trigger(watched: Watched) -> None:
     with watched.hub.watching(watched.run_id) as watcher:
         for _ in range(100):
-            watched.hub.progress(watched.run_id, EventKind.TRAINING_PROGRESS, {}, 0)
-            watched.hub.progress(watched.run_id, EventKind.TRAINING_PROGRESS, {}, 1)
+            watched.hub.progress(watched.run_id, TriggerProgress(), 0)
+            watched.hub.progress(watched.run_id, TriggerProgress(), 1)
             watched.clock.now += 0.01
         events = watcher.wait(0)
     assert [sum(event.trigger_id == trigger for event in events) for trigger in (0, 1)] == [5, 5]

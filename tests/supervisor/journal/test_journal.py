@@ -21,7 +21,8 @@ from modyn.records import DeletedSamples, EvalInterval, JobState, RunId, SampleB
 from modyn.supervisor.evidence import Evidence
 from modyn.supervisor.journal.cursor import Cursor
 from modyn.supervisor.journal.journal import Journal, RunJournal
-from modyn.supervisor.journal.records import EvaluationTask, EventKind, NewRun, RunEvent, RunMode, RunOptions, TriggerRecord, slug
+from modyn.supervisor.journal.records import EvaluationTask, NewRun, RunMode, RunOptions, TriggerRecord, slug
+from modyn.supervisor.journal.run_events import RunEvent, RunMessage, StateChange, TriggerFired
 from modyn.supervisor.journal.states import RunState, TriggerState, check_transition
 from modyn.supervisor.journal.tables import CURSORS, METADATA
 from modyn.supervisor.triggers import build_trigger
@@ -29,7 +30,7 @@ from modyn.supervisor.triggers.base import CheckRecord
 from modyn.testing.checks import decide
 from modyn.testing.services import InMemoryServices, pipeline_yaml
 from modyn.trainer_server.client import TrainingResult
-from tests.support.runs import finish
+from tests.support.runs import finish, messages_of
 
 NEW = NewRun(RunOptions(RunMode.PRODUCTION), "My Pipeline", "yaml: text", "p.yaml", {"a": 2**60}, selection_seed=3)
 CURSOR = Cursor(12, 5, 11, 9, 2, -(2**63), 2**63 - 1, 1)
@@ -86,7 +87,10 @@ def test_a_run_and_its_first_event_are_both_there_or_neither(database: Database,
     assert list(journal.runs()) == []
     run_id = journal.create(NEW).run_id
     journal.claim(run_id).enter(RunState.STREAMING)
-    assert [(event.seq, event.detail["state"]) for event in journal.events(run_id, 0)[0]] == [(1, "submitted"), (2, "streaming")]
+    assert [(event.seq, event.detail) for event in journal.events(run_id, 0)[0]] == [
+        (1, StateChange(RunState.SUBMITTED)),
+        (2, StateChange(RunState.STREAMING)),
+    ]
 
 
 def test_the_tables_are_what_the_migration_makes(database: Database) -> None:
@@ -149,7 +153,7 @@ def test_a_life_and_its_repetition_leave_the_same(journal: Journal) -> None:
         events, complete = journal.events(run_id, 0)
         assert complete
         assert [event.seq for event in events] == list(range(1, len(events) + 1))
-        seen = [json.dumps([event.kind, event.trigger_id, event.detail.get("state")]) for event in events]
+        seen = [json.dumps([event.kind, event.trigger_id, event.detail.to_mapping().get("state")]) for event in events]
         story = list(dict.fromkeys(seen))
         kept.append((story, trigger, snapshot.cursor, snapshot.policy_state, snapshot.evaluated, snapshot.run.message))
     assert kept[0] == kept[1]
@@ -187,16 +191,8 @@ def test_a_check_is_shown_to_watchers_once(journal: Journal, run: RunJournal) ->
     for _ in range(2):
         run.checked(check)
     assert journal.checks(run.run_id) == (check,)
-    (told,) = [event for event in kept_events(journal, run.run_id) if event.kind is EventKind.CHECK]
-    detail = {
-        "position": 10,
-        "fires": True,
-        "evidence": [{"series": "mmd", "value": 0.5}],
-        "seconds": 0.25,
-        "timestamp": 99,
-        "online": False,
-    }
-    assert told.detail == detail
+    told = [event.detail for event in kept_events(journal, run.run_id) if isinstance(event.detail, CheckRecord)]
+    assert told == [dataclasses.replace(check, memory={})]
 
 
 def test_checks_of_both_policies_stand_at_one_position(journal: Journal, run: RunJournal) -> None:
@@ -221,7 +217,7 @@ def test_events_of_checks_are_removed_as_others(database: Database) -> None:
     for position in range(30):
         run_journal.checked(CheckRecord(position, False, (Evidence("mmd", 0.5),)))
     run_journal.advance(CURSOR, {})
-    assert [event.detail["position"] for event in kept_events(journal, run_id)] == list(range(20, 30))
+    assert [event.detail for event in kept_events(journal, run_id)] == list(journal.checks(run_id)[20:])
     assert len(journal.checks(run_id)) == 30
 
 
@@ -233,7 +229,7 @@ def test_events_come_in_pages(journal: Journal, run: RunJournal) -> None:
     assert ([event.seq for event in first], complete) == ([2, 3, 4], False)
     rest, complete = journal.events(run.run_id, 4, limit=3)
     assert ([event.seq for event in rest], complete) == ([5, 6], True)
-    assert rest[-1].detail == {"state": "failed", "error": "no", "error_reason": "DATA"}
+    assert rest[-1].detail == StateChange(RunState.FAILED, error="no", error_reason="DATA")
 
 
 def kept_events(journal: Journal, run_id: str) -> list[RunEvent]:
@@ -244,11 +240,14 @@ def test_an_idle_run_writes_no_more_events_for_ever(journal: Journal, run: RunJo
     for _ in range(20):
         run.enter(RunState.STREAMING)
         run.enter(RunState.WAITING_FOR_DATA)
-    assert [event.detail["state"] for event in kept_events(journal, run.run_id)] == ["submitted", "waiting_for_data"]
+    assert [event.detail for event in kept_events(journal, run.run_id)] == [
+        StateChange(RunState.SUBMITTED),
+        StateChange(RunState.WAITING_FOR_DATA),
+    ]
     run.message("something")
     run.enter(RunState.STREAMING)
-    kept = [event.detail.get("state") for event in kept_events(journal, run.run_id)]
-    assert kept == ["submitted", "waiting_for_data", None, "streaming"], "only the last event is replaced"
+    kept = [event.detail for event in kept_events(journal, run.run_id)][2:]
+    assert kept == [RunMessage("something"), StateChange(RunState.STREAMING)], "only the last event is replaced"
 
 
 def test_the_oldest_events_are_removed(database: Database) -> None:
@@ -258,7 +257,7 @@ def test_the_oldest_events_are_removed(database: Database) -> None:
     for number in range(30):
         run_journal.message(f"message {number}")
     run_journal.advance(CURSOR, {})
-    assert [event.detail["message"] for event in kept_events(journal, run_id)] == [f"message {n}" for n in range(20, 30)]
+    assert messages_of(kept_events(journal, run_id)) == [f"message {n}" for n in range(20, 30)]
     assert journal.first_event(run_id) == 22
     assert journal.first_event(run_id, newest=3) == 29
     for number in range(5):
@@ -307,7 +306,7 @@ def test_requested_evaluations_are_numbered_and_end_once(journal: Journal) -> No
     assert [request.number for request in journal.open_evaluations()] == [2]
     events, complete = journal.events(run_id, 0, evaluation=1)
     assert complete
-    assert events[-1].detail == {"message": f"requested evaluations 1 failed: {ended.error}"}
+    assert events[-1].detail == RunMessage(f"requested evaluations 1 failed: {ended.error}")
     assert not journal.events(run_id, 0, evaluation=2)[1]
     with pytest.raises(NotFoundError, match="has no requested evaluations 3"):
         journal.evaluation(run_id, 3)
@@ -332,11 +331,10 @@ def test_runs_that_may_rest_on_deleted_samples_are_told(journal: Journal) -> Non
     assert journal.tell_of_deletion(DeletedSamples("d", "one", "a.csv", 1234, first_key=7)) == used
     assert journal.tell_of_deletion(DeletedSamples("d", "one", "a.csv", 0, first_key=None)) == []
     for run_id in used:
-        event = kept_events(journal, run_id)[-1]
-        assert event.kind is EventKind.MESSAGE
-        assert "1,234 samples of dataset 'd' were deleted, since a.csv was taken again" in event.detail["message"]
+        message = messages_of(kept_events(journal, run_id)[-1:])[0]
+        assert "1,234 samples of dataset 'd' were deleted, since a.csv was taken again" in message
     for run_id in [*before, *others]:
-        assert not [event for event in kept_events(journal, run_id) if "deleted" in event.detail.get("message", "")]
+        assert not [message for message in messages_of(kept_events(journal, run_id)) if "deleted" in message]
 
 
 def test_a_recorded_journal_replays_to_the_same_decisions(
@@ -353,21 +351,21 @@ def test_a_recorded_journal_replays_to_the_same_decisions(
     journal = Journal(database)
 
     state: RunState | None = None
-    fired: dict[int, Any] = {}
+    fired: dict[int, TriggerFired] = {}
     for event in journal.events(run_id, 0)[0]:
-        if event.kind is EventKind.RUN_STATE:
-            following = RunState(event.detail["state"])
+        if isinstance(event.detail, StateChange):
+            following = event.detail.state
             if state is not None:
                 check_transition(run_id, state, following)
             state = following
-        elif event.kind is EventKind.TRIGGER_FIRED and event.trigger_id is not None:
+        elif isinstance(event.detail, TriggerFired) and event.trigger_id is not None:
             fired[event.trigger_id] = event.detail
     assert state is RunState.FINISHED
 
     batch = SampleBatch(np.arange(60), times, np.zeros(60, np.int64))
     policy = build_trigger(journal.run(run_id).pipeline["trigger"])
     positions = [check.position for check in decide(policy, [batch]) if check.fires]
-    assert [fired[number]["position"] for number in sorted(fired)] == positions == [t.position for t in journal.triggers(run_id)]
+    assert [fired[number].position for number in sorted(fired)] == positions == [t.position for t in journal.triggers(run_id)]
     snapshot = journal.snapshot(run_id)
     assert snapshot.policy_state == policy.state()
     assert snapshot.cursor.position == 60

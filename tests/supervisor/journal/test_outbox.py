@@ -13,7 +13,7 @@ from modyn.db.engine import Database
 from modyn.errors import ConflictError, UnavailableError
 from modyn.rpc.retry import Retrier, RetryPolicy
 from modyn.supervisor.journal.journal import Journal, RunJournal
-from modyn.supervisor.journal.records import EventKind, NewRun, RunMode, RunOptions, TriggerRecord
+from modyn.supervisor.journal.records import NewRun, RunMode, RunOptions, TriggerRecord
 from modyn.supervisor.journal.states import RunState, TriggerState
 from modyn.supervisor.journal.write import Write
 from modyn.testing.waiting import PATIENCE_S
@@ -41,7 +41,7 @@ class HeldJournal(Journal):
             raise self.error
         with super().write(run_id, attempt) as write:
             yield write
-            events = (event for event in write.events if event["kind"] == EventKind.RUN_STATE)
+            events = (event for event in write.events if event["kind"] == "run_state")
             self.transactions.append([event["detail"]["state"] for event in events])
 
 

@@ -37,7 +37,8 @@ from modyn.supervisor.evaluation.on_request import EvaluationOrder
 from modyn.supervisor.evaluation.queue import BACKLOG
 from modyn.supervisor.journal.events import EventHub
 from modyn.supervisor.journal.journal import Journal, RunJournal
-from modyn.supervisor.journal.records import EventKind, NewRun, RequestedEvaluation, RunOptions
+from modyn.supervisor.journal.records import NewRun, RequestedEvaluation, RunOptions
+from modyn.supervisor.journal.run_events import StateChange, StepState, TrainStep, TriggerProgress
 from modyn.supervisor.journal.states import RunState, TriggerState
 from modyn.supervisor.queue.queue import RunQueue
 from modyn.supervisor.services.run_clients import RunClients, retry_policy, stopped_with_supervisor
@@ -46,7 +47,7 @@ from modyn.testing.fakes import FakeTrainerServer
 from modyn.testing.services import InMemoryServices, pipeline_yaml, wait_until_terminal
 from modyn.testing.waiting import PATIENCE_S, at_rest, eventually
 from modyn.trainer_server.client import TrainingRequest, TrainingStatus
-from tests.support.runs import EXPERIMENT, PRODUCTION, alter_training, finish, live_run, messages, resume, stop
+from tests.support.runs import EXPERIMENT, PRODUCTION, alter_training, finish, live_run, messages, messages_of, resume, stop
 
 NEW_DATA = {"name": "NewDataStrategy", "maximum_keys_in_memory": 100}
 BATCHES_OF_4 = {"use_previous_model": True, "batch_size": 4}
@@ -147,15 +148,17 @@ def test_watchers_hear_the_stage_of_a_training(services: InMemoryServices, datab
 
     services.trainer_server = trainer = Staged(services.trainer_server.train)
     trainer.held = {("test-0001", 0)}
-    heard: list[Any] = []
+    heard: list[TriggerProgress] = []
     hub = EventHub()
-    hub.listen(lambda _, progress: heard.append(progress) if progress and progress.kind is EventKind.TRAINING_PROGRESS else None)
+    hub.listen(
+        lambda _, progress: heard.append(progress.detail) if progress and isinstance(progress.detail, TriggerProgress) else None
+    )
     runs = RunQueue(Journal(database), hub, services.clients, SupervisorConfig())
     finish(runs, pipeline_yaml(), RunOptions(RunMode.EXPERIMENT, max_triggers=1))
     runs.close()
-    staged, plain, *_ = [event.detail for event in heard]
-    assert (staged["stage"], staged["samples_scored"], staged["samples_to_score"]) == ("selection", 1, 4)
-    assert not {"stage", "samples_scored"} & plain.keys()
+    staged, plain, *_ = heard
+    assert (staged.stage, *staged.done) == ("selection", 1, 4)
+    assert (plain.stage, *plain.done) == ("", plain.samples_seen, 10)
 
 
 def test_handlers(runs: RunQueue, services: InMemoryServices) -> None:
@@ -382,7 +385,8 @@ def test_an_error_that_is_no_text_brings_the_run_to_rest(runs: RunQueue, service
     assert sanitize(text) in run.error
     events, complete = runs.journal.events(run.run_id, 0)
     assert complete
-    assert events[-1].detail["error"] == run.error
+    assert isinstance(ended := events[-1].detail, StateChange)
+    assert ended.error == run.error
     for event in events:
         to_message(event, supervisor_pb2.RunEvent)
 
@@ -1201,10 +1205,14 @@ def test_what_a_training_warns_of_and_has_counted_is_journalled(runs: RunQueue, 
     alter_training(services, lambda request, result: {**result, **(counted if request.trigger_id == 1 else {"skipped_steps": 0})})
     run = finish(runs)
     events = runs.journal.events(run.run_id, 0, 1000)[0]
-    assert [e.detail["message"] for e in events if e.kind is EventKind.MESSAGE] == ["trigger 1: steps were skipped"]
-    trained = [e for e in events if e.kind is EventKind.STEP and e.detail["step"] == "train" and e.detail["state"] == "finished"]
-    assert ["skipped_steps" in e.detail for e in trained] == [False, True, False]
-    line = line_of(trained[1])
+    assert messages_of(events) == ["trigger 1: steps were skipped"]
+    trained = {
+        event: event.detail.skipped_steps > 0
+        for event in events
+        if isinstance(event.detail, TrainStep) and event.detail.state is StepState.FINISHED
+    }
+    assert list(trained.values()) == [False, True, False]
+    line = line_of(list(trained)[1])
     assert line is not None
     assert "5 of 8 steps skipped, 3 of 1,200 labels ignored: model" in line
     table = triggers_table(runs.journal.triggers(run.run_id))

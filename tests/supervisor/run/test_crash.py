@@ -23,7 +23,7 @@ from modyn.rpc.retry import CancellationToken
 from modyn.supervisor.evidence import Evidence
 from modyn.supervisor.journal.events import EventHub
 from modyn.supervisor.journal.journal import Journal
-from modyn.supervisor.journal.records import EventKind, NewRun, RunMode, RunOptions
+from modyn.supervisor.journal.records import NewRun, RunMode, RunOptions
 from modyn.supervisor.journal.states import TERMINAL, RunState
 from modyn.supervisor.journal.write import Write
 from modyn.supervisor.run.executor import RunExecutor
@@ -192,7 +192,7 @@ def test_killed_at_every_boundary(database: Database, tmp_path: Path, first: int
         events, complete = journal.events(run_id, 0)
         assert complete
         assert [event.seq for event in events] == list(range(1, len(events) + 1))
-        assert [event.trigger_id for event in events if event.kind is EventKind.TRIGGER_FIRED] == [0, 1, 2]
+        assert [event.trigger_id for event in events if event.kind == "trigger_fired"] == [0, 1, 2]
 
 
 @pytest.mark.slow

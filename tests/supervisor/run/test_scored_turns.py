@@ -15,7 +15,8 @@ from modyn.config.downsampling_turns import ScoreThresholds
 from modyn.errors import ConfigError, UnavailableError
 from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationStatus
 from modyn.records import EvalInterval, RunId
-from modyn.supervisor.journal.records import EventKind, Run, RunMode, RunOptions
+from modyn.supervisor.journal.records import Run, RunMode, RunOptions
+from modyn.supervisor.journal.run_events import StepState, TrainStep
 from modyn.supervisor.journal.states import RunState
 from modyn.supervisor.queue.queue import RunQueue
 from modyn.supervisor.run.scored_turns import check_scored_turns, next_turn, score_of
@@ -196,9 +197,9 @@ def test_each_training_waits_for_the_score_of_the_model_before(runs: RunQueue, s
     wait_until_terminal(runs, run_id)
     assert decided(runs, run_id) == DECIDED
     assert requested(services) == [turn for turn, _ in DECIDED]
-    events = [event for event in runs.journal.events(run_id, 0)[0] if event.kind is EventKind.STEP]
-    begun = [event.detail for event in events if (event.detail["step"], event.detail["state"]) == ("train", "started")]
-    assert [(detail["downsampling_turn"], detail["downsampling_score"]) for detail in begun] == DECIDED
+    steps = [event.detail for event in runs.journal.events(run_id, 0)[0] if isinstance(event.detail, TrainStep)]
+    begun = [step for step in steps if step.state is StepState.STARTED]
+    assert [(step.downsampling_turn, step.downsampling_score) for step in begun] == DECIDED
 
 
 def test_a_run_without_such_thresholds_waits_for_nothing(runs: RunQueue, services: InMemoryServices) -> None:
