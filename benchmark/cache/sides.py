@@ -12,7 +12,7 @@ from benchmark.cache.reading import BATCH_SIZE, Images
 from benchmark.cache.samplers.compared_loader import MANAGED, ComparedLoader, ComparedSource
 from modyn.cache.keys import TierName
 from modyn.cache.plan.profile import CacheProfile
-from modyn.cache.plan.tier_choice import CacheNeeds, choose_sampler, choose_tiers
+from modyn.cache.plan.tier_choice import CacheNeeds, SampleOrder, choose_sampler, choose_tiers
 from modyn.cache.tiers.tier import StoreName
 from modyn.config.cache import CacheConfig, SamplerName
 from modyn.dataset.cached.sampler_loader import SamplerLoader, trigger_set_keys
@@ -87,7 +87,7 @@ def open_side(
         case "ours":
             config = CacheConfig(size=size, jobs=jobs, store=store)
             needs = CacheNeeds(
-                True, False, 1 << 40, True, keeps_augmented=True, may_reorder=True, batch_size=BATCH_SIZE, profile=profile
+                True, False, 1 << 40, True, keeps_augmented=True, order=SampleOrder(True, batch_size=BATCH_SIZE), profile=profile
             )
             budgets = choose_tiers(config, needs).budgets
             sampler = choose_sampler(config, budgets, needs)

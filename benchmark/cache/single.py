@@ -30,6 +30,7 @@ from benchmark.data_path.figure import Missing, Side
 from benchmark.data_path.peers import PYTHON, missing
 from benchmark.data_path.side_process import SideProcesses
 from benchmark.machine import REPORTS, busy_cores, dated, write_report
+from modyn.cache.plan.tier_choice import SampleOrder
 from modyn.cache.tiers.tier import StoreName
 from modyn.config.base import load_section
 from modyn.dataset.cached.pipeline_cache import training_cache
@@ -171,9 +172,11 @@ def no_help(found: Images, options: argparse.Namespace) -> tuple[list[float], li
     section = {"dataset_id": "records", "record_layout": records.LAYOUT}
     data, info = load_section(DataConfig, section, "data"), services.client.dataset("records")
 
+    settings = services.config.cache.overridden({"size": "64MB"})
+
     def read(cached: bool) -> float:
         began = time.perf_counter()
-        if cached and training_cache(services.config, {"data": section, "cache": {"size": "64MB"}}, info) is not None:
+        if cached and training_cache(services.config, settings, data, info, SampleOrder()) is not None:
             raise RuntimeError("a cache was chosen where none can help")
         _read_records(trigger_set, data, DatasetSource(services.config, "records"), options)
         return time.perf_counter() - began

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from benchmark.data_path.installation import Installation, installation
-from modyn.config.base import load_section
 from modyn.config.dataset import DatasetConfig
 from modyn.dataset.connections import DatasetSource
 from modyn.model_storage.client import StoredModelInfo
@@ -23,8 +22,7 @@ from modyn.rpc.logs import configure_logs
 from modyn.selector.client import SelectorClient
 from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.loop.inputs import TrainingContext, TrainingInputs
-from modyn.trainer_server.request.config import TrainingConfig
-from modyn.trainer_server.train import run_training
+from modyn.trainer_server.train import TrainingSections, run_training
 from modyn.workers import JobConnection, KeptModels
 
 SIDE, CLASSES, DATASET = 16, 10, "images"
@@ -76,14 +74,13 @@ class Trainings:
             return ModelVersion(1, run, 0, None, "", weights.stat().st_size, 0.0, "", False)
 
         context = TrainingContext(lambda *_: trigger_set, _no_model, _no_model, put, source.connect, self.folder)
-        return TrainingInputs(
-            request, load_section(TrainingConfig, request.pipeline["training"], "training"), context, trigger_set
-        )
+        sections = TrainingSections.load(request.pipeline)
+        return TrainingInputs(request, sections.training, sections.data, context, trigger_set)
 
     def train(self, training: Mapping[str, Any], selection: Mapping[str, Any], model: str) -> Mapping[str, Any]:
         """Train and return the result."""
         inputs = self.inputs(training, selection, model)
-        stored = run_training(inputs.request, inputs.context, NobodyListens())
+        stored = run_training(inputs.request, TrainingSections(inputs.config, inputs.data), inputs.context, NobodyListens())
         if not isinstance(stored, StoredModelInfo):
             raise SystemExit(f"nothing was trained: {stored.nothing_trained}")
         return stored.training_result

@@ -92,7 +92,7 @@ def build(
     if online is not None and keys is not None and online.update_samples is not None:
         split = StepParts(keys, online, join_single=plan.join_single)
     if inputs.downsampling is not None:
-        transforms_labels = request.pipeline["data"].get("label_transformer_function") is not None
+        transforms_labels = inputs.data.label_transformer_function is not None
         hooks.append(DownsamplingRecord(inputs.downsampling, transforms_labels=transforms_labels))
     if inputs.trigger_set.feedback:
         hooks.append(sample_scores(inputs, model))

@@ -6,18 +6,20 @@ import os
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 
 from modyn.cache.served_counts import ServedCounts
 from modyn.config.base import load_section
+from modyn.config.cache import CacheConfig
 from modyn.config.online import ONLINE
 from modyn.config.system import SystemConfig
 from modyn.dataset.cached.pipeline_cache import cache_settings, training_cache
+from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetSource
 from modyn.dataset.session_connections import SessionConnections, SessionSource
 from modyn.errors import ConfigError, InvalidArgumentError
@@ -63,6 +65,20 @@ _WEIGHTS: Final = 1
 """Purpose of the seed of initial weights (see `derived_seed`). Other modules define other purposes."""
 
 
+@dataclass(frozen=True, slots=True)
+class TrainingSections:
+    """The sections of a pipeline that the worker of a training parses once."""
+
+    training: TrainingConfig
+    data: DataConfig
+
+    @classmethod
+    def load(cls, pipeline: Mapping[str, Any]) -> Self:
+        """Parse the sections. Raises: ConfigError."""
+        training = load_section(TrainingConfig, pipeline["training"], "training")
+        return cls(training, load_section(DataConfig, pipeline["data"], "data"))
+
+
 def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | TrainingResult:
     """Run the task of a worker process: connect to the services and train for `job`. Args: connection: connection to the trainer server."""
     config, request = job.config, job.request
@@ -71,8 +87,8 @@ def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | Trai
     if request.pipeline.get(ONLINE) is not None:
         give_way(config.trainer_server.online_niceness)
     with bind(run_id=request.run_id, trigger_id=request.trigger_id):
-        training = load_section(TrainingConfig, request.pipeline["training"], "training")
-        source = dataset_source(config, request.pipeline, training)
+        sections = TrainingSections.load(request.pipeline)
+        source = dataset_source(config, cache_settings(config, request.pipeline), sections)
         connections = SessionConnections.of(connection.memory, config)
         folder, kept, models = config.service_dir("trainer_server"), connection.models, connections.models
         context = TrainingContext(
@@ -84,10 +100,10 @@ def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | Trai
             cache=source.cache,
             folder=folder,
             put_feedback=connections.selector.put_feedback,
-            keep_times=partial(keep_rates, config, request.pipeline),
-            seconds_saved=partial(seconds_saved, config, request.pipeline),
+            keep_times=partial(keep_rates, config, sections.data),
+            seconds_saved=partial(seconds_saved, config, sections.data),
         )
-        return run_training(request, context, connection)
+        return run_training(request, sections, context, connection)
 
 
 def give_way(niceness: int) -> None:
@@ -95,23 +111,23 @@ def give_way(niceness: int) -> None:
     os.nice(max(0, niceness - os.nice(0)))
 
 
-def dataset_source(config: SystemConfig, pipeline: Mapping[str, Any], training: TrainingConfig) -> DatasetSource:
-    """Return the dataset of a pipeline, with the pipeline's cache."""
-    name, cache = pipeline["data"]["dataset_id"], None
-    if cache_settings(config, pipeline).size is not None:
+def dataset_source(config: SystemConfig, settings: CacheConfig, sections: TrainingSections) -> DatasetSource:
+    """Return the dataset of a training, with the cache. Args: settings: settings of the cache."""
+    name, cache = sections.data.dataset_id, None
+    if settings.size is not None:
         with StorageClient(config.endpoint("storage")) as storage:
-            cache = training_cache(config, pipeline, storage.dataset(name))
-    return DatasetSource(config, name, training.parallel_prefetch_requests, cache)
+            cache = training_cache(config, settings, sections.data, storage.dataset(name), sections.training.order)
+    return DatasetSource(config, name, sections.training.parallel_prefetch_requests, cache)
 
 
 def run_training(
-    request: TrainingRequest, context: TrainingContext, connection: JobConnection
+    request: TrainingRequest, sections: TrainingSections, context: TrainingContext, connection: JobConnection
 ) -> StoredModelInfo | TrainingResult:
     """Train for `request` and store the model. If a checkpoint of the same training exists, resume from this checkpoint.
 
     Raises: InvalidArgumentError: the trigger set is empty. ConfigError, UserCodeError, DataError, TrainingError: the training cannot run.
     """
-    config = load_section(TrainingConfig, request.pipeline["training"], "training")
+    config = sections.training
     if request.online:
         config = config_of_steps(config, section_of_steps(request))
     # `cuda` means any GPU; the service has assigned one to this worker.
@@ -127,7 +143,7 @@ def run_training(
                 "the trigger set is empty, there is nothing to train on: see that the selection strategy leaves samples, and that the "
                 "trigger does not fire without new ones"
             )
-        inputs = TrainingInputs(request, config, context, trigger_set)
+        inputs = TrainingInputs(request, config, sections.data, context, trigger_set)
         # An earlier attempt may have finished this training, but may have been killed before its model was stored.
         if (ended := _ended_before(inputs, fetched_parent)) is not None:
             return ended

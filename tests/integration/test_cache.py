@@ -14,11 +14,11 @@ import pytest
 
 from modyn.config.cache import CacheConfig
 from modyn.config.system import SystemConfig
-from modyn.dataset.cached.pipeline_cache import training_cache
 from modyn.local.control import status_file
 from modyn.state_folders import shared_folder
 from modyn.supervisor.client import RunState
 from modyn.testing.stack import TINY_PARSER, RunningStack, tiny_evaluation, tiny_pipeline, tiny_training
+from tests.support.cache_profiles import training_cache_of
 from tests.support.comparison import RunOutcome, differences, outcome
 
 DATA = {
@@ -98,9 +98,9 @@ def test_a_run_is_refused_where_another_system_file_has_divided_the_same_redis_o
     def use() -> None:
         """Use the cache like a training: the cache counts as in use for ten seconds."""
         while not ended.wait(1.0):
-            training_cache(other, {"data": DATA}, info)
+            training_cache_of(other, {"data": DATA}, info)
 
-    assert training_cache(other, {"data": DATA}, info) is not None
+    assert training_cache_of(other, {"data": DATA}, info) is not None
     user = threading.Thread(target=use)
     user.start()
     try:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from modyn.cache.plan.measuring import StoreRates
 from modyn.cache.plan.profile import CacheProfile
+from modyn.cache.plan.tier_choice import SampleOrder
+from modyn.config.system import SystemConfig
+from modyn.dataset.cached.cache_source import CacheSource
+from modyn.dataset.cached.pipeline_cache import cache_settings, training_cache
+from modyn.dataset.config import DataConfig
+from modyn.storage.client import DatasetInfo
 
 PROFILE: Final = CacheProfile(
     dataset="photos",
@@ -32,3 +39,10 @@ PROFILE: Final = CacheProfile(
     stores={"memory": StoreRates(2e9, 4e9)},
     notes=("It was measured by hand.",),
 )
+
+
+def training_cache_of(config: SystemConfig, pipeline: Mapping[str, Any], info: DatasetInfo) -> CacheSource | None:
+    """Choose the cache of a training, as its worker does."""
+    settings, training = cache_settings(config, pipeline), pipeline.get("training") or {}
+    order = SampleOrder(bool(training.get("shuffle")), training.get("seed") is not None)
+    return training_cache(config, settings, DataConfig.model_validate(pipeline["data"]), info, order)

@@ -21,7 +21,7 @@ from modyn.records import FeedbackHeader, FeedbackRows, Int64Array, ModelVersion
 from modyn.testing.fakes import FakeModelStorage
 from modyn.trainer_server.client import TrainingRequest, TrainingResult
 from modyn.trainer_server.loop.inputs import TrainingContext
-from modyn.trainer_server.train import run_training
+from modyn.trainer_server.train import TrainingSections, run_training
 from modyn.workers import JobConnection, KeptModels
 from tests.support.fake_dataset import FakeTriggerSet
 
@@ -150,7 +150,7 @@ class TrainingRoom:
         data, report = data or MemoryData(), report or RecordedReport()
         request = TrainingRequest(RunId(run_id), trigger_id, pipeline, parent_model_id, num_samples_to_pass, seed, **asked)
         context = context_of(self.models, data, self.folder, **{"put_feedback": self.put_feedback, **self.limits})
-        stored = run_training(request, context, report)
+        stored = run_training(request, TrainingSections.load(request.pipeline), context, report)
         if isinstance(stored, TrainingResult):
             raise NoModel(stored)
         return Outcome(stored, self.weights_of(stored.version.model_id, pipeline), report)

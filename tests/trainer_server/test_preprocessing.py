@@ -14,7 +14,7 @@ from modyn.models.weights import read_statistics
 from modyn.preprocessing import Preprocessing
 from modyn.trainer_server.check import check
 from modyn.trainer_server.client import TrainingRequest
-from modyn.trainer_server.train import run_training
+from modyn.trainer_server.train import TrainingSections, run_training
 from tests.support.column_samples import (
     CSV,
     DENSE,
@@ -185,7 +185,9 @@ def test_in_steps_new_samples_alone_update_the_statistics(updates: bool, deleted
     keys = (20, 21, 22, 23, 2, 7, 24, 25, 26, 27, 21, 3, 28, 1, 5)
     data = ColumnData(len(keys), keys=keys, deleted=deleted, trigger_id=1)
     request = TrainingRequest(first.trained.run_id, 1, pipeline, first.trained.model_id, None, 7, online=True)
-    stored = run_training(request, context_of(room.models, data, room.folder), RecordedReport())
+    stored = run_training(
+        request, TrainingSections.load(request.pipeline), context_of(room.models, data, room.folder), RecordedReport()
+    )
     found = statistics(room, Outcome(stored, {}, RecordedReport()))  # type: ignore[arg-type]
     before = preprocessing_of_keys(SPARSE, *batches(20)[:2])  # drop_last_batch
     if updates:

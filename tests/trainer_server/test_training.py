@@ -31,7 +31,7 @@ from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.disk.files import clean_up
 from modyn.trainer_server.loop.seeding import derived_seed, seed_everything
 from modyn.trainer_server.request.config import TrainingConfig
-from modyn.trainer_server.train import configure_torch, run_training
+from modyn.trainer_server.train import TrainingSections, configure_torch, run_training
 from modyn.workers import KeptModels
 from tests.support.training import (
     NUM_CLASSES,
@@ -420,7 +420,7 @@ def test_what_cannot_be_removed_fails_no_training_whose_model_is_stored(tmp_path
     context = context_of(room.models, MemoryData(), tmp_path)
     with monkeypatch.context() as failing:
         failing.setattr(Path, "unlink", read_only)
-        stored = run_training(request, context, RecordedReport())
+        stored = run_training(request, TrainingSections.load(request.pipeline), context, RecordedReport())
         clean_up(tmp_path, request, stored=True)
     assert room.models.find(RunId("memory-0001"), 0) is not None
     assert isinstance(stored, StoredModelInfo)

@@ -15,6 +15,19 @@ from modyn.config.cache import CacheConfig, SamplerName, managed_tier
 
 
 @dataclass(frozen=True, slots=True)
+class SampleOrder:
+    """The order in which samples are read. The defaults describe an evaluation, whose order is fixed."""
+
+    may_reorder: bool = False
+    """Whether the training draws its order at random, so that a sampler may change the order."""
+    is_seeded: bool = False
+    """Whether the order must be the same in each run."""
+    batch_size: int = 1
+    num_workers: int = 1
+    """Number of processes that make batches."""
+
+
+@dataclass(frozen=True, slots=True)
 class CacheNeeds:
     """Properties of a pipeline and its machine that determine the cache."""
 
@@ -28,14 +41,7 @@ class CacheNeeds:
     """Whether the configuration names a Redis."""
     keeps_augmented: bool = False
     """Whether Python prepares each sample, and the version of this code is known."""
-    may_reorder: bool = False
-    """Whether the training draws its order at random, so that a sampler may change the order."""
-    is_seeded: bool = False
-    """Whether the order must be the same in each run."""
-    batch_size: int = 1
-    """Batch size of the training."""
-    num_workers: int = 1
-    """Number of processes that make batches."""
+    order: SampleOrder = SampleOrder()
     profile: CacheProfile | None = None
     """Profile that `modyn cache profile` measured for this section `data`; None: there is no profile."""
 
@@ -54,9 +60,9 @@ class TierChoice:
 
 def choose_sampler(config: CacheConfig, budgets: Mapping[TierName, int], needs: CacheNeeds) -> SamplerName:
     """Choose the sampler, the rule that chooses the cached samples of a batch. Args: budgets: bytes of each tier of the cache."""
-    wanted: SamplerName = config.sampler if config.sampler != "auto" else "static" if needs.is_seeded else "coordinated"
+    wanted: SamplerName = config.sampler if config.sampler != "auto" else "static" if needs.order.is_seeded else "coordinated"
     managed = managed_tier(wanted)
-    return wanted if needs.may_reorder and managed in usable(budgets, needs) else "static"
+    return wanted if needs.order.may_reorder and managed in usable(budgets, needs) else "static"
 
 
 def choose_tiers(config: CacheConfig, needs: CacheNeeds) -> TierChoice:
@@ -115,14 +121,16 @@ def plan_tiers(config: CacheConfig, needs: CacheNeeds, profile: CacheProfile) ->
         replace(profile.workload, dataset=kept),
         {name: profile.cache_store(name, config.size) for name in stores if name in (stores[0], *profile.stores)},
         config.jobs if shares else 1,
-        num_values_in_step=values_in_step(dataset.num_samples, config.jobs, needs.batch_size, needs.num_workers) if shares else 0,
+        num_values_in_step=values_in_step(dataset.num_samples, config.jobs, needs.order.batch_size, needs.order.num_workers)
+        if shares
+        else 0,
         by_times=True,
     )
     if not stores:
         return replace(plan, reason=_no_room(config, needs))
     if plan.cache is None or plan.split is None:
         return plan
-    split = _without_small_parts(plan.split, config.size, kept, needs.batch_size)
+    split = _without_small_parts(plan.split, config.size, kept, needs.order.batch_size)
     if split == plan.split:
         return plan
     reason = f"{plan.reason} It is divided {split}, for the other parts would hold less than a batch."
@@ -145,7 +153,7 @@ def _stores(config: CacheConfig, needs: CacheNeeds) -> list[StoreName]:
 
 def shares_augmented(config: CacheConfig, needs: CacheNeeds) -> bool:
     """Whether trainings may prepare augmented samples for each other."""
-    is_auto = config.sampler == "auto" and config.jobs > 1 and not needs.is_seeded
+    is_auto = config.sampler == "auto" and config.jobs > 1 and not needs.order.is_seeded
     return (is_auto or (config.sampler != "auto" and managed_tier(config.sampler) == "augmented")) and bool(
         usable({"augmented": 0}, needs)
     )
@@ -179,7 +187,7 @@ def _divided(store: StoreName, size: int, split: Split, needs: CacheNeeds, reaso
 
 def usable(budgets: Mapping[TierName, int], needs: CacheNeeds) -> tuple[TierName, ...]:
     """Return the tiers of `budgets` that a pipeline can use."""
-    able = {"encoded": True, "decoded": needs.keeps_decoded, "augmented": needs.keeps_augmented and needs.may_reorder}
+    able = {"encoded": True, "decoded": needs.keeps_decoded, "augmented": needs.keeps_augmented and needs.order.may_reorder}
     return tuple(name for name in budgets if able[name])
 
 

@@ -15,7 +15,7 @@ from modyn.cache.keys import NAMESPACE_BYTES, TierName, namespace
 from modyn.cache.plan.measured_rates import planned_again, rates_path, read_rates
 from modyn.cache.plan.performance_model import Split
 from modyn.cache.plan.profile import CacheProfile, profile_of, profile_path
-from modyn.cache.plan.tier_choice import CacheNeeds, choose_sampler, choose_tiers, usable
+from modyn.cache.plan.tier_choice import CacheNeeds, SampleOrder, choose_sampler, choose_tiers, usable
 from modyn.cache.tiers.stores import TIERS, Adopts, StoreUsage, check_redis_room, claim_budgets, memory_usage, redis_usage
 from modyn.cache.tiers.tier import StoreName, TierPlace
 from modyn.config.base import Problem, Severity, check_section
@@ -98,8 +98,7 @@ def _doubtful(settings: CacheConfig, data: DataConfig, training: Mapping[str, An
             shared_memory_bytes=0,
             has_redis=False,
             keeps_augmented=data.keeps_augmented,
-            may_reorder=shuffle,
-            is_seeded=training.get("seed") is not None,
+            order=SampleOrder(may_reorder=shuffle, is_seeded=training.get("seed") is not None),
         )
         if choose_sampler(settings, {"augmented": 1}, needs) == "static":
             message = (
@@ -109,17 +108,17 @@ def _doubtful(settings: CacheConfig, data: DataConfig, training: Mapping[str, An
             yield Problem("cache.split", message, Severity.WARNING)
 
 
-def training_cache(config: SystemConfig, pipeline: Mapping[str, Any], info: DatasetInfo) -> CacheSource | None:
+def training_cache(
+    config: SystemConfig, settings: CacheConfig, data: DataConfig, info: DatasetInfo, order: SampleOrder
+) -> CacheSource | None:
     """Choose the tiers in which a training caches its dataset's samples; None: the training has no cache, or a cache would not help.
 
-    Args: info: the dataset as it is now. Raises: ConfigError: the settings are wrong, or this machine cannot have such a cache.
+    Args: settings: result of `cache_settings`. info: the dataset as it is now. Raises: ConfigError: this machine cannot have such a cache.
     """
-    settings = cache_settings(config, pipeline)
     if settings.size is None:
         return None
     check_machine(config, settings)
-    data = DataConfig.model_validate(pipeline["data"])
-    needs = _needs(config, data, info, pipeline.get("training") or {})
+    needs = _needs(config, data, info, order)
     changed: dict[str, Any] = {}
     if settings.split == "auto" and needs.profile is not None:
         needs, changed = _planned_again(config, needs, needs.profile, info)
@@ -155,8 +154,7 @@ def evaluation_cache(
         # A profile belongs to a section `data`, so the fields about the evaluation of models are left out.
         data = DataConfig.model_validate({name: getattr(dataset, name) for name in DataConfig.model_fields})
         info = find_info()
-        # An evaluation has no section `training`, and its order is fixed.
-        needs = _needs(config, data, info, {})
+        needs = _needs(config, data, info, SampleOrder())  # The order of an evaluation is fixed.
         choice = choose_tiers(settings, needs)
         if choice.store is None:
             log.info("cache", store=None, reason=choice.reason)
@@ -233,28 +231,23 @@ def _stored(source: CacheSource) -> StoreUsage:
 
 
 def cache_needs(
-    config: SystemConfig, data: DataConfig, training: Mapping[str, Any], profile: CacheProfile | None, *, is_remote: bool
+    config: SystemConfig, data: DataConfig, order: SampleOrder, profile: CacheProfile | None, *, is_remote: bool
 ) -> CacheNeeds:
-    """Collect the needs of a pipeline on this machine. Args: training: section of the pipeline; may be empty. is_remote: whether payloads come over a
-    network; only used without a profile.
-    """
+    """Collect the needs of a pipeline on this machine. Args: is_remote: whether payloads come over a network; only used without a profile."""
     return CacheNeeds(
         keeps_decoded=data.keeps_decoded,
         is_remote=is_remote,
         shared_memory_bytes=shared_memory_bytes(),
         has_redis=config.resolved_redis_url() is not None,
         keeps_augmented=data.keeps_augmented,
-        may_reorder=bool(training.get("shuffle")),
-        is_seeded=training.get("seed") is not None,
-        batch_size=int(training.get("batch_size") or 1),
-        num_workers=int(training.get("dataloader_workers") or 1),
+        order=order,
         profile=profile,
     )
 
 
-def _needs(config: SystemConfig, data: DataConfig, info: DatasetInfo, training: Mapping[str, Any]) -> CacheNeeds:
+def _needs(config: SystemConfig, data: DataConfig, info: DatasetInfo, order: SampleOrder) -> CacheNeeds:
     is_remote = is_bucket(info.config.base_path) or not config.endpoint("storage").is_local
-    return cache_needs(config, data, training, _profile(config, data, info), is_remote=is_remote)
+    return cache_needs(config, data, order, _profile(config, data, info), is_remote=is_remote)
 
 
 def _profile(config: SystemConfig, data: DataConfig, info: DatasetInfo) -> CacheProfile | None:

@@ -111,7 +111,7 @@ def read_forecast(
     # With `auto`, the plan has the best split, which the forecast compares with the split in use.
     settings = settings.model_copy(update={"size": num_bytes, "jobs": jobs, "split": "auto"})
     check_machine(config, settings)
-    needs = cache_needs(config, pipeline.data, pipeline.training.model_dump(), measured, is_remote=False)
+    needs = cache_needs(config, pipeline.data, pipeline.training.order, measured, is_remote=False)
     plan = plan_tiers(settings, needs, measured)
     if not plan.predictions:
         raise InvalidArgumentError(plan.reason)

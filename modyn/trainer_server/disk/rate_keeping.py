@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from modyn.cache.plan.measured_rates import MeasuredRates, rates_path, read_rates, write_rates
 from modyn.cache.plan.profile import CacheProfile, profile_of, profile_path
@@ -18,19 +17,19 @@ LEAST_SAMPLES: Final = 256
 """Smallest number of samples for which a time is stored. The first samples of a process take longer, and would distort a mean of few samples."""
 
 
-def seconds_saved(config: SystemConfig, pipeline: Mapping[str, Any], dataset_identity: str, counts: ServedCounts) -> float | None:
+def seconds_saved(config: SystemConfig, data: DataConfig, dataset_identity: str, counts: ServedCounts) -> float | None:
     """Estimate from this machine's profile how many seconds a cache saved a training; None if this registration of the dataset has no profile."""
     try:
-        profile = _profile(config, pipeline, dataset_identity)
+        profile = _profile(config, data, dataset_identity)
     except ModynError:
         return None
     return None if profile is None else counts.seconds_saved(profile)
 
 
-def keep_rates(config: SystemConfig, pipeline: Mapping[str, Any], dataset_identity: str, times: PreparationTimes) -> None:
+def keep_rates(config: SystemConfig, data: DataConfig, dataset_identity: str, times: PreparationTimes) -> None:
     """Store the times that a training measured, if the dataset has a profile to compare them with. A failure is only logged."""
     try:
-        if (profile := _profile(config, pipeline, dataset_identity)) is None:
+        if (profile := _profile(config, data, dataset_identity)) is None:
             return
         path = rates_path(profile_path(config.state_dir, profile.dataset, profile.data_digest))
         rates = rates_of(times, profile.measured_at)
@@ -44,8 +43,7 @@ def keep_rates(config: SystemConfig, pipeline: Mapping[str, Any], dataset_identi
         get_logger("training").warning("cache_rates_not_kept", reason=error.message)
 
 
-def _profile(config: SystemConfig, pipeline: Mapping[str, Any], dataset_identity: str) -> CacheProfile | None:
-    data = DataConfig.model_validate(pipeline["data"])
+def _profile(config: SystemConfig, data: DataConfig, dataset_identity: str) -> CacheProfile | None:
     return profile_of(config.state_dir, data.model_dump(mode="json"), dataset_identity)
 
 

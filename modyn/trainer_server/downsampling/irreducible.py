@@ -167,6 +167,7 @@ class IrreducibleModel:
         self._inputs = IrreducibleInputs(
             request,
             config.model_copy(update={"device": inputs.config.device}),
+            inputs.data,
             inputs.context,
             replace(inputs.trigger_set, feedback=()),
             number,

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from modyn.cache.served_counts import ServedCounts
-from modyn.config.base import load_section
 from modyn.config.online import ONLINE, OnlineConfig
 from modyn.config.preprocessing import PREPROCESSING
 from modyn.dataset.cached.cache_source import CacheSource
@@ -65,6 +64,8 @@ class TrainingInputs:
 
     request: TrainingRequest
     config: TrainingConfig
+    data: DataConfig
+    """The options for decoding samples."""
     context: TrainingContext
     trigger_set: TriggerSetInfo
 
@@ -72,11 +73,6 @@ class TrainingInputs:
     def seed(self) -> int | None:
         """The seed of the request, or otherwise the seed of the pipeline; None if neither has a seed."""
         return self.request.seed if self.request.seed is not None else self.config.seed
-
-    @cached_property
-    def data(self) -> DataConfig:
-        """The options for decoding samples. Raises ConfigError."""
-        return load_section(DataConfig, self.request.pipeline["data"], "data")
 
     @cached_property
     def classes(self) -> LabelClasses | None:

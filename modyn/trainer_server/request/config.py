@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from modyn.cache.plan.tier_choice import SampleOrder
 from modyn.config.base import Matching, Section
 from modyn.registry import Registry, nearest
 
@@ -284,6 +285,11 @@ class TrainingConfig(Section):
     def loss_scaling(self) -> bool | None:
         """Whether to scale the loss, by `grad_scaler_config`. None: the type of mixed precision decides."""
         return None if self.grad_scaler_config is None else self.grad_scaler_config.enabled
+
+    @property
+    def order(self) -> SampleOrder:
+        """The order in which a training reads its samples."""
+        return SampleOrder(self.shuffle, self.seed is not None, self.batch_size, self.dataloader_workers)
 
     def samples_to_pass(self, trigger_id: int) -> int | None:
         """Return the limit on the samples of this trigger's training, or None if `epochs_per_trigger` applies."""

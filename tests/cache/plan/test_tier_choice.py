@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.cache.plan.measuring import StoreRates
-from modyn.cache.plan.tier_choice import CacheNeeds, choose_sampler, choose_tiers, plan_tiers, usable
+from modyn.cache.plan.tier_choice import CacheNeeds, SampleOrder, choose_sampler, choose_tiers, plan_tiers, usable
 from modyn.config.cache import CacheConfig
 from modyn.errors import NotFoundError
 from tests.support import cache_profiles
@@ -84,7 +84,7 @@ def test_a_profile_decides() -> None:
 def test_no_part_is_smaller_than_a_batch(batch_size: int, tiers: set[str]) -> None:
     """A smaller part would serve almost nothing. Two trainings in step leave little space for decoded samples."""
     sizes = replace(PROFILE, num_samples=1000, decoded_bytes=1e6, augmented_bytes=1e6)
-    needs = replace(SHARING, profile=sizes, batch_size=batch_size)
+    needs = replace(SHARING, profile=sizes, order=SampleOrder(may_reorder=True, batch_size=batch_size))
     chosen = choose_tiers(config(size=60_000_000, jobs=2), needs).budgets
     assert set(chosen) == tiers
     assert sum(chosen.values()) == 60_000_000
@@ -141,8 +141,8 @@ def test_what_is_planned_is_what_a_training_uses(
 ) -> None:  # fmt: skip
     profile = replace(PROFILE, stores=stores, storage_bytes_per_s=storage_bytes_per_s)
     needs = CacheNeeds(
-        keeps[0], False, shared, has_redis, keeps_augmented=keeps[1], may_reorder=True, is_seeded=is_seeded,
-        batch_size=batch_size, num_workers=2, profile=profile,
+        keeps[0], False, shared, has_redis, keeps_augmented=keeps[1],
+        order=SampleOrder(True, is_seeded, batch_size, num_workers=2), profile=profile,
     )  # fmt: skip
     chosen = config(jobs=jobs, store=store)
     plan, choice = plan_tiers(chosen, needs, profile), choose_tiers(chosen, needs)
@@ -169,7 +169,7 @@ def test_a_profile_decides_about_encoded_samples_alone() -> None:
         assert list(choice.budgets) == tiers
 
 
-SHARING = replace(NEEDS, keeps_augmented=True, may_reorder=True)
+SHARING = replace(NEEDS, keeps_augmented=True, order=SampleOrder(may_reorder=True))
 
 
 @pytest.mark.parametrize(
@@ -178,11 +178,15 @@ SHARING = replace(NEEDS, keeps_augmented=True, may_reorder=True)
         ({}, SHARING, "static"),
         ({"split": "0-50-50"}, SHARING, "coordinated"),
         ({"jobs": 4}, SHARING, "coordinated"),
-        ({"jobs": 4}, replace(SHARING, is_seeded=True), "static"),
-        ({"jobs": 4}, replace(SHARING, may_reorder=False), "static"),
+        ({"jobs": 4}, replace(SHARING, order=SampleOrder(may_reorder=True, is_seeded=True)), "static"),
+        ({"jobs": 4}, replace(SHARING, order=SampleOrder()), "static"),
         ({"jobs": 4}, replace(SHARING, keeps_augmented=False), "static"),
         ({"split": "0-50-50", "sampler": "static"}, SHARING, "static"),
-        ({"split": "0-50-50", "sampler": "coordinated"}, replace(SHARING, is_seeded=True), "coordinated"),
+        (
+            {"split": "0-50-50", "sampler": "coordinated"},
+            replace(SHARING, order=SampleOrder(may_reorder=True, is_seeded=True)),
+            "coordinated",
+        ),
         ({"sampler": "coordinated"}, SHARING, "coordinated"),
         ({"sampler": "opportunistic"}, SHARING, "opportunistic"),
         ({"sampler": "opportunistic"}, replace(SHARING, keeps_augmented=False), "static"),

@@ -18,14 +18,14 @@ from modyn.cache.tiers.stores import clear_memory, clear_redis, memory_usage
 from modyn.config.cache import CacheConfig
 from modyn.config.dataset import DatasetConfig
 from modyn.config.system import SystemConfig
-from modyn.dataset.cached.pipeline_cache import cache_problems, evaluation_cache, machine_memory_bytes, training_cache
+from modyn.dataset.cached.pipeline_cache import cache_problems, evaluation_cache, machine_memory_bytes
 from modyn.dataset.config import DataConfig
 from modyn.errors import ConfigError, ConflictError
 from modyn.evaluator.config import load_dataset
 from modyn.state_folders import shared_folder
 from modyn.storage.client import DatasetInfo
 from modyn.testing.waiting import eventually
-from tests.support.cache_profiles import PROFILE
+from tests.support.cache_profiles import PROFILE, training_cache_of
 from tests.support.running_redis import running_redis
 
 DATA = {
@@ -53,18 +53,18 @@ def info(num_deleted: int = 0, identity: str = "first") -> DatasetInfo:
 
 
 def test_no_size_is_no_cache(tmp_path: Path) -> None:
-    assert training_cache(system(tmp_path), {"data": DATA}, info()) is None
+    assert training_cache_of(system(tmp_path), {"data": DATA}, info()) is None
     assert cache_problems(system(tmp_path), {"data": DATA}) == []
 
 
 def test_the_pipeline_goes_before_the_system_file(tmp_path: Path) -> None:
     config = system(tmp_path, size="1MB", split="50-50-0", store="memory")
-    source = training_cache(config, {"data": DATA}, info())
+    source = training_cache_of(config, {"data": DATA}, info())
     assert source is not None
     assert {name: place.budget_bytes for name, place in source.places.items()} == {"encoded": 500_000, "decoded": 500_000}
     clear_memory(shared_folder(tmp_path))
     assert source.jobs == 1
-    source = training_cache(config, {"data": DATA, "cache": {"size": "2MB", "jobs": 2}}, info())
+    source = training_cache_of(config, {"data": DATA, "cache": {"size": "2MB", "jobs": 2}}, info())
     assert source is not None
     assert source.jobs == 2
     assert {name: place.budget_bytes for name, place in source.places.items()} == {"encoded": 10**6, "decoded": 10**6}
@@ -75,7 +75,7 @@ def test_trainings_share_one_division_of_the_cache(tmp_path: Path) -> None:
     unlike = {**DATA, "dataset_id": "others", "deterministic_transformations": []}
 
     def budgets(data: dict[str, Any], **cache: Any) -> dict[str, int]:
-        source = training_cache(system(tmp_path, store="memory"), {"data": data, "cache": cache}, info())
+        source = training_cache_of(system(tmp_path, store="memory"), {"data": data, "cache": cache}, info())
         assert source is not None
         return {name: place.budget_bytes for name, place in source.places.items()}
 
@@ -98,7 +98,7 @@ def test_two_system_files_with_other_budgets_for_one_redis_are_refused_by_name(t
         def begin(name: str, size: str, split: str = "40-60-0") -> dict[str, int]:
             cache = CacheConfig.model_validate({"size": size, "split": split, "store": "redis"})
             config = SystemConfig(state_dir=tmp_path / name, redis_url=server.url, cache=cache)
-            source = training_cache(config, {"data": DATA}, info())
+            source = training_cache_of(config, {"data": DATA}, info())
             assert source is not None
             return {name: place.budget_bytes for name, place in source.places.items()}
 
@@ -130,7 +130,7 @@ def test_samples_of_other_code_another_dataset_or_a_time_before_a_deletion_are_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def namespaces(data: dict[str, Any] = DATA, **of_dataset: Any) -> tuple[bytes, bytes]:
-        source = training_cache(system(tmp_path, size="1MB", split="50-50-0"), {"data": data}, info(**of_dataset))
+        source = training_cache_of(system(tmp_path, size="1MB", split="50-50-0"), {"data": data}, info(**of_dataset))
         assert source is not None
         return source.places["encoded"].namespace, source.places["decoded"].namespace
 
@@ -197,7 +197,7 @@ def test_a_removed_sampler_is_refused(tmp_path: Path, sampler: str) -> None:
     assert problem.path == "cache.sampler"
     assert said in problem.message
     with pytest.raises(ConfigError, match=re.escape(said)):
-        training_cache(system(tmp_path), pipeline, info())
+        training_cache_of(system(tmp_path), pipeline, info())
 
 
 def test_a_compression_whose_package_is_missing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,17 +207,17 @@ def test_a_compression_whose_package_is_missing_is_refused(tmp_path: Path, monke
     # On another machine it may be there.
     assert [str(problem) for problem in cache_problems(config, {"data": DATA})] == [f"warning: cache: {said}"]
     with pytest.raises(ConfigError, match=re.escape(said)):
-        training_cache(config, {"data": DATA}, info())
+        training_cache_of(config, {"data": DATA}, info())
 
 
 def test_a_cache_that_cannot_be_here_ends_the_training(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="none runs"):
-        training_cache(system(tmp_path, size="1MB", store="redis"), {"data": DATA}, info())
+        training_cache_of(system(tmp_path, size="1MB", store="redis"), {"data": DATA}, info())
 
 
 def test_the_password_of_redis_is_not_shown(tmp_path: Path) -> None:
     config = SystemConfig(state_dir=tmp_path, redis_url="redis://:hush@host/0", cache=CacheConfig(size=10**6, store="redis"))
-    source = training_cache(config, {"data": DATA}, info())
+    source = training_cache_of(config, {"data": DATA}, info())
     assert source is not None
     assert source.address == config.redis_url
     assert "hush" not in repr(source)
@@ -226,7 +226,7 @@ def test_the_password_of_redis_is_not_shown(tmp_path: Path) -> None:
 def test_an_evaluation_finds_the_samples_of_trainings(tmp_path: Path) -> None:
     """This includes samples decoded for validation, but no samples of another decoding or from before a deletion."""
     config = system(tmp_path, size="1MB", split="50-50-0", store="memory")
-    trained = training_cache(config, {"data": {**DATA, "random_transformations": ["lambda x: x + torch.rand(1)"]}}, info())
+    trained = training_cache_of(config, {"data": {**DATA, "random_transformations": ["lambda x: x + torch.rand(1)"]}}, info())
     assert evaluation_cache(config, {}, EVALUATED, info) == trained
     for later in (info(num_deleted=1), info(identity="second")):
         source = evaluation_cache(config, {}, EVALUATED, lambda later=later: later)  # type: ignore[misc]
@@ -239,7 +239,7 @@ def test_an_evaluation_finds_the_samples_of_trainings(tmp_path: Path) -> None:
 def test_an_evaluation_takes_the_division_that_there_is(tmp_path: Path, cache: dict[str, Any]) -> None:
     """It ignores its own settings, whether the division is in use or not. A later training is not refused."""
     config = system(tmp_path, store="memory")
-    trained = training_cache(config, {"data": DATA, "cache": {"size": "3MB", "split": "40-60-0"}}, info())
+    trained = training_cache_of(config, {"data": DATA, "cache": {"size": "3MB", "split": "40-60-0"}}, info())
     before = {tier.name: tier.budget_bytes for tier in memory_usage(shared_folder(tmp_path)).tiers}
     for file in shared_folder(tmp_path).rglob("*"):
         os.utime(file, (0, 0))  # not in use any more
@@ -248,14 +248,14 @@ def test_an_evaluation_takes_the_division_that_there_is(tmp_path: Path, cache: d
     source.open().close()
     assert source == trained
     assert {tier.name: tier.budget_bytes for tier in memory_usage(shared_folder(tmp_path)).tiers} == before
-    assert training_cache(config, {"data": DATA, "cache": {"size": "3MB", "split": "40-60-0"}}, info()) == trained
+    assert training_cache_of(config, {"data": DATA, "cache": {"size": "3MB", "split": "40-60-0"}}, info()) == trained
 
 
 def test_an_evaluation_divides_what_is_not_divided_as_a_training_would(tmp_path: Path) -> None:
     source = evaluation_cache(system(tmp_path, store="memory"), {"size": "2MB"}, EVALUATED, info)
     assert source is not None
     assert {name: place.budget_bytes for name, place in source.places.items()} == {"decoded": 2_000_000}
-    assert training_cache(system(tmp_path, store="memory"), {"data": DATA, "cache": {"size": "2MB"}}, info()) == source
+    assert training_cache_of(system(tmp_path, store="memory"), {"data": DATA, "cache": {"size": "2MB"}}, info()) == source
 
 
 def test_an_evaluation_with_a_profile_of_its_data_follows_it(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_an_evaluation_with_a_profile_of_its_data_follows_it(tmp_path: Path) -> 
     profile = replace(PROFILE, dataset="images", dataset_identity="first")
     write_profile(profile_path(tmp_path, "images", section_digest(data.model_dump(mode="json"))), profile)
     config = system(tmp_path, size="2MB", store="memory")
-    assert training_cache(config, {"data": DATA}, of_profile) is None, "so small a cache does not pay"
+    assert training_cache_of(config, {"data": DATA}, of_profile) is None, "so small a cache does not pay"
     assert evaluation_cache(config, {}, EVALUATED, info) is None
 
 

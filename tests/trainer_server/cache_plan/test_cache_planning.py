@@ -55,13 +55,9 @@ class Installation:
 
     def used(self) -> tuple[str | None, dict[str, int], str]:
         """Store, budgets and reason by the log of a training."""
-        pipeline = {
-            "data": self.pipeline.data.model_dump(mode="json"),
-            "training": self.pipeline.training.model_dump(mode="json"),
-            "cache": self.pipeline.cache,
-        }
+        settings, training = self.config.cache.overridden(self.pipeline.cache), self.pipeline.training
         with capture_logs() as logs:
-            pipeline_cache.training_cache(self.config, pipeline, INFO)
+            pipeline_cache.training_cache(self.config, settings, self.pipeline.data, INFO, training.order)
         clear_memory(shared_folder(self.config.state_dir))
         (line,) = [line for line in logs if line["event"] == "cache"]
         return line["store"], line.get("budgets", {}), line["reason"]

@@ -17,13 +17,12 @@ from modyn.cache.tiers.stores import clear_memory
 from modyn.config.cache import CacheConfig
 from modyn.config.dataset import DatasetConfig
 from modyn.config.system import SystemConfig
-from modyn.dataset.cached.pipeline_cache import training_cache
 from modyn.dataset.config import DataConfig
 from modyn.dataset.preparation_clock import PreparationTimes
 from modyn.state_folders import shared_folder
 from modyn.storage.client import DatasetInfo
 from modyn.trainer_server.disk.rate_keeping import LEAST_SAMPLES, keep_rates, rates_of, seconds_saved
-from tests.support.cache_profiles import PROFILE
+from tests.support.cache_profiles import PROFILE, training_cache_of
 from tests.support.training import MemoryData, TrainingRoom, small_pipeline
 
 pytestmark = pytest.mark.usefixtures("all_logs")
@@ -32,7 +31,8 @@ DATA = {
     "dataset_id": "photos",
     "bytes_parser_function": "def bytes_parser_function(data):\n    return torch.tensor(len(data))",
 }
-DIGEST = section_digest(DataConfig.model_validate(DATA).model_dump(mode="json"))
+SECTION = DataConfig.model_validate(DATA)
+DIGEST = section_digest(SECTION.model_dump(mode="json"))
 MANY = PreparationTimes(10.0, 1000, 150_000_000, 6.0, 1000, 2.0, 2000)
 """15 MB/s, 150 KB, 6 ms and 1 ms a sample."""
 
@@ -61,37 +61,37 @@ def test_rates_are_those_of_one_worker_where_there_were_samples_enough() -> None
 
 
 def test_a_training_keeps_what_it_measured_next_to_the_profile(tmp_path: Path, profile: CacheProfile) -> None:
-    config, pipeline = SystemConfig(state_dir=tmp_path), {"data": DATA}
-    keep_rates(config, pipeline, "another registration", MANY)
+    config = SystemConfig(state_dir=tmp_path)
+    keep_rates(config, SECTION, "another registration", MANY)
     assert kept(tmp_path) is None
-    keep_rates(config, pipeline, "first", MANY)
+    keep_rates(config, SECTION, "first", MANY)
     first = MeasuredRates(profile.measured_at, 150_000, 15e6, 0.006, 0.001)
     assert kept(tmp_path) == first
     cached = PreparationTimes(augment_s=4.0, num_augmented=2000)
-    keep_rates(config, pipeline, "first", cached)
+    keep_rates(config, SECTION, "first", cached)
     assert kept(tmp_path) == replace(first, augment_s=0.002)
     rates_path(profile_path(tmp_path, "photos", DIGEST)).write_text("{}")
-    keep_rates(config, pipeline, "first", cached)
+    keep_rates(config, SECTION, "first", cached)
     assert kept(tmp_path) == MeasuredRates(profile.measured_at, augment_s=0.002)
 
 
 def test_without_a_profile_or_a_place_nothing_is_kept_and_nothing_fails(tmp_path: Path) -> None:
-    config, pipeline = SystemConfig(state_dir=tmp_path), {"data": DATA}
-    keep_rates(config, pipeline, "first", MANY)
+    config = SystemConfig(state_dir=tmp_path)
+    keep_rates(config, SECTION, "first", MANY)
     assert not (tmp_path / "cache").exists()
     path = profile_path(tmp_path, "photos", DIGEST)
     path.parent.mkdir(parents=True)
     path.write_text("{}")
     with capture_logs() as logs:
-        keep_rates(config, pipeline, "first", MANY)
+        keep_rates(config, SECTION, "first", MANY)
     assert [line["event"] for line in logs] == ["cache_rates_not_kept"]
 
 
 def test_saved_seconds_are_estimated_where_this_registration_was_measured(tmp_path: Path, profile: CacheProfile) -> None:
-    config, pipeline, counts = SystemConfig(state_dir=tmp_path), {"data": DATA}, ServedCounts(20, 10, 70, 0)
-    assert seconds_saved(config, pipeline, "first", counts) == counts.seconds_saved(profile)
-    assert seconds_saved(config, pipeline, "another registration", counts) is None
-    assert seconds_saved(SystemConfig(state_dir=tmp_path / "other"), pipeline, "first", counts) is None
+    config, counts = SystemConfig(state_dir=tmp_path), ServedCounts(20, 10, 70, 0)
+    assert seconds_saved(config, SECTION, "first", counts) == counts.seconds_saved(profile)
+    assert seconds_saved(config, SECTION, "another registration", counts) is None
+    assert seconds_saved(SystemConfig(state_dir=tmp_path / "other"), SECTION, "first", counts) is None
 
 
 def test_a_training_measures_all_its_samples(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def chosen(tmp_path: Path, num_samples: int = PROFILE.num_samples, **cache: Any)
     info = DatasetInfo(dataset, "first", num_samples, 1, 0, num_samples, None, None, 0, False)
     config = SystemConfig(state_dir=tmp_path, cache=CacheConfig.model_validate({"size": "10MB", "store": "memory", **cache}))
     with capture_logs() as logs:
-        training_cache(config, {"data": DATA}, info)
+        training_cache_of(config, {"data": DATA}, info)
     (line,) = [dict(line) for line in logs if line["event"] == "cache"]
     clear_memory(shared_folder(tmp_path))
     return line

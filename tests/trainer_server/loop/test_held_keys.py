@@ -13,7 +13,7 @@ from modyn.model_storage.client import StoredModelInfo
 from modyn.records import KeysAndWeights, RunId
 from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.loop.inputs import HeldKeys
-from modyn.trainer_server.train import run_training
+from modyn.trainer_server.train import TrainingSections, run_training
 from tests.support.training import MemoryData, RecordedReport, TrainingRoom, context_of, small_pipeline
 
 ONLINE = {"trigger": {"id": "DataAmountTrigger", "num_samples": 40}, "step_samples": 4, "history_samples": 2}
@@ -49,7 +49,7 @@ def test_the_selector_is_asked_once_for_each_partition(tmp_path: Path) -> None:
     data = MemoryData(num_keys=40, partition_size=16, trigger_id=1)
     context = replace(context_of(room.models, data, tmp_path), connect=counted(data, asked))
     request = TrainingRequest(RunId("memory-0001"), 1, pipeline, parent_model_id=parent, online=True)
-    stored = run_training(request, context, RecordedReport())
+    stored = run_training(request, TrainingSections.load(request.pipeline), context, RecordedReport())
     assert asked == [0, 1, 2]
     assert isinstance(stored, StoredModelInfo)
     assert stored.training_result["num_samples"] == 40

@@ -79,8 +79,8 @@ def held_out_of(keys: Int64Array, trigger_id: int, seed: int) -> set[int]:
     fake = FakeTriggerSet(keys, 1000, frozenset(), payload_of, trigger_id=trigger_id)
     trigger_set = TriggerSetInfo(RunId("memory-0001"), trigger_id, len(keys), 1000, f"checksum of {len(keys)}")
     request = TrainingRequest(RunId("memory-0001"), trigger_id, pipeline)
-    inputs = TrainingInputs(request, config, context_of(FakeModelStorage(), MemoryData(), Path()), trigger_set)
     data = load_section(DataConfig, pipeline["data"], "data")
+    inputs = TrainingInputs(request, config, data, context_of(FakeModelStorage(), MemoryData(), Path()), trigger_set)
     served = TriggerSetDataset(trigger_set, data, fake, LoadOptions(100, drop_last=False, seed=0), share=inputs.held_out)
     return {key for batch in served for key in batch.keys.tolist()}
 
