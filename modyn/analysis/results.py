@@ -14,6 +14,7 @@ import pandas as pd
 
 from modyn.analysis.prequential import prequential_table
 from modyn.config.durations import format_timestamp
+from modyn.config.evaluation import EvaluationHandler, ModelChoice
 from modyn.evaluator.client import EvaluationResult, EvaluatorClient
 from modyn.model_storage.client import Promotion
 from modyn.supervisor.client import (
@@ -108,17 +109,16 @@ class RunResults:
     """Evaluations that users requested. A request may have its own handlers."""
 
     @property
-    def handlers(self) -> list[Mapping[str, Any]]:
+    def handlers(self) -> list[EvaluationHandler]:
         """Return the evaluation handlers of the pipeline and of requested evaluations."""
-        own = (self.run.pipeline.get("evaluation") or {}).get("handlers") or []
-        asked = [(asked.handlers, asked.section.get("handlers") or []) for asked in self.requested if asked.section]
-        return [*own, *(handler for names, handlers in asked for handler in handlers if handler.get("name") in names)]
+        asked = [(one.handlers, one.evaluation.handlers) for one in self.requested if one.evaluation is not None]
+        return [*self.run.evaluation.handlers, *(each for names, found in asked for each in found if each.name in names)]
 
     @property
     def datasets(self) -> list[Mapping[str, Any]]:
         """Return the entries of `evaluation.datasets` of the pipeline and of requested evaluations."""
-        sections = [self.run.pipeline.get("evaluation"), *(asked.section for asked in self.requested)]
-        return [entry for section in sections if section for entry in section.get("datasets") or []]
+        evaluations = [self.run.evaluation, *(asked.evaluation for asked in self.requested)]
+        return [entry for evaluation in evaluations if evaluation for entry in evaluation.datasets.values()]
 
 
 def read_results(
@@ -338,7 +338,7 @@ def pipeline_score(performance: pd.DataFrame) -> float:
     return float(scored.mean()) if len(scored) else float("nan")
 
 
-def evaluated_kinds(handlers: Sequence[Mapping[str, Any]], name: str) -> tuple[Kind, ...]:
+def evaluated_kinds(handlers: Sequence[EvaluationHandler], name: str) -> tuple[Kind, ...]:
     """Return the composite models that a handler evaluates. `scores` counts the scored intervals of the first composite model.
 
     A handler with `models: active` evaluates only the active composite model. Some of the evaluated cells may also belong to the trained composite
@@ -346,13 +346,13 @@ def evaluated_kinds(handlers: Sequence[Mapping[str, Any]], name: str) -> tuple[K
 
     Args: handlers: the handlers of `RunResults`. name: name of one or more handlers. An unknown handler counts as a handler of the whole matrix.
     """
-    only: dict[str | None, tuple[Kind, ...]] = {"active": ("active",), "train": ("trained",)}
     both: tuple[Kind, ...] = ("active", "trained")
-    found = [only.get(entry.get("models"), both) for entry in handlers if entry.get("name") == name] or [both]
+    kinds_of: dict[ModelChoice, tuple[Kind, ...]] = {"matrix": both, "active": ("active",), "train": ("trained",)}
+    found = [kinds_of[handler.models] for handler in handlers if handler.name == name] or [both]
     return tuple(kind for kind in both if any(kind in kinds for kinds in found))
 
 
-def scores(triggers: pd.DataFrame, evaluations: pd.DataFrame, handlers: Sequence[Mapping[str, Any]] = ()) -> pd.DataFrame:
+def scores(triggers: pd.DataFrame, evaluations: pd.DataFrame, handlers: Sequence[EvaluationHandler] = ()) -> pd.DataFrame:
     """Return one row for each series with its pipeline scores: columns handler, dataset, metric, active, trained, scored_intervals, intervals.
 
     A composite model that the handler did not evaluate has the score NaN. scored_intervals: number of intervals with a score of the evaluated

@@ -340,7 +340,7 @@ def cost_of_deletion(name: str, runs: Sequence[Run]) -> str:
         raise ConflictError(
             f"dataset '{name}' is read by {', '.join(active)}; stop these runs first (`modyn stop RUN`), or wait for their end"
         )
-    training = [run.run_id for run in unfinished if (run.pipeline.get("data") or {}).get("dataset_id") == name]
+    training = [run.run_id for run in unfinished if run.dataset_id == name]
     evaluating = [run.run_id for run in unfinished if run.run_id not in training]
     costs = []
     if training:

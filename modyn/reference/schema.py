@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from modyn.config.cache import CacheConfig
 from modyn.config.downsampling_turns import ScoreThresholds
+from modyn.config.evaluation import EvaluationHandler
 from modyn.config.online import OnlineConfig
 from modyn.config.pipeline import NOT_YET, EvaluationFrame, Identity, PipelineFrame
 from modyn.config.serving import ServedRun
@@ -33,7 +34,7 @@ from modyn.selector.presampling import PRESAMPLING
 from modyn.selector.selection import SELECTION
 from modyn.supervisor.criteria import CRITERIA, PERFORMANCE_CRITERIA
 from modyn.supervisor.detectors import DETECTORS
-from modyn.supervisor.evaluation import EVALUATION_STRATEGIES, EvaluationHandler
+from modyn.supervisor.evaluation import EVALUATION_STRATEGIES
 from modyn.supervisor.triggers import TRIGGERS
 from modyn.supervisor.triggers.interval import WARM_UP_POLICIES
 from modyn.trainer_server.downsampling.policies import DOWNSAMPLING

@@ -27,6 +27,7 @@ from modyn.analysis.results import (
     series_cells,
     triggers_table,
 )
+from modyn.config.evaluation import EvaluationHandler
 from modyn.config.system import SystemConfig
 from modyn.evaluator.client import EvaluationResult, EvaluatorClient
 from modyn.records import EvalInterval, RunId
@@ -139,7 +140,8 @@ def test_a_composite_model_that_was_not_evaluated_has_no_score() -> None:
     triggers = triggers_table([trigger(0, 9), trigger(1, 19)])
     cells = evaluations_table([result(0, 10, 0.5), result(1, 20, 0.8), result(1, 30, 0.6)])
     for models, expected in (("active", (1.9 / 3, np.nan)), ("train", (np.nan, 0.7))):
-        table = scores(triggers, cells, [{"name": "h", "models": models}])
+        handler = {"name": "h", "execution_time": "manual", "models": models, "datasets": ["d"], "strategy": {}}
+        table = scores(triggers, cells, [EvaluationHandler.model_validate(handler)])
         assert (table.loc[0, "active"], table.loc[0, "trained"]) == pytest.approx(expected, nan_ok=True)
     assert (table.loc[0, "scored_intervals"], table.loc[0, "intervals"]) == (2, 3)
 

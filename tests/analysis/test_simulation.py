@@ -29,7 +29,7 @@ def reference(metric: str, values: tuple[float, ...] = SCORES, models: str = "ma
     measured = {"name": metric} | ({} if metric == "Accuracy" else {"config": {"task": "multiclass", "num_classes": 3}})
     section = {
         "datasets": [{"dataset_id": "d", "bytes_parser_function": TINY_PARSER, "batch_size": 5, "metrics": [measured]}],
-        "handlers": [{"name": "h", "models": models}],
+        "handlers": [{"name": "h", "execution_time": "manual", "models": models, "datasets": ["d"], "strategy": {}}],
     }
     run = Run(RunId("r-0001"), "r", RunMode.EXPERIMENT, RunState.FINISHED, 0.0, pipeline={"evaluation": section})
     triggers = [

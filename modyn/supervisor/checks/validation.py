@@ -21,7 +21,7 @@ from modyn.registry import nearest
 from modyn.storage.client import DatasetInfo, StorageClient
 from modyn.supervisor.checks.sections import OBSERVATIONS, check_online, check_serving, pinned_models, served_datasets
 from modyn.supervisor.checks.window_checks import check_windows
-from modyn.supervisor.evaluation import Evaluation, check_handlers
+from modyn.supervisor.evaluation import check_handlers
 from modyn.supervisor.journal.records import Run, RunMode, RunOptions
 from modyn.supervisor.run.scored_turns import check_scored_turns
 from modyn.supervisor.triggers import check_trigger_section, with_defaults
@@ -202,7 +202,7 @@ def unreached_handlers(run: Run) -> list[str]:
     """Return a warning if a run ends only on request and has handlers that evaluate at its end; an empty list otherwise."""
     if run.mode is not RunMode.PRODUCTION or run.max_triggers is not None:
         return []
-    waiting = [h.name for h in Evaluation.load(run.pipeline.get("evaluation")).handlers if h.execution_time == "after_pipeline"]
+    waiting = [h.name for h in run.evaluation.handlers if h.execution_time == "after_pipeline"]
     names = ", ".join(f"'{name}'" for name in waiting)
     verb = f"handler {names} evaluates" if len(waiting) == 1 else f"handlers {names} evaluate"
     return [f"{verb} at the end of the run, which `modyn finish {run.run_id}` brings about"] if waiting else []

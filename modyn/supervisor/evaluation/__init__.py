@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Self
+from typing import Any, Final
 
-from pydantic import Field
-
-from modyn.config.base import Problem, Section, check_section, refuse, sections_in
-from modyn.config.downsampling_turns import UNNAMED_HANDLER
+from modyn.config.base import Problem, check_section, refuse, sections_in
+from modyn.config.evaluation import Evaluation, EvaluationHandler
 from modyn.config.policy import check_policy, load_policy
 from modyn.registry import Registry, nearest
 from modyn.supervisor.evaluation.base import EvaluationStrategy
@@ -41,27 +38,6 @@ def build_strategy(section: Mapping[str, Any], path: str = "strategy") -> Evalua
     return strategy(config)
 
 
-ModelChoice = Literal["matrix", "active", "train"]
-
-
-class EvaluationHandler(Section):
-    """One entry of `evaluation.handlers`."""
-
-    name: str = Field(
-        UNNAMED_HANDLER, min_length=1, max_length=200, description="name of the handler in results", examples=["slices"]
-    )
-    execution_time: Literal["after_training", "after_pipeline", "manual"] = Field(
-        description="`after_training`: each model after its training; `after_pipeline`: all models at the end of the run; `manual`: on request"
-    )
-    models: ModelChoice = Field(
-        "matrix",
-        description="`matrix`: every model on every interval; `active`: on each interval, the newest model from before its anchor; `train`: the "
-        "next model after the active one",
-    )
-    datasets: list[str] = Field(min_length=1, description="`dataset_id`s from `evaluation.datasets`", examples=[["digits_test"]])
-    strategy: dict[str, Any] = Field(description="how evaluation data are chosen; `type` names the strategy")
-
-
 def check_handlers(evaluation: Mapping[str, Any]) -> list[Problem]:
     """Return every mistake in the handlers of an `evaluation` section, including duplicate names and unknown datasets."""
     handlers = entries if isinstance(entries := evaluation.get("handlers"), list) else []
@@ -91,28 +67,7 @@ def check_handlers(evaluation: Mapping[str, Any]) -> list[Problem]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """The section `evaluation` of a pipeline. The defaults describe a pipeline without this section."""
-
-    handlers: tuple[EvaluationHandler, ...] = ()
-    datasets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Entries of `evaluation.datasets` by `dataset_id`. The evaluator reads these entries."""
-    device: str = "cpu"
-    after_training_workers: int = 5
-    """Largest number of evaluations made at the same time while the run continues."""
-    after_pipeline_workers: int = 5
-    """Largest number of evaluations made at the same time after the run."""
-
-    @classmethod
-    def load(cls, section: Mapping[str, Any] | None) -> Self:
-        """Load a section; None means that there is no section. Raises: ConfigError: lists every mistake of the handlers."""
-        section = section or {}
-        refuse(check_handlers(section))
-        return cls(
-            tuple(map(EvaluationHandler.model_validate, section.get("handlers", []))),
-            {entry["dataset_id"]: entry for entry in section.get("datasets") or []},
-            str(section.get("device", "cpu")),
-            int(section.get("after_training_evaluation_workers", 5)),
-            int(section.get("after_pipeline_evaluation_workers", 5)),
-        )
+def load_evaluation(section: Mapping[str, Any] | None) -> Evaluation:
+    """Load a section; None means that there is no section. Raises: ConfigError: lists every mistake of the handlers."""
+    refuse(check_handlers(section or {}))
+    return Evaluation.of(section)

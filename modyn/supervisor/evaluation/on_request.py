@@ -12,6 +12,7 @@ from threading import Lock
 from typing import Any
 
 from modyn.config.base import Problem, refuse
+from modyn.config.evaluation import Evaluation
 from modyn.config.preprocessing import with_columns, written_columns
 from modyn.config.system import SupervisorConfig
 from modyn.config.yaml_source import load_yaml
@@ -28,7 +29,7 @@ from modyn.registry import nearest
 from modyn.rpc.logs import bind, get_logger
 from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
 from modyn.storage.client import DatasetInfo
-from modyn.supervisor.evaluation import Evaluation, check_handlers
+from modyn.supervisor.evaluation import check_handlers
 from modyn.supervisor.evaluation.plan import requested_tasks, tasks_of_run, trained_models
 from modyn.supervisor.evaluation.queue import EvaluationQueue, RunContext
 from modyn.supervisor.journal.events import EventHub
@@ -188,11 +189,10 @@ class RequestedEvaluations:
             # The clients are closed after the token is cancelled. Closing the clients ends waiting calls, and the token prevents retries.
             stack.callback(self._closing.on_cancel(lambda _: clients.close()))
             snapshot = retrier.call(self._journal.snapshot, request.run_id)
-            evaluation = Evaluation.load(request.section or snapshot.run.pipeline.get("evaluation"))
-            cache = snapshot.run.pipeline.get("cache") or {}
+            evaluation = request.evaluation or snapshot.run.evaluation
             identities = _identities(evaluation, snapshot, lambda name: retrier.call(clients.storage.dataset, name))
             journal = plain_journal.retried(retrier)
-            context = RunContext(request.run_id, clients.evaluator, journal, self._hub, retrier, cache, identities)
+            context = RunContext(request.run_id, clients.evaluator, journal, self._hub, retrier, snapshot.run.cache, identities)
             evaluations = EvaluationQueue(context, evaluation, snapshot.evaluated)
             stack.callback(evaluations.close)
             evaluations.use_final_workers()
@@ -259,7 +259,7 @@ def corrected_section(pipeline: Mapping[str, Any], order: EvaluationOrder) -> di
 def _chosen(snapshot: RunSnapshot, order: EvaluationOrder, section: Mapping[str, Any] | None) -> list[str]:
     """Return the names of the requested handlers; an empty list means all manual handlers and failed evaluations. Raises: InvalidArgumentError."""
     run_id = snapshot.run.run_id
-    known = Evaluation.load(section if section is not None else snapshot.run.pipeline.get("evaluation")).handlers
+    known = (snapshot.run.evaluation if section is None else Evaluation.of(section)).handlers
     names = [handler.name for handler in known]
     for name in order.handlers:
         if name not in names:
@@ -288,6 +288,9 @@ def _tasks(request: RequestedEvaluation, evaluation: Evaluation, snapshot: RunSn
     tasks = requested_tasks(evaluation, request.handlers, models, stream_end, f"request {request.number}")
     if request.handlers or not snapshot.failed:
         return tasks
-    own = evaluation if request.section is None else Evaluation.load(snapshot.run.pipeline.get("evaluation"))
-    failed = (task for task in tasks_of_run(own, models, stream_end) if (task.trigger_id, task.step_name) in snapshot.failed)
+    failed = (
+        task
+        for task in tasks_of_run(snapshot.run.evaluation, models, stream_end)
+        if (task.trigger_id, task.step_name) in snapshot.failed
+    )
     return chain(tasks, failed)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+from modyn.config.evaluation import Evaluation, EvaluationHandler, ModelChoice
 from modyn.errors import TrainingError
 from modyn.records import EvalInterval, Interval
-from modyn.supervisor.evaluation import Evaluation, EvaluationHandler, ModelChoice, build_strategy
+from modyn.supervisor.evaluation import build_strategy
 from modyn.supervisor.evaluation.base import EvaluationStrategy, TrainedModel
 from modyn.supervisor.journal.records import EvaluationTask, TriggerRecord, When, model_at
 from modyn.supervisor.journal.states import TriggerState

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from modyn.config.evaluation import Evaluation
 from modyn.errors import ModynError, UnavailableError
 from modyn.evaluator.client import EvaluationRequest, EvaluationResult, EvaluationStatus, EvaluatorClient
 from modyn.records import RunId
 from modyn.rpc.logs import bind, get_logger
 from modyn.rpc.retry import Retrier
-from modyn.supervisor.evaluation import Evaluation
 from modyn.supervisor.journal.events import EventHub
 from modyn.supervisor.journal.journal import RunJournal
 from modyn.supervisor.journal.records import EvaluationTask

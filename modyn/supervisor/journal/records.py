@@ -12,8 +12,10 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum, StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
+from modyn.config.evaluation import Evaluation
 from modyn.errors import InvalidArgumentError
 from modyn.json_codec import JsonRecord
 from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, EvalInterval, Interval, JobState, RunId, VersionRole
@@ -89,7 +91,7 @@ class RunOptions:
             raise InvalidArgumentError(f"{len(self.tags)} tags are given; a run has {MAX_TAGS} at most")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Run:
     """One execution of a pipeline, in its present state. Times are seconds since 1970."""
 
@@ -127,19 +129,32 @@ class Run:
     yaml: str = ""
     """The pipeline file as submitted."""
     pipeline: dict[str, Any] = field(default_factory=dict)
-    """The pipeline with defaults filled in."""
+    """The pipeline with defaults filled in, as it is passed to services; empty if the run was read without its pipeline."""
 
     @property
     def options(self) -> RunOptions:
         """The options of the run's submission."""
         return RunOptions(self.mode, self.from_timestamp, self.to_timestamp, self.max_triggers, self.final_trigger, self.tags)
 
+    @cached_property
+    def evaluation(self) -> Evaluation:
+        """The section `evaluation` of the pipeline."""
+        return Evaluation.of(self.pipeline.get("evaluation"))
+
+    @property
+    def cache(self) -> Mapping[str, Any]:
+        """The section `cache` of the pipeline, which the evaluator and the trainer server read."""
+        return self.pipeline.get("cache") or {}
+
+    @property
+    def dataset_id(self) -> str | None:
+        """Name of the dataset that the run trains on; None if the run was read without its pipeline."""
+        return (self.pipeline.get("data") or {}).get("dataset_id")
+
     @property
     def datasets(self) -> frozenset[str]:
         """Names of the datasets that the run trains on and evaluates on."""
-        evaluation = self.pipeline.get("evaluation") or {}
-        sections = [self.pipeline.get("data") or {}, *(evaluation.get("datasets") or [])]
-        return frozenset(section["dataset_id"] for section in sections if "dataset_id" in section)
+        return frozenset([*([self.dataset_id] if self.dataset_id else []), *self.evaluation.datasets])
 
     @property
     def is_terminal(self) -> bool:
@@ -166,6 +181,11 @@ class RequestedEvaluation:
     """The `evaluation` section that replaces the run's own section."""
     after_seq: int = 0
     """Sequence number of the run's newest event at submission."""
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """The section that replaces the run's own section."""
+        return None if self.section is None else Evaluation.of(self.section)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from modyn.errors import ConflictError, NotFoundError, UnavailableError
 from modyn.records import ModelVersion, RunId
 from modyn.rpc.logs import get_logger
 from modyn.state_folders import hold_lock
-from modyn.supervisor.evaluation import Evaluation
 from modyn.supervisor.evaluation.plan import tasks_of_run, trained_models
 from modyn.supervisor.journal.journal import Journal
 from modyn.supervisor.journal.records import Run
@@ -163,8 +162,7 @@ class RunRemoval:
         stream_end = triggers[-1].fired_at_timestamp + 1 if triggers else None
         evaluated = self._journal.evaluated(run.run_id)
         found: dict[int, str] = {}
-        evaluation = Evaluation.load(run.pipeline.get("evaluation"))
-        for task in tasks_of_run(evaluation, trained_models(triggers), stream_end):
+        for task in tasks_of_run(run.evaluation, trained_models(triggers), stream_end):
             if (task.trigger_id, task.step_name) not in evaluated:
                 found.setdefault(task.model_id, f"handler '{task.handler}' on dataset '{task.dataset}'")
         return found

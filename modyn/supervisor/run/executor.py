@@ -20,7 +20,7 @@ from modyn.records import SampleBatch
 from modyn.rpc.logs import bind
 from modyn.rpc.retry import CancellationToken, Retrier
 from modyn.storage.client import LateLabelBatch
-from modyn.supervisor.evaluation import Evaluation
+from modyn.supervisor.evaluation import load_evaluation
 from modyn.supervisor.evaluation.plan import EvaluationSchedule, TrainedModels, parent_model
 from modyn.supervisor.evaluation.queue import EvaluationQueue, RunContext
 from modyn.supervisor.journal.cursor import Cursor, explain_end
@@ -73,7 +73,7 @@ class RunExecutor:
         self._selector = RunSelector(clients.selector, self._run_id, self._retrier)
         self._trainer_server = clients.trainer_server
         self._storage = clients.storage
-        evaluation = Evaluation.load(self._pipeline.evaluation)
+        evaluation = load_evaluation(self._pipeline.evaluation)
         self._schedule = EvaluationSchedule(evaluation)
         cache, identities = self._pipeline.section("cache"), snapshot.evaluation_identities
         context = RunContext(self._run_id, clients.evaluator, self._journal, hub, self._retrier, cache, identities)

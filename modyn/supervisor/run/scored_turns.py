@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from modyn.config.base import Problem, section_at
 from modyn.config.downsampling_turns import UNNAMED_HANDLER, DownsamplingTurns, ScoreThresholds, scored_handlers, turns_by_score
+from modyn.config.evaluation import EvaluationHandler
 from modyn.evaluator.client import EvaluationResult
 from modyn.registry import nearest
-from modyn.supervisor.evaluation import EvaluationHandler
 from modyn.supervisor.evaluation.queue import EvaluationQueue
 from modyn.supervisor.journal.records import EvaluationTask, TriggerRecord
 

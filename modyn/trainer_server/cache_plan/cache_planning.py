@@ -13,7 +13,7 @@ from modyn.cache.plan.performance_model import Split, SplitPredictions
 from modyn.cache.plan.profile import CacheProfile, profile_path, read_profile, write_profile
 from modyn.cache.plan.split_plan import CachePlan, ComparedSplit, check_cache_size, compare_splits
 from modyn.cache.plan.tier_choice import plan_tiers, shares_augmented
-from modyn.config.sizes import parse_size
+from modyn.config.cache import parse_size
 from modyn.config.system import SystemConfig
 from modyn.dataset.cached.pipeline_cache import cache_needs, check_machine
 from modyn.errors import ConflictError, InvalidArgumentError, NotFoundError, UnavailableError

@@ -12,15 +12,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from modyn.config.base import Section
+from modyn.config.evaluation import EvaluationHandler
 from modyn.config.policy import check_policy
 from modyn.errors import ConfigError
 from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, EvalInterval, Interval
 from modyn.supervisor.evaluation import (
     EVALUATION_STRATEGIES,
-    Evaluation,
-    EvaluationHandler,
     build_strategy,
     check_handlers,
+    load_evaluation,
 )
 from modyn.supervisor.evaluation.base import EvaluationStrategy, TrainedModel
 from modyn.supervisor.evaluation.between_two_triggers import BetweenTwoTriggersConfig
@@ -214,10 +214,10 @@ def _handler(**changes: Any) -> dict[str, Any]:
 
 def test_handlers() -> None:
     section = {"datasets": [{"dataset_id": "test"}], "handlers": [_handler(), _handler(name="all", models="active")]}
-    first, second = Evaluation.load(section).handlers
+    first, second = load_evaluation(section).handlers
     assert (first.models, second.models) == ("matrix", "active")
     assert [i.start for i in build_strategy(first.strategy).intervals()] == [0, 100, 200]
-    assert Evaluation.load({"datasets": [{"dataset_id": "test"}]}).handlers == ()
+    assert load_evaluation({"datasets": [{"dataset_id": "test"}]}).handlers == ()
 
 
 @pytest.mark.parametrize(

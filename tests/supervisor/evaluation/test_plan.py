@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modyn.analysis.results import Kind, composite_model, triggers_table
+from modyn.config.evaluation import ModelChoice
 from modyn.records import MAX_TIMESTAMP, EvalInterval, Interval
-from modyn.supervisor.evaluation import Evaluation, ModelChoice, build_strategy
+from modyn.supervisor.evaluation import build_strategy, load_evaluation
 from modyn.supervisor.evaluation.base import EvaluationStrategy, TrainedModel
 from modyn.supervisor.evaluation.between_two_triggers import BetweenTwoTriggersConfig, BetweenTwoTriggersEvalStrategy
 from modyn.supervisor.evaluation.offset import OffsetEvalStrategy
@@ -216,7 +217,7 @@ def test_what_a_run_evaluates_and_what_is_requested() -> None:
         {**handler, "name": "late", "execution_time": "after_pipeline", "datasets": ["a"]},
         {**handler, "name": "asked", "execution_time": "manual", "datasets": ["b"]},
     ]
-    section = Evaluation.load({"datasets": [{"dataset_id": "a"}, {"dataset_id": "b"}], "handlers": handlers})
+    section = load_evaluation({"datasets": [{"dataset_id": "a"}, {"dataset_id": "b"}], "handlers": handlers})
     models = models_of((0, 10), (10, 20), (20, 30))
     of_run = [(task.handler, task.dataset, task.when, task.trigger_id) for task in tasks_of_run(section, models, 31)]
     assert of_run == [

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from modyn.config.evaluation import Evaluation
 from modyn.config.system import SystemConfig
 from modyn.errors import CancelledError, UnavailableError
 from modyn.evaluator.client import EvaluationRequest, EvaluationStatus
 from modyn.records import JobState, RunId
 from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
-from modyn.supervisor.evaluation import Evaluation
 from modyn.supervisor.evaluation.on_request import EvaluationOrder
 from modyn.supervisor.evaluation.queue import EvaluationQueue, RunContext
 from modyn.supervisor.journal.events import EventHub

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modyn.config.sizes import parse_size
+from modyn.config.cache import parse_size
 
 
 @pytest.mark.parametrize(
