@@ -7,10 +7,11 @@ from typing import Any, Final
 
 import pandas as pd
 
+from modyn.analysis.selections import SelectionRow
 from modyn.config.selection_advice import GDUMB_FULL, RHO_LOSS_FIRST
 
-Cells = Mapping[str, Callable[[Mapping[str, Any]], str]]
-"""A function for each column heading. The function returns the text of the column's cell for a row of `selections_table`."""
+Cells = Mapping[str, Callable[[SelectionRow], str]]
+"""A function for each column heading. The function returns the text of the column's cell."""
 
 
 def rows_of(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
@@ -22,7 +23,7 @@ def rows_of(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 def cells_of(cells: Cells, table: pd.DataFrame) -> list[list[str]]:
     """Return the texts of a table, row by row. Args: table: from `selections_table`."""
-    return [[cell(row) for cell in cells.values()] for row in rows_of(table)]
+    return [[cell(SelectionRow(**row)) for cell in cells.values()] for row in rows_of(table)]
 
 
 def downsampled(table: pd.DataFrame) -> pd.DataFrame:
@@ -48,82 +49,76 @@ def shares_text(*shares: float | None) -> str:
     return " → ".join(percent(share) for share in shares if share is not None) or "–"
 
 
-def _number(name: str) -> Callable[[Mapping[str, Any]], str]:
-    return lambda row: "–" if row[name] is None else f"{row[name]:,}"
+def _number(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"
 
 
-def _seconds(name: str) -> Callable[[Mapping[str, Any]], str]:
-    return lambda row: "–" if row[name] is None else f"{row[name]:.2f}"
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
 
 
-def _days(name: str) -> Callable[[Mapping[str, Any]], str]:
-    return lambda row: "–" if row[name] is None else f"{row[name] / 86_400:.1f} d"
+def _days(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds / 86_400:.1f} d"
 
 
-def _values(*names: str) -> Callable[[Mapping[str, Any]], str]:
-    """Return a function that joins the named numbers of a row. If all numbers have the same text, the text appears once."""
-
-    def text(row: Mapping[str, Any]) -> str:
-        values = [f"{row[name]:.3g}" for name in names if row[name] is not None]
-        return " / ".join(dict.fromkeys(values) if len(set(values)) == 1 else values) or "–"
-
-    return text
+def _values(*values: float | None) -> str:
+    """Join the known numbers. If all numbers have the same text, the text appears once."""
+    texts = [f"{value:.3g}" for value in values if value is not None]
+    return " / ".join(texts if len(set(texts)) > 1 else texts[:1]) or "–"
 
 
-def _policy(row: Mapping[str, Any]) -> str:
+def _policy(row: SelectionRow) -> str:
     """Format the downsampling strategy. If a score has chosen the strategy, add the strategy's position in the list and the score."""
-    name, turn, score = row["downsampling"] or "–", row["downsampling_turn"], row["downsampling_score"]
-    if turn is None:
-        return str(name)
-    return f"{name} (turn {turn}, {'no score' if score is None else f'score {score:.4g}'})"
+    name, turn, score = row.downsampling or "–", row.downsampling_turn, row.downsampling_score
+    return name if turn is None else f"{name} (turn {turn}, {'no score' if score is None else f'score {score:.4g}'})"
 
 
-def _kept(row: Mapping[str, Any]) -> str:
-    candidates = row["downsampling_candidates"]
-    return percent(row["downsampling_chosen"] / candidates if candidates else None)
+def _kept(row: SelectionRow) -> str:
+    candidates, chosen = row.downsampling_candidates, row.downsampling_chosen
+    return percent(chosen / candidates if candidates and chosen is not None else None)
 
 
-def _effective(row: Mapping[str, Any]) -> str:
-    effective, chosen = row["downsampling_effective"], row["downsampling_chosen"]
+def _effective(row: SelectionRow) -> str:
+    effective, chosen = row.downsampling_effective, row.downsampling_chosen
     return "–" if effective is None or not chosen else f"{effective:,.0f} ({percent(effective / chosen)})"
 
 
 def selection_notes(table: pd.DataFrame) -> list[str]:
     """Return a sentence for each choice that is probably not intended. Args: table: from `selections_table`."""
-    rows, found = list(rows_of(table)), []
-    same = [str(row["trigger_id"]) for row in rows if row["num_chosen"] and row["chosen_before"] == 1]
+    rows, found = [SelectionRow(**row) for row in rows_of(table)], []
+    same = [str(row.trigger_id) for row in rows if row.num_chosen and row.chosen_before == 1]
     if same:
         found.append(
             f"Triggers that chose only samples of the previous trigger: {', '.join(same)}. Either there were no new samples, or the buffer is full: "
             f"{GDUMB_FULL}."
         )
-    if any(row["downsampling"] == "RHOLoss" and row["downsampling_mode"] == "sample_then_batch" for row in rows):
+    if any(row.downsampling == "RHOLoss" and row.downsampling_mode == "sample_then_batch" for row in rows):
         found.append(f"RHOLoss with sample_then_batch: {RHO_LOSS_FIRST}.")
     return found
 
 
 SELECTION_CELLS: Final[Cells] = {
-    "trigger": lambda row: str(row["trigger_id"]),
-    "candidates": _number("num_candidates"),
-    "chosen": _number("num_chosen"),
-    "chosen before": lambda row: percent(row["chosen_before"]),
-    "age of chosen": _days("median_age"),
-    "age of candidates": _days("median_age_candidates"),
-    "weights": _values("least_weight", "median_weight", "most_weight"),
-    "epochs": _seconds("effective_epochs"),
+    "trigger": lambda row: str(row.trigger_id),
+    "candidates": lambda row: _number(row.num_candidates),
+    "chosen": lambda row: _number(row.num_chosen),
+    "chosen before": lambda row: percent(row.chosen_before),
+    "age of chosen": lambda row: _days(row.median_age),
+    "age of candidates": lambda row: _days(row.median_age_candidates),
+    "weights": lambda row: _values(row.least_weight, row.median_weight, row.most_weight),
+    "epochs": lambda row: _seconds(row.effective_epochs),
 }
 DOWNSAMPLING_CELLS: Final[Cells] = {
-    "trigger": lambda row: str(row["trigger_id"]),
+    "trigger": lambda row: str(row.trigger_id),
     "policy": _policy,
-    "samples": _number("downsampling_candidates"),
-    "trained on": _number("downsampling_chosen"),
+    "samples": lambda row: _number(row.downsampling_candidates),
+    "trained on": lambda row: _number(row.downsampling_chosen),
     "kept": _kept,
-    "weights": _values("downsampling_weight_5", "downsampling_weight_50", "downsampling_weight_95"),
-    "largest weight": _values("downsampling_weight_largest"),
+    "weights": lambda row: _values(row.downsampling_weight_5, row.downsampling_weight_50, row.downsampling_weight_95),
+    "largest weight": lambda row: _values(row.downsampling_weight_largest),
     "effective": _effective,
-    "score s": _seconds("score_s"),
-    "choose s": _seconds("choose_s"),
-    "irreducible s": _seconds("irreducible_s"),
+    "score s": lambda row: _seconds(row.score_s),
+    "choose s": lambda row: _seconds(row.choose_s),
+    "irreducible s": lambda row: _seconds(row.irreducible_s),
 }
 SELECTION_NOTE: Final = (
     "Candidates and chosen samples of triggers. Chosen before: share of the chosen samples that the previous trigger also "

@@ -3,47 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import astuple, dataclass
+from typing import Final, get_type_hints
 
 import pandas as pd
 
 from modyn.records import OTHER_CLASSES, RunId, SelectionSummary
 from modyn.selector.client import SelectorClient
 from modyn.supervisor.client import SupervisorClient, TriggerRecord
+from modyn.trainer_server.client import DownsamplingResult
 
 NEWEST: Final = 100
 """Largest number of triggers of a run that are read. There is a limit because the first summary of a trigger reads all samples of the trigger."""
-_COLUMNS: Final = {
-    "trigger_id": "Int64",
-    "num_candidates": "Int64",
-    "num_chosen": "Int64",
-    "chosen_before": "float64",
-    "num_classes": "Int64",
-    "median_age": "float64",
-    "median_age_candidates": "float64",
-    "least_weight": "float64",
-    "median_weight": "float64",
-    "most_weight": "float64",
-    "downsampling": "object",
-    "downsampling_turn": "Int64",
-    "downsampling_score": "float64",
-    "downsampling_candidates": "Int64",
-    "downsampling_chosen": "Int64",
-    "downsampling_weight_5": "float64",
-    "downsampling_weight_50": "float64",
-    "downsampling_weight_95": "float64",
-    "downsampling_weight_largest": "float64",
-    "downsampling_effective": "float64",
-    "downsampling_mode": "object",
-    "score_s": "float64",
-    "choose_s": "float64",
-    "irreducible_s": "float64",
-    "effective_epochs": "float64",
-}
-"""Columns of the table of selections, with their types."""
 _SHARES: Final = ["trigger_id", "label", "candidates", "chosen", "candidates_share", "chosen_share", "trained_share"]
 _TRAINED_SHARES: Final = ["trigger_id", "label", "before_share", "after_share"]
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionRow:
+    """The candidates and choices of one trigger: a row of `selections_table`. Unknown values are None."""
+
+    trigger_id: int
+    num_candidates: int
+    num_chosen: int
+    chosen_before: float | None
+    """Share of the chosen samples that the previous trigger also chose."""
+    num_classes: int
+    median_age: float | None
+    """Median age of the chosen samples, in seconds relative to the newest candidate."""
+    median_age_candidates: float | None
+    least_weight: float | None
+    median_weight: float | None
+    most_weight: float | None
+    """Largest weight of the trigger set."""
+    downsampling: str | None
+    """The downsampling strategy."""
+    downsampling_turn: int | None
+    """Position of the strategy in `downsampling_list`, if a score decides."""
+    downsampling_score: float | None
+    """The score that chose the position."""
+    downsampling_candidates: int | None
+    downsampling_chosen: int | None
+    downsampling_weight_5: float | None
+    downsampling_weight_50: float | None
+    downsampling_weight_95: float | None
+    downsampling_weight_largest: float | None
+    downsampling_effective: float | None
+    """Equivalent number of samples of equal weight, (Σw)² / Σw²."""
+    downsampling_mode: str | None
+    score_s: float | None
+    choose_s: float | None
+    irreducible_s: float | None
+    """Seconds for the models of RHOLoss."""
+    effective_epochs: float | None
+    """Number of training samples divided by the size of the trigger set."""
+
+
+_DTYPES: Final = {int: "Int64", int | None: "Int64", float | None: "float64", str | None: "object"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,50 +99,44 @@ def read_selections(
 
 
 def selections_table(summaries: Sequence[SelectionSummary], triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
-    """Return one row for each trigger. Columns: counts; `chosen_before`, the share of the chosen samples that the previous trigger also chose;
-    ages in seconds relative to the newest candidate; weights of the trigger set; `effective_epochs`, the number of training samples divided by the
-    size of the trigger set. Columns on downsampling: strategy, the strategy's position in `downsampling_list`, the score that chose the position,
-    mode, counts, the 5, 50 and 95 % quantiles of the weights, the largest weight, `downsampling_effective` (the equivalent number of samples of
-    equal weight, (Σw)² / Σw²), and seconds (`irreducible_s`: for the models of RHOLoss). Unknown values are missing.
-
-    Args: triggers: records of the same triggers, in the same order.
-    """
-    rows = [
-        [
-            summary.trigger_id,
-            summary.num_candidates,
-            summary.num_chosen,
-            summary.num_shared / summary.num_chosen if summary.num_chosen else None,
-            summary.num_classes,
-            *(values[2] if values else None for values in (summary.ages, summary.candidate_ages)),
-            *((summary.weights[at] if summary.weights else None) for at in (0, 2, 4)),
-            *_of_downsampling(trigger, summary),
-        ]
-        for summary, trigger in zip(summaries, triggers, strict=True)
-    ]
-    return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
+    """Return one `SelectionRow` for each trigger, as a table. Args: triggers: records of the same triggers, in the same order."""
+    dtypes = {name: _DTYPES[hint] for name, hint in get_type_hints(SelectionRow).items()}
+    rows = [astuple(_selection_row(*each)) for each in zip(summaries, triggers, strict=True)]
+    return pd.DataFrame(rows, columns=list(dtypes)).astype(dtypes)
 
 
-def _of_downsampling(trigger: TriggerRecord, summary: SelectionSummary) -> list[Any]:
-    record = trigger.training_result.downsampling
-    turn = [trigger.downsampling_turn, trigger.downsampling_score]
-    if record is None:
-        trained = trigger.num_trained
-        epochs = None if trained is None or not summary.num_chosen else trained / summary.num_chosen
-        return [None, *turn, *[None] * 11, epochs]
-    return [
-        record.strategy,
-        *turn,
-        record.num_candidates,
-        record.num_chosen,
-        *(record.weight_quantiles.get(at) for at in ("0.05", "0.5", "0.95")),
-        record.largest_weight,
-        record.effective_samples,
-        record.mode,
-        *(record.seconds.get(stage) for stage in ("score", "choose")),
-        trigger.training_result.seconds.get("irreducible"),
-        record.effective_epochs,
-    ]
+def _selection_row(summary: SelectionSummary, trigger: TriggerRecord) -> SelectionRow:
+    result, size = trigger.training_result, summary.num_chosen
+    record, weights = result.downsampling or DownsamplingResult(), summary.weights
+    has_record = result.downsampling is not None
+    epochs = None if trigger.num_trained is None or not size else trigger.num_trained / size
+    return SelectionRow(
+        trigger_id=summary.trigger_id,
+        num_candidates=summary.num_candidates,
+        num_chosen=size,
+        chosen_before=summary.num_shared / size if size else None,
+        num_classes=summary.num_classes,
+        median_age=summary.ages[2] if summary.ages else None,
+        median_age_candidates=summary.candidate_ages[2] if summary.candidate_ages else None,
+        least_weight=weights[0] if weights else None,
+        median_weight=weights[2] if weights else None,
+        most_weight=weights[4] if weights else None,
+        downsampling=record.strategy if has_record else None,
+        downsampling_turn=trigger.downsampling_turn,
+        downsampling_score=trigger.downsampling_score,
+        downsampling_candidates=record.num_candidates if has_record else None,
+        downsampling_chosen=record.num_chosen if has_record else None,
+        downsampling_weight_5=record.weight_quantiles.get("0.05"),
+        downsampling_weight_50=record.weight_quantiles.get("0.5"),
+        downsampling_weight_95=record.weight_quantiles.get("0.95"),
+        downsampling_weight_largest=record.largest_weight,
+        downsampling_effective=record.effective_samples,
+        downsampling_mode=record.mode if has_record else None,
+        score_s=record.seconds.get("score"),
+        choose_s=record.seconds.get("choose"),
+        irreducible_s=result.seconds.get("irreducible") if has_record else None,
+        effective_epochs=record.effective_epochs if has_record else epochs,
+    )
 
 
 def class_shares_table(summaries: Sequence[SelectionSummary], triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
