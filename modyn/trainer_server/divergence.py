@@ -16,6 +16,7 @@ from modyn.trainer_server.loop.hooks import DivergedError, check_weights
 from modyn.trainer_server.loop.inputs import TrainingInputs
 from modyn.trainer_server.loop.loop import Training, stopped
 from modyn.trainer_server.loop.scoring_pass import candidate_passes
+from modyn.trainer_server.request.records import StageProgress
 from modyn.workers import JobConnection
 
 _NAMED: Final = 10
@@ -76,7 +77,7 @@ def _odd_samples(
     inputs: TrainingInputs, training: Training, connection: JobConnection, *, randomly: bool
 ) -> dict[str, list[int]]:
     """Return the keys of samples whose inputs, labels or weights are not finite: the first `_NAMED` in the order of the trigger set."""
-    connection.send({"stage": _STAGE})
+    connection.send(StageProgress(_STAGE))
     found: dict[str, list[int]] = {"inputs": [], "labels": [], "weights": []}
     with closing(candidate_passes(inputs, None, 1, randomly=randomly)) as passes:
         for batch in passes.batches(0):
@@ -88,7 +89,7 @@ def _odd_samples(
                 found[what] = [*found[what], *batch.keys[rows].tolist()][:_NAMED]
             if any(len(keys) >= _NAMED for keys in found.values()):
                 break
-    connection.send({"stage": ""})
+    connection.send(StageProgress())
     return found
 
 

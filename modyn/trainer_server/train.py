@@ -55,7 +55,7 @@ from modyn.trainer_server.loop.validation_pass import Validation
 from modyn.trainer_server.online.stream_preprocessing import statistics_of
 from modyn.trainer_server.parent_model import fetch_parent
 from modyn.trainer_server.request.config import TrainingConfig
-from modyn.trainer_server.request.records import TrainingJob, TrainingRequest
+from modyn.trainer_server.request.records import StageProgress, TrainingJob, TrainingRequest
 from modyn.trainer_server.request.step_config import config_of_steps, section_of_steps
 from modyn.trainer_server.result import BadSampleNote, CacheResult, TrainingCounts, TrainingLosses, TrainingResult
 from modyn.workers import JobConnection
@@ -82,7 +82,7 @@ class TrainingSections:
 def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | TrainingResult:
     """Run the task of a worker process: connect to the services and train for `job`. Args: connection: connection to the trainer server."""
     config, request = job.config, job.request
-    connection.send({})  # The first message, even an empty one, changes the status from queued to running.
+    connection.send(StageProgress())  # The first message changes the status from queued to running.
     configure_logs("trainer_worker", config.trainer_server.log_level)
     if request.pipeline.get(ONLINE) is not None:
         give_way(config.trainer_server.online_niceness)

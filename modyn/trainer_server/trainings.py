@@ -173,7 +173,7 @@ class Trainings:
             )
             return self._pool.submit(
                 spec,
-                on_message=lambda message: self.table.update(key, lambda s: replace(s, state=JobState.RUNNING, **message)),
+                on_message=lambda message: self.table.update(key, lambda status: status.updated(message)),
                 on_done=lambda job: self._done(key, request, job),
             )
         except ModynError:

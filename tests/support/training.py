@@ -21,6 +21,7 @@ from modyn.records import FeedbackHeader, FeedbackRows, Int64Array, ModelVersion
 from modyn.testing.fakes import FakeModelStorage
 from modyn.trainer_server.client import TrainingRequest, TrainingResult
 from modyn.trainer_server.loop.inputs import TrainingContext
+from modyn.trainer_server.request.records import BatchProgress, StageProgress
 from modyn.trainer_server.train import TrainingSections, run_training
 from modyn.workers import JobConnection, KeptModels
 from tests.support.fake_dataset import FakeTriggerSet
@@ -41,6 +42,14 @@ class RecordedReport(JobConnection):
 
     def send(self, message: object) -> None:
         self.messages.append(message)
+
+    @property
+    def batches(self) -> list[BatchProgress]:
+        return [message for message in self.messages if isinstance(message, BatchProgress)]
+
+    @property
+    def stages(self) -> list[str]:
+        return [message.stage for message in self.messages if isinstance(message, StageProgress)]
 
     @property
     def stopping(self) -> bool:

@@ -31,6 +31,7 @@ from modyn.trainer_server.client import TrainingRequest
 from modyn.trainer_server.disk.files import clean_up
 from modyn.trainer_server.loop.seeding import derived_seed, seed_everything
 from modyn.trainer_server.request.config import TrainingConfig
+from modyn.trainer_server.request.records import BatchProgress
 from modyn.trainer_server.train import TrainingSections, configure_torch, run_training
 from modyn.workers import KeptModels
 from tests.support.training import (
@@ -430,11 +431,10 @@ def test_what_cannot_be_removed_fails_no_training_whose_model_is_stored(tmp_path
 def test_progress_is_reported_by_time_with_totals(tmp_path: Path) -> None:
     found = TrainingRoom(tmp_path, limits={"report_interval_s": 0.0}).train(small_pipeline())
     first, *others = found.report.messages
-    nothing = {"samples_seen": 0, "samples_total": 40, "batches_seen": 0, "loss": None, "samples_per_s": 0.0, "samples_loaded": 0}
     no_work = {"read": 0, "decoded": 0, "augmented": 0, "evicted": 0, "not_asked": 0}
-    assert first == {**nothing, "num_cached": {"encoded": 0, "decoded": 0, "augmented": 0}, "cache_work": no_work}
-    assert [message["samples_seen"] for message in others] == [8, 16, 24, 32, 40]
-    assert all(message["loss"] > 0 and message["samples_per_s"] > 0 for message in others)
+    assert first == BatchProgress(samples_total=40, num_cached={"encoded": 0, "decoded": 0, "augmented": 0}, cache_work=no_work)
+    assert [message.samples_seen for message in others] == [8, 16, 24, 32, 40]
+    assert all(message.loss > 0 and message.samples_per_s > 0 for message in others)
 
     seldom = TrainingRoom(tmp_path, limits={"report_interval_s": 3600.0})
     assert len(seldom.train(small_pipeline()).report.messages) == 1

@@ -15,6 +15,7 @@ from modyn.model_storage.client import StoredModelInfo
 from modyn.records import ModelVersion
 from modyn.rpc.logs import configure_logs
 from modyn.trainer_server.client import TrainingJob, TrainingResult
+from modyn.trainer_server.request.records import BatchProgress, StageProgress
 from modyn.workers import JobConnection
 from tests.support.training import MemoryData, RecordedReport, TrainingRoom
 
@@ -53,9 +54,8 @@ def pretend(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | Tr
     request = job.request
     act = request.pipeline["training"]["act"]
     stage = request.pipeline["training"].get("stage", "")
-    connection.send(
-        {"samples_seen": 0, "samples_total": 10, "batches_seen": 0, "loss": None, "samples_per_s": 0.0, "stage": stage}
-    )
+    connection.send(StageProgress(stage))
+    connection.send(BatchProgress(samples_total=10))
     mark = request.pipeline["training"].get("mark")
     if mark:
         with Path(mark).open("a") as file:
@@ -71,8 +71,8 @@ def pretend(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | Tr
     while act == "wait" and not Path(request.pipeline["training"].get("until", "/nowhere")).exists():
         connection.check()
         time.sleep(0.01)
-    connection.send({"stage": ""})
-    connection.send({"samples_seen": 10, "samples_total": 10, "batches_seen": 2, "loss": 0.5, "samples_per_s": 20.0})
+    connection.send(StageProgress())
+    connection.send(BatchProgress(10, 10, 2, 0.5, 20.0))
     result = {"num_samples": 10, "num_batches": 2, "loss": 0.25, "losses": [[1, 0.75]], "seconds": {"load": 0.1}}
     version = ModelVersion(100 + request.trigger_id, request.run_id, request.trigger_id, None, "0" * 64, 1, 0.0, "", False)
     return StoredModelInfo(version, "MLP", {}, result)

@@ -45,11 +45,11 @@ from modyn.trainer_server.loop.criterion import Criterion
 from modyn.trainer_server.loop.hooks import DivergedError, check_weights
 from modyn.trainer_server.loop.inputs import TrainingInputs
 from modyn.trainer_server.loop.loop import Training
-from modyn.trainer_server.loop.progress import NOTHING_SEEN, StagedConnection
 from modyn.trainer_server.loop.scoring_pass import ScoredRows, ScoringPass, candidate_passes
 from modyn.trainer_server.loop.seeding import derived_seed, seed_everything
 from modyn.trainer_server.request.config import TrainingConfig
 from modyn.trainer_server.request.irreducible_config import irreducible_config, irreducible_sections
+from modyn.trainer_server.request.records import BatchProgress, StageProgress
 from modyn.workers import JobConnection
 
 _KIND: Final = FileKind(b"MODYNIRR", 1, "file of irreducible losses", "delete it: they are computed again")
@@ -90,7 +90,8 @@ def irreducible_losses(inputs: TrainingInputs, policy: RHOLoss, connection: JobC
     # The losses are on disk now. Later attempts no longer need the files of the models.
     for model in models:
         model.remove()
-    connection.send({"stage": "", **NOTHING_SEEN})
+    connection.send(StageProgress())
+    connection.send(BatchProgress())
     return found
 
 
@@ -203,15 +204,15 @@ class IrreducibleModel:
         digest = hashlib.sha256(
             to_json([self._inputs.identity(), weights_sha256(self._weights)], sort_keys=True).encode()
         ).digest()
-        stage = StagedConnection(self._connection, f"irreducible losses{of}")
+        self._connection.send(StageProgress(f"irreducible losses{of}"))
         passes = candidate_passes(self._outer, share, 1)
         # The shift leaves the 63 bits that `RowLog` uses as identity.
         log = RowLog(self._scores, int.from_bytes(digest[:8], "little") >> 1)
         log.open()
         try:
-            ScoringPass(self._outer, stage, lambda scored, batch: scored.losses(batch).unsqueeze(1), _check, share.num_keys).run(
-                scoring, passes, 0, log
-            )
+            ScoringPass(
+                self._outer, self._connection, lambda scored, batch: scored.losses(batch).unsqueeze(1), _check, share.num_keys
+            ).run(scoring, passes, 0, log)
         finally:
             passes.close()
         rows = ScoredRows.read(log)
@@ -233,12 +234,12 @@ class IrreducibleModel:
         seed = derived_seed(inputs.seed or 0, trigger_id, _MODEL + self._number)
         seed_everything(seed)
         checkpoint = load_checkpoint(inputs.checkpoint, inputs.identity()) if inputs.config.checkpointing.activated else None
-        connection = StagedConnection(self._connection, stage)
-        training = build(inputs, None, seed, connection, None)
+        self._connection.send(StageProgress(stage))
+        training = build(inputs, None, seed, self._connection, None)
         if (previous := self._previous()) is not None:
             load_weights(training.components.model, previous)
         try:
-            fit(inputs, training, seed, checkpoint, connection)
+            fit(inputs, training, seed, checkpoint, self._connection)
             check_weights(training.components.model)
             check_learned(training, inputs.config)
         except (DivergedError, NothingLearnedError) as error:

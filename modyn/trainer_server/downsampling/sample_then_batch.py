@@ -30,8 +30,8 @@ from modyn.trainer_server.downsampling.record import DownsamplingRecord, bounded
 from modyn.trainer_server.loop.epoch_passes import EpochPasses
 from modyn.trainer_server.loop.inputs import TrainingInputs
 from modyn.trainer_server.loop.loop import Training
-from modyn.trainer_server.loop.progress import StagedConnection
 from modyn.trainer_server.loop.scoring_pass import ScoredRows, ScoringPass, candidate_passes
+from modyn.trainer_server.request.records import StageProgress
 from modyn.workers import JobConnection
 
 
@@ -119,9 +119,10 @@ class SampleThenBatch:
         """Score the candidates that are not in `log` yet, and append their rows to `log`."""
         of = f" {number + 1} of {self._num_selections}" if self._num_selections > 1 else ""
         when = f"of epoch {self._training.progress.epoch}"
+        self._connection.send(StageProgress(f"selection{of}"))
         scoring = ScoringPass(
             self._inputs,
-            StagedConnection(self._connection, f"selection{of}"),
+            self._connection,
             self._policy.scored,
             lambda rows: check_scores(self._policy, rows.scores, rows.keys, when),
             self._inputs.num_candidates,
@@ -132,7 +133,7 @@ class SampleThenBatch:
         except CancelledError:
             self._training.stopping = True
             raise
-        self._connection.send({"stage": ""})
+        self._connection.send(StageProgress())
 
     def _weights(self, rows: ScoredRows, choice: Choice) -> Any:
         """Return the weights of the chosen samples: the weight in the trigger set (1 if weights are not used), times the weight of the choice,

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import Final
 
 from modyn.trainer_server.loop.loop import Hook, Training, stopped
+from modyn.trainer_server.request.records import BatchProgress
 from modyn.workers import JobConnection
-
-NOTHING_SEEN: Final = {"samples_seen": 0, "samples_total": None, "batches_seen": 0, "loss": None, "samples_per_s": 0.0}
-"""Progress of a training before its first batch."""
 
 
 class ProgressReports(Hook):
@@ -46,34 +43,14 @@ class ProgressReports(Hook):
 
     def _send(self, training: Training, samples_per_s: float) -> None:
         self._connection.send(
-            {
-                "samples_seen": training.progress.samples,
-                "samples_total": training.plan.num_samples,
-                "batches_seen": training.progress.batches,
-                "loss": None if training.loss is None else float(training.loss),
-                "samples_per_s": samples_per_s,
-                "num_cached": dict(training.progress.cached),
-                "cache_work": dict(training.progress.cache_work),
-                "samples_loaded": training.progress.samples + training.progress.unchosen,
-            }
+            BatchProgress(
+                samples_seen=training.progress.samples,
+                samples_total=training.plan.num_samples,
+                batches_seen=training.progress.batches,
+                loss=None if training.loss is None else float(training.loss),
+                samples_per_s=samples_per_s,
+                num_cached=dict(training.progress.cached),
+                cache_work=dict(training.progress.cache_work),
+                samples_loaded=training.progress.samples + training.progress.unchosen,
+            )
         )
-
-
-class StagedConnection(JobConnection):
-    """Adds the stage to each message. At the end of the stage, the caller sends `stage: ""` over the wrapped connection."""
-
-    def __init__(self, connection: JobConnection, stage: str) -> None:
-        """Args: stage: see `TrainingStatus`."""
-        self.name, self.device, self.models, self.memory = connection.name, connection.device, connection.models, {}
-        self._outer = connection
-        self._stage = stage
-
-    def send(self, message: object) -> None:
-        """Send the message with the stage."""
-        assert isinstance(message, dict)
-        self._outer.send({**message, "stage": self._stage})
-
-    @property
-    def stopping(self) -> bool:
-        """Whether the service asks the job to stop."""
-        return self._outer.stopping

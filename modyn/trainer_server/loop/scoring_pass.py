@@ -22,6 +22,7 @@ from modyn.trainer_server.downsampling.policies.scoring import ScoringModel
 from modyn.trainer_server.loop.epoch_passes import EpochPasses
 from modyn.trainer_server.loop.inputs import TrainingInputs
 from modyn.trainer_server.loop.loop import Explaining, stopped
+from modyn.trainer_server.request.records import ScoringProgress
 from modyn.workers import JobConnection
 
 _HELD_BATCHES: Final = 1000
@@ -139,7 +140,7 @@ class ScoringPass:
                     reported = now
             self._keep(held, log, passes.num_batches)
             self._report(log.num_rows)
-        self.connection.send({"samples_scored": None, "samples_to_score": None})
+        self.connection.send(ScoringProgress())
 
     def _keep(self, held: list[tuple[Batch, Tensor, Tensor, Tensor]], log: RowLog, num_batches: int) -> None:
         """Move the scores from the device to the log. The scores are durable on return."""
@@ -156,4 +157,4 @@ class ScoringPass:
 
     def _report(self, num_scored: int) -> None:
         """Report the number of scored samples."""
-        self.connection.send({"samples_scored": num_scored, "samples_to_score": self.num_samples})
+        self.connection.send(ScoringProgress(num_scored, self.num_samples))

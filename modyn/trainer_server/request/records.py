@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Self
 
 from modyn.config.system import SystemConfig
 from modyn.errors import BY_REASON, ModynError, TrainingError
@@ -33,6 +33,38 @@ class TrainingRequest:
     """Train an online trigger: make the steps of proactive training that the section `online` specifies."""
     tests_only: bool = False
     """Only test the model on the new samples, which are the whole trigger set. The training makes no step and no model."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageProgress:
+    """Message of a worker: the training enters a stage, or leaves it (an empty text). See `TrainingStatus.stage`."""
+
+    stage: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringProgress:
+    """Message of a worker: progress of a selection, or its end. See the fields of `TrainingStatus` with the same names."""
+
+    samples_scored: int | None = None
+    samples_to_score: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchProgress:
+    """Message of a worker: progress of the training. The defaults are those before the first batch. See the fields of `TrainingStatus`."""
+
+    samples_seen: int = 0
+    samples_total: int | None = None
+    batches_seen: int = 0
+    loss: float | None = None
+    samples_per_s: float = 0.0
+    num_cached: Mapping[str, int] = field(default_factory=dict)
+    cache_work: Mapping[str, int] = field(default_factory=dict)
+    samples_loaded: int = 0
+
+
+WorkerProgress = StageProgress | ScoringProgress | BatchProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +102,10 @@ class TrainingStatus:
     """In a running training: the fields of `CacheWork`, which count work done only for the cache."""
     samples_loaded: int = 0
     """In a running training: number of loaded samples, including candidates that were not chosen within their batch."""
+
+    def updated(self, progress: WorkerProgress) -> Self:
+        """Return the status of the running training after a message of its worker."""
+        return replace(self, state=JobState.RUNNING, **asdict(progress))
 
     def to_error(self) -> ModynError:
         """Return the error that ended a failed or stopped training, as an instance of its original class."""

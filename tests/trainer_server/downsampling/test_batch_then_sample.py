@@ -47,7 +47,7 @@ def test_an_epoch_keeps_its_ratio_in_batches_of_nearly_one_size(tmp_path: Path) 
     found = train_in_memory(pipeline_of(LOSS, {"epochs_per_trigger": 3}), MemoryData(45), tmp_path)
     # Batches are chosen out of 15 each: 8, 7 and 8, which is half of 45, rounded.
     assert (found.result["num_batches"], found.result["num_samples"], found.result["num_epochs"]) == (9, 69, 3)
-    assert found.report.messages[0]["samples_total"] == 69
+    assert found.report.batches[0].samples_total == 69
     record = found.result["downsampling"]
     assert (record["strategy"], record["mode"]) == ("Loss", "batch_then_sample")
     assert (record["num_candidates"], record["num_chosen"], record["num_selections"]) == (135, 69, 9)
@@ -98,7 +98,7 @@ def test_batch_norm_never_meets_a_single_sample(tmp_path: Path, num_keys: int) -
     pipeline["model"] = {"id": "Normed"}
     with installed(tmp_path / "plugin", MODELS, "Normed", NORMED, "Normed"):
         found = train_in_memory(pipeline, MemoryData(num_keys), tmp_path)
-    assert found.result["num_samples"] == found.report.messages[0]["samples_total"]
+    assert found.result["num_samples"] == found.report.batches[0].samples_total
 
 
 def test_a_batch_is_scored_by_the_model_as_it_is_then(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_a_bound_on_samples_is_met_exactly(tmp_path: Path) -> None:
     pipeline = pipeline_of({"strategy": "Loss", "ratio": 50}, {"drop_last_batch": True})
     for bound in (5, 43):
         found = train_in_memory(pipeline, MemoryData(80), tmp_path, num_samples_to_pass=bound)
-        assert found.result["num_samples"] == found.report.messages[0]["samples_total"] == bound
+        assert found.result["num_samples"] == found.report.batches[0].samples_total == bound
 
 
 def test_a_set_without_a_batch_says_what_was_left_of_it(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from modyn.models.weights import build_model
 from modyn.records import RunId, TriggerSetInfo
 from modyn.trainer_server.check import check
 from modyn.trainer_server.downsampling.irreducible import find_losses, write_losses
-from modyn.trainer_server.loop.progress import NOTHING_SEEN
 from modyn.trainer_server.loop.seeding import derived_seed, seed_everything
 from modyn.trainer_server.request.irreducible_config import irreducible_sections
+from modyn.trainer_server.request.records import BatchProgress, ScoringProgress, StageProgress
 from tests.support.training import (
     NUM_CLASSES,
     MemoryData,
@@ -173,21 +173,20 @@ def test_no_work_of_an_attempt_before_is_made_again(tmp_path: Path) -> None:
     room = TrainingRoom(tmp_path, limits={"report_interval_s": 0})
     pipeline = pipeline_of({"checkpointing": {"activated": True, "interval": 1}, "seed": None}, holdout_set_strategy="Twin")
     whole = TrainingRoom(tmp_path / "whole", limits=room.limits).train(pipeline, MemoryData(NUM))
-    stages = [message["stage"] for message in whole.report.messages if "irreducible" in message.get("stage", "")]
+    stages = [stage for stage in whole.report.stages if "irreducible" in stage]
     assert list(dict.fromkeys(stages)) == [
         f"irreducible {what} {number} of 2" if what == "losses" else f"irreducible-loss {what} {number} of 2"
         for number in (1, 2)
         for what in ("model", "losses")
     ]
-    assert {"stage": "", **NOTHING_SEEN} in whole.report.messages
-    scored = [
-        message["samples_scored"] for message in whole.report.messages if message.get("stage") == "irreducible losses 1 of 2"
-    ]
-    assert scored[-2:] == [35, None]
+    assert BatchProgress() in whole.report.messages
+    begun = whole.report.messages.index(StageProgress("irreducible losses 1 of 2"))
+    scored = [message.samples_scored for message in whole.report.messages[begun:] if isinstance(message, ScoringProgress)]
+    assert scored[scored.index(None) - 1] == 35
     with pytest.raises(CancelledError):
         room.train(pipeline, MemoryData(NUM), RecordedReport(stop_after=14 + 10))  # of 5 + 5 looks at 5 batches, and at 5, twice
     again = room.train(pipeline, MemoryData(NUM))
-    assert not any("model 1" in message.get("stage", "") for message in again.report.messages)
+    assert not any("model 1" in stage for stage in again.report.stages)
 
 
 def test_the_model_is_kept_for_later_triggers_where_that_is_asked_for(tmp_path: Path) -> None:

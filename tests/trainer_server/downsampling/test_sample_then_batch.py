@@ -21,6 +21,7 @@ from modyn.trainer_server.downsampling.policies.policy import Draw
 from modyn.trainer_server.downsampling.policies.sampling import sample_by_scores
 from modyn.trainer_server.loop.scoring_pass import ScoredRows
 from modyn.trainer_server.loop.seeding import derived_seed, seed_everything
+from modyn.trainer_server.request.records import ScoringProgress
 from tests.support.training import (
     NUM_CLASSES,
     MemoryData,
@@ -82,24 +83,22 @@ def test_it_equals_a_loop_by_hand(tmp_path: Path, period: int) -> None:
     )
     assert record["effective_epochs"] == pytest.approx(69 / 45)
     assert (found.result["num_samples"], found.result["num_batches"], found.result["num_epochs"]) == (69, 9, 3)
-    assert found.report.messages[0]["samples_total"] == 69
+    assert found.report.batches[0].samples_total == 69
     assert not (tmp_path / "selections" / "memory-0001.0").exists()
 
 
 def test_progress_of_the_pass_is_reported(tmp_path: Path) -> None:
     room = TrainingRoom(tmp_path, limits={"report_interval_s": 0})
     messages = room.train(pipeline_of(LOSS), MemoryData(45)).report.messages
-    scored = [message["samples_scored"] for message in messages if message.get("samples_to_score") == 45]
+    scored = [message.samples_scored for message in messages if isinstance(message, ScoringProgress) and message.samples_to_score]
     assert scored == [8, 16, 24, 32, 40, 45, 45]
-    assert {"samples_scored": None, "samples_to_score": None, "stage": "selection"} in messages
+    assert ScoringProgress() in messages
 
 
 @pytest.mark.parametrize(("period", "stages"), [(1, ["selection 1 of 2", "", "selection 2 of 2", ""]), (0, ["selection", ""])])
 def test_the_stage_of_a_selection_is_reported_until_it_is_over(tmp_path: Path, period: int, stages: list[str]) -> None:
     room = TrainingRoom(tmp_path, limits={"report_interval_s": 0})
-    messages = room.train(pipeline_of({**LOSS, "period": period}, {"epochs_per_trigger": 2}), MemoryData(45)).report.messages
-    found = [message.get("stage", "") for message in messages]
-    assert [stage for stage, before in zip(found, ["", *found], strict=False) if stage != before] == stages
+    assert room.train(pipeline_of({**LOSS, "period": period}, {"epochs_per_trigger": 2}), MemoryData(45)).report.stages == stages
 
 
 def counted(num_keys: int, **fields: Any) -> tuple[MemoryData, list[int]]:
@@ -157,7 +156,9 @@ def test_a_pass_that_was_stopped_resumes_after_what_is_scored(tmp_path: Path) ->
         room.train(pipeline, MemoryData(45), RecordedReport(stop_after=3))
     report = RecordedReport()
     room.train(pipeline, MemoryData(45), report)
-    scored = [message["samples_scored"] for message in report.messages if message.get("samples_to_score")]
+    scored = [
+        message.samples_scored for message in report.messages if isinstance(message, ScoringProgress) and message.samples_to_score
+    ]
     assert scored[-1] == 45
     data, fetched = counted(45)
     with pytest.raises(CancelledError):

@@ -142,7 +142,7 @@ def test_a_stop_whose_checkpoint_cannot_be_written_is_a_stop(tmp_path: Path, cap
 
 def read_progress(report: RecordedReport) -> int:
     """Batches that had been done when the training began."""
-    done: int = report.messages[0]["batches_seen"]
+    done: int = report.batches[0].batches_seen
     assert done > 0
     return done
 
@@ -309,7 +309,7 @@ def test_a_checkpoint_that_cannot_be_used_costs_time_only(
     if damage == "no checkpoint at all":
         path.write_bytes(b"something else")
     found = room.train(pipeline)
-    assert found.report.messages[0]["batches_seen"] == 0
+    assert found.report.batches[0].batches_seen == 0
     assert found.trained.weights_sha256 == undisturbed.trained.weights_sha256
     assert "checkpoint_ignored" in capsys.readouterr().err
 
