@@ -281,7 +281,15 @@ def named_in_logs(read: Callable[[], object]) -> object:
 
 def checkpoint(room: Room) -> File:
     path = room.folder / "run-1.3.checkpoint"
-    write_state_file(path, {"version": VERSION, "identity": IDENTITY, "seed": 5, "model": {"w": torch.arange(9.0)}})
+    state = {
+        "version": VERSION,
+        "identity": IDENTITY,
+        "seed": 5,
+        "progress": {},
+        "order": None,
+        "model": {"w": torch.arange(9.0)},
+    }
+    write_state_file(path, state)
     return path, lambda: str(named_in_logs(lambda: load_checkpoint(path, IDENTITY)))
 
 

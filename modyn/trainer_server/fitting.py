@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import nn
@@ -28,7 +28,7 @@ from modyn.trainer_server.downsampling.policies.policy import ScoredTraining
 from modyn.trainer_server.downsampling.record import DownsamplingRecord
 from modyn.trainer_server.downsampling.sample_scores import sample_scores
 from modyn.trainer_server.learning import FirstWeights, IgnoredLabels
-from modyn.trainer_server.loop.checkpoint import Checkpoints, restore
+from modyn.trainer_server.loop.checkpoint import Checkpoint, Checkpoints, restore
 from modyn.trainer_server.loop.components import build_components, has_batch_norm
 from modyn.trainer_server.loop.criterion import Criterion
 from modyn.trainer_server.loop.hooks import EarlyStopping, FiniteLoss, Losses
@@ -138,9 +138,7 @@ def check_downsampled(inputs: TrainingInputs, model: nn.Module) -> None:
             raise ConfigError(f"selection_strategy.downsampling_config.strategy: {message}")
 
 
-def fit(
-    inputs: TrainingInputs, training: Training, seed: int, checkpoint: Mapping[str, Any] | None, connection: JobConnection
-) -> int:
+def fit(inputs: TrainingInputs, training: Training, seed: int, checkpoint: Checkpoint | None, connection: JobConnection) -> int:
     """Train from the beginning, or from a checkpoint.
 
     Args: seed: seed of this training, for the order and the choice of its samples and for random numbers. checkpoint: result of `load_checkpoint`.
@@ -151,12 +149,12 @@ def fit(
     logger = get_logger("training")
     position, num_seen = BatchPosition(), 0
     if checkpoint is not None:
-        position = BatchPosition(checkpoint["progress"]["epoch"], checkpoint["progress"]["batches_in_epoch"])
-        num_seen = checkpoint["progress"]["samples"]
+        progress = checkpoint.progress
+        position, num_seen = BatchPosition(progress.epoch, progress.batches_in_epoch), progress.samples
     elif isinstance(training.preprocessing, StreamPreprocessing):
         learn_before(inputs, training.preprocessing, connection)
     with TrainingBatches(inputs, training, seed, connection) as source:
-        batches = source.start(position, num_seen, checkpoint["order"] if checkpoint is not None else None)
+        batches = source.start(position, num_seen, checkpoint.order if checkpoint is not None else None)
         # The seed is set after the start of the loader, because the start draws random numbers, more with more workers.
         seed_everything(derived_seed(seed, inputs.request.trigger_id, TRAINING))
         if checkpoint is not None:

@@ -150,7 +150,7 @@ def run_training(
         path = checkpoint_path(context.folder, request)
         checkpoint = load_checkpoint(path, inputs.identity()) if config.checkpointing.activated else None
         # Without a seed, a random seed is drawn and stored in the checkpoint, so that a resumed training has the same order of samples.
-        seed = checkpoint["seed"] if checkpoint else inputs.seed if inputs.seed is not None else secrets.randbits(62)
+        seed = checkpoint.seed if checkpoint else inputs.seed if inputs.seed is not None else secrets.randbits(62)
         configure_torch(config, deterministic=inputs.seed is not None)
         # Building the model below draws its initial weights.
         seed_everything(derived_seed(seed, request.trigger_id, _WEIGHTS))

@@ -9,7 +9,7 @@ import io
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Final
@@ -22,6 +22,7 @@ from modyn.rpc.logs import get_logger
 from modyn.trainer_server.disk.state_file import read_state_file, write_state_file
 from modyn.trainer_server.loop.loop import Hook, Training
 from modyn.trainer_server.loop.seeding import random_state, set_random_state
+from modyn.trainer_server.loop.training_progress import TrainingProgress
 
 VERSION: Final = 12
 
@@ -76,6 +77,19 @@ class Checkpoints(Hook):
             _logger.warning("checkpoint_not_written", reason=error.message)
 
 
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A loaded checkpoint."""
+
+    seed: int
+    """Seed of the training, which later attempts use again."""
+    progress: TrainingProgress
+    order: Any
+    """State of the order of the samples, for the source of batches."""
+    state: Mapping[str, Any]
+    """All of the `snapshot`."""
+
+
 def snapshot(training: Training) -> dict[str, Any]:
     """Return all state that the rest of the training depends on. Call between two steps, because gradients are not included."""
     training.settle_steps()
@@ -96,8 +110,9 @@ def snapshot(training: Training) -> dict[str, Any]:
     }
 
 
-def restore(training: Training, state: Mapping[str, Any]) -> None:
-    """Restore a newly built training from a `snapshot`. Random generators are restored last, because earlier operations may draw from them."""
+def restore(training: Training, checkpoint: Checkpoint) -> None:
+    """Restore a newly built training. Random generators are restored last, because earlier operations may draw from them."""
+    state = checkpoint.state
     for name, value in state["progress"].items():
         setattr(training.progress, name, value)
     if training.preprocessing is not None:
@@ -117,7 +132,7 @@ def restore(training: Training, state: Mapping[str, Any]) -> None:
     set_random_state(state["random"])
 
 
-def load_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+def load_checkpoint(path: Path, identity: Mapping[str, Any]) -> Checkpoint | None:
     """Load the checkpoint at `path`; None if the checkpoint is missing, unusable, or of another training. An unusable checkpoint is logged, and the
     training starts from the beginning, with the same result.
 
@@ -133,7 +148,7 @@ def load_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] |
     if state.get("version") != VERSION or state.get("identity") != dict(identity):
         _logger.warning("checkpoint_ignored", path=str(path), reason="it was written by another version or for another training")
         return None
-    return state
+    return Checkpoint(state["seed"], TrainingProgress(**state["progress"]), state["order"], state)
 
 
 def check_checkpoint_folder(folder: Path, *, keep: bool = True) -> None:

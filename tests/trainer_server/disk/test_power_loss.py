@@ -25,7 +25,8 @@ IDENTITY = {"run": "r", "trigger": 3}
 
 
 def state(number: int) -> dict[str, Any]:
-    return {"version": VERSION, "identity": IDENTITY, "number": number, "weights": torch.full((700,), float(number))}
+    state = {"version": VERSION, "identity": IDENTITY, "seed": 1, "progress": {}, "order": None}
+    return {**state, "number": number, "weights": torch.full((700,), float(number))}
 
 
 def test_a_checkpoint_is_the_newest_or_the_one_that_was_being_written(tmp_path: Path) -> None:
@@ -39,9 +40,9 @@ def test_a_checkpoint_is_the_newest_or_the_one_that_was_being_written(tmp_path: 
             found = load_checkpoint(path, IDENTITY)
             if path.exists():
                 read_state_file(path)
-            number = -1 if found is None else found["number"]
+            number = -1 if found is None else found.state["number"]
             assert number in (len(loss.notes) - 1, len(loss.notes))
-            assert found is None or torch.equal(found["weights"], state(number)["weights"])
+            assert found is None or torch.equal(found.state["weights"], state(number)["weights"])
 
 
 def test_an_optimizer_state_in_the_place_of_an_older_one_is_one_of_them(tmp_path: Path) -> None:
