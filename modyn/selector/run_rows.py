@@ -10,7 +10,8 @@ from sqlalchemy import JSON, ColumnElement, TableClause, column, select, table, 
 from sqlalchemy.orm import Session
 
 from modyn.errors import NotFoundError
-from modyn.records import ClassCount, RunId, SelectionSummary, TriggerSetInfo
+from modyn.json_codec import adapter
+from modyn.records import RunId, SelectionSummary, TriggerSetInfo
 from modyn.selector.selection import build_selection
 from modyn.selector.window.state_files import References
 
@@ -137,12 +138,8 @@ def find_summary(session: Session, run: RunRecord, trigger_id: int) -> Selection
     """Return the stored summary of a trigger, or None if no summary was computed yet."""
     query = select(TRIGGERS.c.summary).where(TRIGGERS.c.run_number == run.number, TRIGGERS.c.trigger_id == trigger_id)
     kept = session.scalar(query)
-    if kept is None:
-        return None
-    # JSON has lists in place of tuples.
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in kept.items()}
-    values["classes"] = tuple(ClassCount(**entry) for entry in kept["classes"])
-    return SelectionSummary(**values)
+    summary: SelectionSummary | None = None if kept is None else adapter(SelectionSummary).validate_python(kept)
+    return summary
 
 
 def keep_summary(session: Session, run: RunRecord, summary: SelectionSummary) -> None:

@@ -246,8 +246,7 @@ def session_key(request: TrainingRequest) -> str:
     """Return the key of a session. One worker may run trainings with equal keys one after the other: they have the same run and pipeline, and either
     all or none have a seed, because a seed makes the whole process deterministic.
     """
-    sections = {name: request.pipeline.get(name) for name in ("model", "training", "data", "selection_strategy")}
-    digest = hashlib.sha256(to_json([sections, request.seed is None], sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(to_json([request.identifying_sections, request.seed is None], sort_keys=True).encode()).hexdigest()
     return f"{request.run_id} {digest}"
 
 

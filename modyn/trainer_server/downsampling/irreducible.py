@@ -264,8 +264,7 @@ class IrreducibleModel:
 
     def _identity(self, trigger_id: int) -> Mapping[str, Any]:
         """Return the identity of the model of a trigger. The identity is equal for all attempts, and later triggers can compute it."""
-        pipeline = self._inputs.request.pipeline
-        sections = {name: pipeline.get(name) for name in ("model", "training", "data", "selection_strategy")}
+        sections = self._inputs.request.identifying_sections
         digest = hashlib.sha256(to_json([sections, self._inputs.seed], sort_keys=True).encode()).hexdigest()
         return {"run_id": str(self._outer.request.run_id), "trigger_id": trigger_id, "number": self._number, "sha256": digest}
 

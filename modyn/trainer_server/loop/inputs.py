@@ -194,7 +194,7 @@ class TrainingInputs:
     def identity(self) -> dict[str, Any]:
         """Return the identity of the training. The identity is equal for all attempts at one training, and different for two trainings."""
         request = self.request
-        sections = {name: request.pipeline.get(name) for name in ("model", "training", "data", "selection_strategy")}
+        sections = request.identifying_sections
         if request.online:
             sections["online"] = request.pipeline.get("online")
         if request.pipeline.get(PREPROCESSING) is not None:

@@ -34,6 +34,11 @@ class TrainingRequest:
     tests_only: bool = False
     """Only test the model on the new samples, which are the whole trigger set. The training makes no step and no model."""
 
+    @property
+    def identifying_sections(self) -> dict[str, Any]:
+        """The sections of the pipeline by which two trainings of a run differ."""
+        return {name: self.pipeline.get(name) for name in ("model", "training", "data", "selection_strategy")}
+
 
 @dataclass(frozen=True, slots=True)
 class StageProgress:
