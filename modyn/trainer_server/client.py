@@ -10,23 +10,13 @@ from modyn.proto import common_pb2, trainer_server_pb2, trainer_server_pb2_grpc
 from modyn.rpc.client import SectionClient
 from modyn.rpc.wire import from_message, to_message, to_struct
 from modyn.trainer_server.request.records import TrainingJob, TrainingRequest, TrainingStatus
-from modyn.trainer_server.result import (
-    NO_RESULT,
-    DownsamplingResult,
-    ErrorRow,
-    PrequentialResult,
-    TrainingCounts,
-    TrainingResult,
-    mean_error,
-)
+from modyn.trainer_server.result import NO_RESULT, DownsamplingResult, ErrorRow, TrainingResult, mean_error
 
 __all__ = [
     "NO_RESULT",
     "DownsamplingResult",
     "ErrorRow",
-    "PrequentialResult",
     "TrainerServerClient",
-    "TrainingCounts",
     "TrainingJob",
     "TrainingRequest",
     "TrainingResult",

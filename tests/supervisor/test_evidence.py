@@ -13,13 +13,7 @@ from modyn.errors import UserCodeError
 from modyn.proto import supervisor_pb2
 from modyn.records import SampleBatch
 from modyn.rpc.wire import from_message, to_message
-from modyn.supervisor.evidence import (
-    Evidence,
-    EvidenceKind,
-    is_flagged,
-    required_value,
-    value_of,
-)
+from modyn.supervisor.evidence import Evidence, EvidenceKind, is_flagged, required_value, value_of
 from modyn.supervisor.triggers import CheckContext, build_trigger
 from modyn.supervisor.triggers.base import Check, CheckRecord
 from modyn.supervisor.triggers.cost import DataIncorporationLatencyCostTrigger, LatencyCostConfig

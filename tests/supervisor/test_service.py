@@ -15,15 +15,7 @@ from modyn.config.system import SystemConfig
 from modyn.errors import ConfigError, NotFoundError, UnavailableError
 from modyn.proto import supervisor_pb2
 from modyn.records import JobState, ServingLoad, VersionRole, VersionUse
-from modyn.supervisor.client import (
-    RunEvent,
-    RunMode,
-    RunOptions,
-    ServedVersion,
-    ServingStatus,
-    StateChange,
-    SupervisorClient,
-)
+from modyn.supervisor.client import RunEvent, RunMode, RunOptions, ServedVersion, ServingStatus, StateChange, SupervisorClient
 from modyn.supervisor.journal.run_events import Step
 from modyn.supervisor.journal.states import RunState, TriggerState
 from modyn.supervisor.service import SupervisorService

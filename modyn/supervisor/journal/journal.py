@@ -23,23 +23,8 @@ from modyn.rpc.retry import Retrier, RetryPolicy
 from modyn.supervisor.journal.cursor import Cursor
 from modyn.supervisor.journal.outbox import Change, Outbox
 from modyn.supervisor.journal.queries import CURSOR_VERSION, JournalQueries, from_row, run_row, unknown_run
-from modyn.supervisor.journal.records import (
-    EvaluationTask,
-    NewRun,
-    RequestedEvaluation,
-    Run,
-    TriggerRecord,
-    slug,
-    to_row,
-)
-from modyn.supervisor.journal.run_events import (
-    EvaluateStep,
-    SelectStep,
-    StateChange,
-    StepState,
-    TrainStep,
-    TriggerFired,
-)
+from modyn.supervisor.journal.records import EvaluationTask, NewRun, RequestedEvaluation, Run, TriggerRecord, slug, to_row
+from modyn.supervisor.journal.run_events import EvaluateStep, SelectStep, StateChange, StepState, TrainStep, TriggerFired
 from modyn.supervisor.journal.states import RunState, TriggerState
 from modyn.supervisor.journal.tables import CHECKS, CURSORS, EVALUATIONS, EVENTS, PIPELINES, RUNS, TRIGGERS
 from modyn.supervisor.journal.training_events import ended_training, training_messages
@@ -301,12 +286,7 @@ class RunJournal:
             if write.session.execute(statement.returning(TRIGGERS.c.trigger_id)).scalar() is not None:
                 if message:
                     write.message(message, trigger.trigger_id)
-                fired = TriggerFired(
-                    position=trigger.position,
-                    fired_at_timestamp=trigger.fired_at_timestamp,
-                    num_samples=num_samples,
-                    online=trigger.online,
-                )
+                fired = TriggerFired(trigger.position, trigger.fired_at_timestamp, num_samples, trigger.online)
                 write.event(fired, trigger.trigger_id)
             write.become(RunState.SELECTING)
             write.start_step(trigger.trigger_id, SelectStep(StepState.STARTED))

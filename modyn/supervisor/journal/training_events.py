@@ -8,15 +8,15 @@ from modyn.json_codec import sanitize
 from modyn.supervisor.journal.records import TriggerRecord
 from modyn.supervisor.journal.run_events import StepState, TrainStep
 from modyn.supervisor.journal.states import TriggerState
-from modyn.trainer_server.client import PrequentialResult, TrainingCounts, TrainingResult, mean_error
+from modyn.trainer_server.client import NO_RESULT, TrainingResult, mean_error
 
 
 def ended_training(trigger: TriggerRecord, reason: str = "") -> TrainStep:
     """Return the facts of the event that ends the training of a trigger. Args: reason: why the training made no model."""
     result, has_model = trigger.training_result, trigger.model_id is not None
-    counts = result.counts if has_model else TrainingCounts()
-    tests = result.prequential or PrequentialResult()
-    rows = tests.rows
+    counts = (result if has_model else NO_RESULT).counts
+    rows = [] if result.prequential is None else result.prequential.rows
+    means = {result.prequential.measure: mean_error(rows)} if result.prequential is not None and rows else {}
     return TrainStep(
         StepState.FINISHED,
         trigger.seconds["train"],
@@ -30,8 +30,8 @@ def ended_training(trigger: TriggerRecord, reason: str = "") -> TrainStep:
         num_labels=counts.num_labels or 0,
         unusual_inputs=_unusual_inputs(result),
         tested=sum(row.num for row in rows),
-        prequential_error=mean_error(rows) if rows and tests.measure == "error" else None,
-        prequential_loss=mean_error(rows) if rows and tests.measure == "loss" else None,
+        prequential_error=means.get("error"),
+        prequential_loss=means.get("loss"),
         tests_only=trigger.state is TriggerState.TESTED,
         rollbacks=len(result.rollbacks),
     )

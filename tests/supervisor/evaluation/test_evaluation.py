@@ -16,12 +16,7 @@ from modyn.config.evaluation import EvaluationHandler
 from modyn.config.policy import check_policy
 from modyn.errors import ConfigError
 from modyn.records import MAX_TIMESTAMP, MIN_TIMESTAMP, EvalInterval, Interval
-from modyn.supervisor.evaluation import (
-    EVALUATION_STRATEGIES,
-    build_strategy,
-    check_handlers,
-    load_evaluation,
-)
+from modyn.supervisor.evaluation import EVALUATION_STRATEGIES, build_strategy, check_handlers, load_evaluation
 from modyn.supervisor.evaluation.base import EvaluationStrategy, TrainedModel
 from modyn.supervisor.evaluation.between_two_triggers import BetweenTwoTriggersConfig
 from modyn.supervisor.evaluation.periodic import AnchorWindow, parse_window
