@@ -114,11 +114,11 @@ class Batch:
 
         Args: non_blocking: return before copies from page-locked memory to a GPU are done.
         """
-        return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        return _mapped(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
         """Return the batch in page-locked memory, from which copies to a GPU are asynchronous."""
-        return self.map(torch.Tensor.pin_memory)
+        return _mapped(self, torch.Tensor.pin_memory)
 
     def take(self, positions: torch.Tensor, weights: torch.Tensor) -> Batch:
         """Return the samples at these positions, int64 (k,) on the CPU, with new weights, float32 (k,)."""
@@ -136,10 +136,11 @@ class Batch:
             labels, weights = self.labels[rows], self.weights[rows]
             yield replace(self, keys=self.keys[rows], data=data, labels=labels, weights=weights, columns=columns)
 
-    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-        """Apply `function` to data, labels and weights."""
-        data = map_tensors(self.data, function)
-        return replace(self, data=data, labels=function(self.labels), weights=function(self.weights))
+
+def _mapped(batch: Batch, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+    """Apply `function` to data, labels and weights."""
+    data = map_tensors(batch.data, function)
+    return replace(batch, data=data, labels=function(batch.labels), weights=function(batch.weights))
 
 
 def bounded(batches: Iterator[Batch], num_samples: int) -> Iterator[Batch]:
@@ -243,7 +244,7 @@ class _Copies:
 
         # PyTorch's allocator reuses page-locked memory only after the copies from it are done.
         with torch.cuda.stream(self._stream):
-            moved = batch.map(copy)
+            moved = _mapped(batch, copy)
             done = self._stream.record_event() if new else None
         return moved, _NewCopies(done, new)
 
