@@ -25,9 +25,10 @@ _SKIPPED: Final = Fraction(1, 10)
 """Share of skipped steps above which a training warns."""
 _FEWEST_LOSSES: Final = 3
 """Smallest number of equal losses, one a batch, that count as a constant loss."""
-_VALUES_KEPT: Final = 4096
-"""Approximate number of values of a parameter that are compared to detect a change. A part of the values is enough, because a step changes most
-values."""
+_SUMMED_AT_ONCE: Final = 1 << 20
+"""Number of values of a parameter that are summed at once, because a sum may copy its values as int64."""
+_BITS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integer type of a value by its number of bytes."""
 _NO_GRADIENT: Final = (
     "no parameter of training.optimizers had a gradient, as the loss does not depend on them: name other modules in param_groups"
 )
@@ -73,25 +74,25 @@ class IgnoredLabels(Hook):
 
 
 class FirstWeights(Hook):
-    """Keeps copies of some values of each optimized parameter from before the first step."""
+    """Keeps a checksum of each optimized parameter from before the first step. All values count, because a step may change few rows of a large
+    embedding."""
 
     name = "first_weights"
 
     def __init__(self) -> None:
-        self._first: list[Tensor] | None = None
+        self._first: list[int] | None = None
 
     def on_begin(self, training: Training) -> None:
-        """Copy the values, unless a checkpoint has restored them."""
+        """Compute the checksums, unless a checkpoint has restored them."""
         if self._first is None:
-            self._first = _some_weights(training)
+            self._first = _checksums(training)
 
     def have_changed(self, training: Training) -> bool:
-        """Return whether any of the values has changed. Waits for the device."""
-        now = _some_weights(training)
-        return self._first is None or any(not torch.equal(a.to(b.device), b) for a, b in zip(self._first, now, strict=True))
+        """Return whether any parameter has changed. Waits for the device."""
+        return self._first != _checksums(training)
 
     def state(self) -> dict[str, Any]:
-        """Return the values."""
+        """Return the checksums."""
         return {"first": self._first}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -99,11 +100,17 @@ class FirstWeights(Hook):
         self._first = state["first"]
 
 
-def _some_weights(training: Training) -> list[Tensor]:
-    """Copy about 4,096 values of each parameter of the optimizers, at equal intervals. Copy all values of a smaller parameter."""
+def _checksums(training: Training) -> list[int]:
+    """Return the sum of the bits of each parameter of the optimizers, each value read as a whole number, modulo 2^64. Waits for the device."""
     groups = (group for optimizer in training.components.optimizers.values() for group in optimizer.param_groups)
-    flat = (parameter.detach().reshape(-1) for group in groups for parameter in group["params"])
-    return [values[:: len(values) // _VALUES_KEPT + 1].clone() for values in flat]
+    sums = [_sum_of_bits(parameter.detach()) for group in groups for parameter in group["params"]]
+    return [int(total) for total in sums]
+
+
+def _sum_of_bits(values: Tensor) -> Tensor:
+    real = torch.view_as_real(values) if values.is_complex() else values
+    bits = real.reshape(-1).view(_BITS[real.element_size()])
+    return torch.stack([part.sum(dtype=torch.int64) for part in torch.split(bits, _SUMMED_AT_ONCE)]).sum()
 
 
 def check_learned(training: Training, config: TrainingConfig) -> None:

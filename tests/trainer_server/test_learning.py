@@ -22,7 +22,16 @@ from modyn.trainer_server.check import check
 from modyn.trainer_server.divergence import _odd_rows
 from modyn.trainer_server.loop.joint_step import JointStep
 from tests.support.plugins import installed
-from tests.support.training import MemoryData, NoModel, RecordedReport, TrainingRoom, features_of, small_pipeline, train_in_memory
+from tests.support.training import (
+    NUM_CLASSES,
+    MemoryData,
+    NoModel,
+    RecordedReport,
+    TrainingRoom,
+    features_of,
+    small_pipeline,
+    train_in_memory,
+)
 
 FLOAT16: dict[str, Any] = {"amp": True, "amp_dtype": "float16"}
 NONE_MADE = {**FLOAT16, "grad_scaler_config": {"init_scale": 1e30, "backoff_factor": 0.99}}
@@ -220,6 +229,19 @@ def test_steps_that_change_nothing_are_a_warning(tmp_path: Path, options: dict[s
     with pytest.raises(CancelledError):
         room.train(small_pipeline(options), report=RecordedReport(stop_after=6))
     assert room.train(small_pipeline(options)).result["warnings"] == found
+
+
+def test_steps_that_change_few_rows_of_a_large_embedding_are_no_warning(tmp_path: Path) -> None:
+    parse = "import torch\n\ndef batch_parser_function(data, offsets):\n    return torch.full((len(offsets) - 1, 1), 7)\n"
+    pipeline = small_pipeline()
+    pipeline["model"] = {"id": "SparseLogisticRegression", "config": {"num_features": 2**18, "num_classes": NUM_CLASSES}}
+    pipeline["data"] = {"dataset_id": "fake", "batch_parser_function": parse}
+    group = {"module": "model.weight", "config": {"lr": 0.1}}
+    pipeline["training"] = {
+        **pipeline["training"],
+        "optimizers": [{"name": "default", "algorithm": "SGD", "param_groups": [group]}],
+    }
+    assert "warnings" not in train_in_memory(pipeline, MemoryData(), tmp_path).result
 
 
 def test_a_loss_of_zero_and_a_constant_one_are_warnings(tmp_path: Path) -> None:
