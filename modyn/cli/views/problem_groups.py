@@ -13,7 +13,9 @@ from modyn.storage.model.records import FileProblem
 
 _SHOWN_VALUES: Final = 3
 """Largest number of values that are shown in addition to the value of the first problem of a group."""
-_VALUE: Final = re.compile(r"((?:the field|'[^']*':?|problem:|read:|does not match)) '([^']*)'(?! occurs)")
+_VALUE: Final = re.compile(
+    r"((?:the field|'[^']*':?|problem:|read:|does not match|its content|is a (?:text|fraction|whole number),)) '([^']*)'(?! occurs)"
+)
 """A quoted value of a row or a file, with the words before it. Other quoted texts are names, mostly of columns."""
 _NUMBER: Final = re.compile(
     r"((?<!\w)'[^']*'|\w+[(\[][^)\]]*[)\]]|\d+ (?:field|column)\(s\))|(?<!\w)\d+(?:[.,:-]?\d+)*(?:e[+-]?\d+)?(?!\w)"

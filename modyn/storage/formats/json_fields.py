@@ -64,12 +64,12 @@ def label_in(found: dict[str, object], path: FieldPath, *, floats: bool) -> int 
         # A number that is too large for a float stays an int, and is refused below.
         with suppress(OverflowError):
             if int(float(value)) != value:
-                raise ValueError(f"the label '{'.'.join(path)}' {ROUNDED}")
+                raise ValueError(f"the label '{'.'.join(path)}'{_shown(value)} {ROUNDED}")
             value = float(value)
     if isinstance(value, float) and math.isnan(value):
         raise ValueError(f"the label '{'.'.join(path)}' is NaN, not a number")
     if not (isinstance(value, float) and math.isfinite(value) if floats else value in _INT64):
-        raise ValueError(f"the label '{'.'.join(path)}' is out of the range of {'float64' if floats else 'int64'}")
+        raise ValueError(f"the label '{'.'.join(path)}'{_shown(value)} is out of the range of {'float64' if floats else 'int64'}")
     return value
 
 
@@ -168,5 +168,11 @@ _KINDS: dict[type, str] = {
 
 def _kind(value: object) -> str:
     """Describe the type of a value, and show the value if this is allowed (see `quoted`)."""
-    shown = quoted(sanitize(str(value))) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
-    return f"{_KINDS[type(value)]}, {shown}" if shown else _KINDS[type(value)]
+    shown = _shown(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+    return f"{_KINDS[type(value)]},{shown}" if shown else _KINDS[type(value)]
+
+
+def _shown(value: str | float) -> str:
+    """Return a value in quotes after a blank; empty if it must not be shown (see `quoted`)."""
+    shown = quoted(sanitize(str(value)))
+    return f" {shown}" if shown else ""

@@ -251,9 +251,9 @@ class ParquetFormat(RangedFormat):
             if self.float_labels and pa.types.is_integer(column.type) and (np.abs(labels) >= 2.0**53).any():
                 self._refuse_rounded(path, first, column, labels)
         except pa.ArrowInvalid as error:
+            row, value = next((row, value) for row, value in enumerate(column.to_pylist(), first) if value >= 2**63)
             raise DataError(
-                f"{path}, rows {first} to {first + len(column) - 1}: a label in column '{self.config.label_column}' is out of the "
-                f"range of {kind}; correct it"
+                f"{path}, row {row}: the label in column '{self.config.label_column}' '{value}' is out of the range of {kind}; correct it"
             ) from error
         return labels
 
@@ -261,7 +261,7 @@ class ParquetFormat(RangedFormat):
         """Raise DataError if float64 does not represent a whole number exactly."""
         for row, (exact, label) in enumerate(zip(column.to_pylist(), labels.tolist(), strict=True), first):
             if exact != int(label):
-                raise DataError(f"{path}, row {row}: the label in column '{self.config.label_column}' {ROUNDED}")
+                raise DataError(f"{path}, row {row}: the label in column '{self.config.label_column}' '{exact}' {ROUNDED}")
 
     def _times(self, path: str, first: int, batch: pa.RecordBatch) -> Int64Array:
         (name,) = self._time_column()

@@ -18,7 +18,9 @@ from typing import BinaryIO, ClassVar, NamedTuple
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
+from modyn._core import quoted
 from modyn.errors import ConfigError, DataError
+from modyn.json_codec import sanitize
 from modyn.storage.files.local import reading
 from modyn.storage.formats.base import FormatConfig, FormatResume, OpenedFile, RangedFormat
 from modyn.storage.formats.json_fields import FIELD_TIMES, ROUNDED, field_path, label_in, parse_object, seconds_in
@@ -305,11 +307,12 @@ def _short_name(header: bytes) -> bytes:
 
 def _number(text: bytes, *, floats: bool) -> int | float:
     """Parse the number in a label member. Raises: ValueError."""
+    it = quoted(sanitize(text.strip().decode("utf-8", "replace"))) or "it"
     if not (_DECIMAL if floats else _WHOLE).fullmatch(text.strip()):
-        raise ValueError(f"it is not {'a float64' if floats else 'an int64'} label")
+        raise ValueError(f"{it} is not {'a float64' if floats else 'an int64'} label")
     number = float(text) if floats else int(text)
     if floats and _WHOLE.fullmatch(text.strip()) and math.isfinite(number) and int(number) != int(text):
-        raise ValueError(f"it {ROUNDED}")
+        raise ValueError(f"{it} {ROUNDED}")
     if not (math.isfinite(number) if floats else -(2**63) <= number < 2**63):
-        raise ValueError(f"it is out of the range of {'float64' if floats else 'int64'}")
+        raise ValueError(f"{it} is out of the range of {'float64' if floats else 'int64'}")
     return number

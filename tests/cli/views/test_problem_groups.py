@@ -73,6 +73,8 @@ def test_a_different_reason_is_not_hidden(different: tuple[str, str]) -> None:
         (("/d/a.csv, line 2: the field is no integer", "/d/a.csv, line 2: the field 'x' is no integer"), "x"),
         (("/d/a.csv, line 2: the time 't' '2030-13' is no time", "/d/b.csv, line 2: the time 't' '12 am' is no time"), "12 am"),
         (("cannot use /d/a1.csv: its label a1.label has a problem: 'u'", "cannot use /d/b_2.csv: its label b_2.label has a problem: 'v'"), "v"),
+        (("/d/a.csv, line 2: the label 'y' is a text, 'u', not a number", "/d/a.csv, line 9: the label 'y' is a text, 'v', not a number"), "v"),
+        (("/d/a.csv, line 2: its content 'u' is not a label", "/d/b.csv, line 2: its content '1.5' is not a label"), "1.5"),
         (("/d/a.csv.gz is not indexed: /d/a.csv is", "/d/b.csv.gz is not indexed: /d/b.csv is"), ""),
         (("/d/a.csv: its time is at 2100-01-01 00:00:00, not 5", "/d/b.csv: its time is at 2101-02-01 00:10:00, not 1e-05"), ""),
         ((columns("/d/a.csv", "y", "u", "w"), columns("/d/b.csv", "y", "u", "w")), ""),

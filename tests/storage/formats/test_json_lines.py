@@ -110,7 +110,7 @@ def test_times_in_a_field_may_be_of_both_kinds(tmp_path: Path) -> None:
         (b'{"y":1}\n{"y":1.0}\n', {}, "", "line 2 at byte 8: the label 'y' is a fraction, '1.0', not a whole number"),
         (b'{"y":true}', {}, "", "the label 'y' is true or false, not"),
         (b'{"y":null}', {}, "", "the label 'y' is null"),
-        (b'{"y":9223372036854775808}', {}, "", "out of the range of int64;"),
+        (b'{"y":9223372036854775808}', {}, "", "the label 'y' '9223372036854775808' is out of the range of int64;"),
         (b'{"y":1e999}', {"label_type": "float"}, "", "out of the range of float64"),
         (b'{"y":NaN}', {"label_type": "float"}, "", "the label 'y' is NaN, not a number"),
         (b'{"y":1, "t":NaN}', {}, "field:t", "the time 't' is not a finite number"),

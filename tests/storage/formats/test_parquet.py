@@ -257,7 +257,7 @@ X, Y = pa.array([b"a", b"b"]), pa.array([1, 2])
             {"x": X, "y": pa.array([1, 2**64 - 1], pa.uint64())},
             {},
             "",
-            "rows 0 to 1: a label in column 'y' is out of the range of int64",
+            "row 1: the label in column 'y' '18446744073709551615' is out of the range of int64",
         ),
         (
             {"x": X, "y": Y, "t": pa.array(["1970-01-01", "soon"])},

@@ -206,10 +206,10 @@ def test_a_damaged_header_in_the_middle_is_no_end(tmp_path: Path) -> None:
         ([("a.cls", b"1"), ("a.txt", b"p")], "has no member '.jpg', only '.cls', '.txt'"),
         (
             [("a.jpg", b"p"), ("a.cls", b"cat")],
-            "byte 1536: the label of the sample 'a' cannot be read: it is not an int64 label",
+            "byte 1536: the label of the sample 'a' cannot be read: 'cat' is not an int64 label",
         ),
-        ([("a.jpg", b"p"), ("a.cls", b"9223372036854775808")], "out of the range of int64"),
-        ([("a.jpg", b"p"), ("a.cls", b"1_0")], "it is not an int64 label"),
+        ([("a.jpg", b"p"), ("a.cls", b"9223372036854775808")], "'9223372036854775808' is out of the range of int64"),
+        ([("a.jpg", b"p"), ("a.cls", b"1_0")], "'1_0' is not an int64 label"),
         ([("a.jpg", b"p"), ("a.cls", b"1" * (2**20 + 1))], "at most 1048576 are allowed"),
     ],
 )

@@ -77,7 +77,8 @@ def test_a_whole_number_that_a_float_label_would_round_is_refused(tmp_path: Path
     for exact in (2**53, -(2**53) - 2, 2**62):
         assert labels(tmp_path / name, str(exact)) == [float(exact)]
     for rounded in (2**53 + 1, -(2**53) - 1, 2**63 - 1):
-        with pytest.raises(DataError, match="a whole number that no float64 is: it would be rounded; set label_type to int"):
+        message = f"'{rounded}' is a whole number that no float64 is: it would be rounded; set label_type to int"
+        with pytest.raises(DataError, match=message):
             labels(tmp_path / name, str(rounded))
 
 
