@@ -136,13 +136,15 @@ def out_of_range(path: str) -> DataError:
 @dataclass(frozen=True, slots=True)
 class TimeRange:
     """The earliest and latest time of a set, in seconds since 1970, and whether all times look like months (YYYYMM, 1900 to 2100) or days (YYMMDD).
-    are_digits: whether the numbers may have another meaning than seconds; false if their type defines the unit."""
+    are_digits: whether the numbers may have another meaning than seconds; false if their type defines the unit. a_year: one of the times that look
+    like years; 0: there is none."""
 
     earliest: int
     latest: int
     are_months: bool
     are_days: bool
     are_digits: bool = True
+    a_year: int = 0
 
     @classmethod
     def of(cls, timestamps: Int64Array | int, *, are_digits: bool = True) -> TimeRange:
@@ -163,9 +165,9 @@ class TimeRange:
             digits = ((times // factor % 100, most) for factor, most in parts.values())
             return all(bool(((part >= 1) & (part <= most)).all()) for part, most in digits)
 
-        return cls(
-            earliest, latest, have_digits(_MONTHS, month=(1, 12)), have_digits(_DAYS, month=(100, 12), day=(1, 31)), are_digits
-        )
+        are_months, are_days = have_digits(_MONTHS, month=(1, 12)), have_digits(_DAYS, month=(100, 12), day=(1, 31))
+        years = times[(times >= _YEARS[0]) & (times <= _YEARS[1])]
+        return cls(earliest, latest, are_months, are_days, are_digits, int(years.flat[0]) if years.size else 0)
 
     def joined(self, other: TimeRange | None) -> TimeRange:
         """Return the range of both sets of times. Args: other: None: the second set is empty."""
@@ -177,6 +179,7 @@ class TimeRange:
             self.are_months and other.are_months,
             self.are_days and other.are_days,
             self.are_digits and other.are_digits,
+            other.a_year or self.a_year,
         )
 
     def why_no_seconds(self, others: tuple[int, int] | None, advice: str = _SET_FORMAT) -> str:
@@ -194,6 +197,11 @@ class TimeRange:
             what, spelling, first = "months", "%Y%m", _MONTHS[0]
         elif self.are_days:
             what, spelling, first = "days", "%y%m%d", _DAYS[0]
+        elif self.a_year and self.latest >= _NOT_FROM_0:  # A set that counts seconds from 0 has no time of this century.
+            return (
+                f"the time {self.a_year}, next to times of this century, is most likely a year and not in seconds since 1970; write all times in "
+                "one format, or mark times in seconds by timestamp_format='s'"
+            )
         else:
             return ""
         if others is not None and 0 <= others[0] < first and others[1] < _NOT_FROM_0:

@@ -362,7 +362,7 @@ class _Ingestion:
         good = files.take(places)
         if not len(good):
             return
-        times = TimeRange.of(found.timestamps[places])
+        times = replace(TimeRange.of(found.timestamps[places]), a_year=0)  # One file must not set aside the others of its group.
         if reason := self._times.why_refused(times):
             for file in good:
                 self._problems.set_aside(file, DataError(f"{self._files.full_path(file.path)}: {reason}"))

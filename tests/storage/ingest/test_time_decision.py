@@ -103,6 +103,33 @@ def test_years_among_seconds_of_this_century_are_refused(module_storage: Running
     assert rows.times_of(c=[2013, 5000]) == [1700000000, 2013, 5000]
 
 
+def test_a_year_in_a_file_with_times_of_this_century_is_refused(module_storage: RunningStorage, tmp_path: Path) -> None:
+    """Catalogues of songs and books have whole dates next to years."""
+    rows = dated(module_storage, tmp_path / "precision")
+    (rows.folder / "a.csv").write_text("1,2013-05-01\n0,2014\n")
+    (rows.folder / "b.csv").write_text("1,2013-05-01\n0,1970-01-01T00:00:01\n")
+    assert sorted(rows.indexed()) == [1, 1367366400]
+    assert "a.csv: the time 2014, next to times of this century, is most likely a year and not in seconds" in rows.reasons()[0]
+    seconds = dated(module_storage, tmp_path / "seconds-precision", timestamp_format="s")
+    assert sorted(seconds.times_of(a=[1700000000, 2014])) == [2014, 1700000000]
+    records = Records(module_storage, "records-precision")
+    with pytest.raises(InvalidArgumentError, match="the time 2014, next to times of this century, is most likely a year"):
+        records.append(1_700_000_000, 2014)
+    records.append(1_700_000_000)
+
+
+def test_a_year_in_a_name_does_not_affect_other_files(module_storage: RunningStorage, tmp_path: Path) -> None:
+    options = {"file_extension": ".png", "label_file_extension": ".label"}
+    files = FileDataset(
+        module_storage, files_dataset(tmp_path / "names-precision", options, "SingleSampleFileWrapper", source=r"name:(\d+)")
+    )
+    for name in ("1700000000", "2014"):
+        (files.folder / f"{name}.png").write_bytes(b"x")
+        (files.folder / f"{name}.label").write_text("1")
+    files.ingest()
+    assert 1700000000 in files.times()
+
+
 def test_a_dataset_with_times_of_this_century_does_not_count_from_0(module_storage: RunningStorage, tmp_path: Path) -> None:
     """The dataset may contain an earlier time, such as 0 for a sample with an unknown time."""
     rows = dated(module_storage, tmp_path / "unknown")
