@@ -429,13 +429,14 @@ def problems(name: Name, json: Json = False) -> None:
 
 
 def _option(text: str) -> tuple[str, Any]:
+    """Return name and value of NAME=VALUE, with the value read as YAML. No value means an empty text; null must be written."""
     import yaml
 
     key, separator, value = text.partition("=")
     if not separator:
         raise typer.BadParameter(f"'{text}' is not NAME=VALUE")
     try:
-        return key, yaml.safe_load(value)
+        return key, yaml.safe_load(value) if value else ""
     except yaml.YAMLError:
         return key, value
 

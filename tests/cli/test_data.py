@@ -43,6 +43,22 @@ def test_a_dataset_that_runs_read_is_not_deleted_unasked() -> None:
         cost_of_deletion("other", runs)
 
 
+@pytest.mark.parametrize(("option", "value"), [("quote=", ""), ("columns=null", None), ("columns=[a, b]", ["a", "b"])])
+def test_an_option_without_a_value_is_an_empty_text(option: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"label_index": 0}
+    fields = {"name": "d", "base_path": "/d", "file_wrapper": "CsvFileWrapper", "file_wrapper_config": options}
+    known, asked = SimpleNamespace(config=DatasetConfig.model_validate(fields)), list[DatasetConfig]()
+
+    def change_dataset(config: DatasetConfig) -> SimpleNamespace:
+        asked.append(config)
+        return SimpleNamespace(config=config, num_samples=0)
+
+    client = SimpleNamespace(dataset=lambda _: known, change_dataset=change_dataset)
+    monkeypatch.setattr("modyn.cli.data.connect", lambda start: nullcontext(client))
+    change("d", [option])
+    assert asked[0].file_wrapper_config == {**options, option.partition("=")[0]: value}
+
+
 @pytest.mark.parametrize(("num_samples", "option", "noted"), [(5, "s", True), (5, "%Y", False), (0, "s", False)])
 def test_a_change_of_the_format_of_times_names_the_samples_that_keep_theirs(
     num_samples: int, option: str, noted: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

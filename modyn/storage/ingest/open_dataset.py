@@ -26,6 +26,7 @@ from modyn.storage.files.local import LocalFiles, open_filesystem
 from modyn.storage.files.stability import StabilityTracker
 from modyn.storage.files.unpacked import UnpackedCopies
 from modyn.storage.formats import build_format
+from modyn.storage.formats.base import RowGroups
 from modyn.storage.index import late_labels
 from modyn.storage.index.tombstones import Tombstones
 from modyn.storage.ingest.format_runner import FormatRunner
@@ -33,7 +34,7 @@ from modyn.storage.ingest.limits import IngestLimits
 from modyn.storage.ingest.publisher import Publisher
 from modyn.storage.model.file_table import FileTable
 from modyn.storage.model.records import AppendedRecord, DatasetInfo, FileProblem, LateLabelBatch, located
-from modyn.storage.model.schema import DatasetSchema
+from modyn.storage.model.schema import DatasetSchema, listed
 from modyn.storage.read.locality import Proof
 from modyn.storage.read.publication import TOMBSTONES, last_published
 from modyn.storage.read.record_readers import RecordReaders
@@ -361,7 +362,8 @@ class OpenDataset:
             fixed["timestamp_source"] = old.timestamp_source, config.timestamp_source
             asked_labels = wanted.labels_by
             fixed |= {name: (value, asked_labels.get(name)) for name, value in known.labels_by.items()}
-        fixed["what a payload is"] = known.payload_reader(), wanted.payload_reader()
+        if self.row.next_key:
+            fixed["what a payload is"] = known.payload_reader(), wanted.payload_reader()
         schema = self.row.schema and wanted.declared(self.row.schema)
         if self.row.schema and schema and schema.payloads != "json":  # required fields do not affect how lines are read
             fixed["the schema"] = [*map(str, self.row.schema.columns)], [*map(str, schema.columns)]
@@ -369,10 +371,12 @@ class OpenDataset:
             schema = None  # No option decides the schema now, so the first readable file decides it at the next scan.
         for name, (before, asked) in fixed.items():
             if before != asked:
-                raise InvalidArgumentError(
-                    f"{name} of dataset '{self.name}' is {before}, not {asked}, and holds for samples that are indexed: it cannot be changed. "
-                    "Register a dataset of another name"
+                why = (
+                    "holds for samples that are indexed: it cannot be changed. Register a dataset of another name"
+                    if self.row.next_key
+                    else "holds from the registration on: it cannot be changed. Delete the dataset, which has no samples, and register it again"
                 )
+                raise InvalidArgumentError(f"{name} of dataset '{self.name}' is {_shown(before)}, not {_shown(asked)}, and {why}")
         self.in_doubt = True
         version = self.catalogue.change_config(self.row.id, self.row.version, config, schema)
         row = replace(self.row, config=config, version=version, schema=schema)
@@ -409,6 +413,13 @@ class OpenDataset:
         names = [self._segment_names[first] for first in sorted(self._segment_names)]
         with self._publishing:
             self._publisher.publish(row, names, self.files, changed, self.num_deleted, self._damaged_by_name(), self._num_labels)
+
+
+def _shown(option: object) -> str:
+    """Return the value of an option for a message."""
+    if isinstance(option, RowGroups):
+        return listed(option.columns)
+    return f"'{option}'" if isinstance(option, str) else str(option)
 
 
 class RetrySchedule:

@@ -416,6 +416,19 @@ def test_whole_numbers_that_are_no_exact_fractions_are_refused(storage: RunningS
         storage.client.change_dataset(other)
 
 
+def test_the_payload_columns_change_until_a_file_is_indexed(storage: RunningStorage, tmp_path: Path) -> None:
+    name = register(storage, tmp_path / "payload", "ParquetFileWrapper", {"payload_columns": ["x"], "label_column": "label"})
+    config = storage.client.dataset(name).config
+    storage.client.change_dataset(config.model_copy(update={"file_wrapper_config": NUMBERS}))
+    write_table(tmp_path / name / "0.parquet", ages(pa.int64(), (1, 2, 3, 4)), 0)
+    assert ingested(storage, name).num_samples == 4
+    with pytest.raises(
+        InvalidArgumentError,
+        match="payload is of dataset 'payload' is 'age', 'income', not 'x', and holds for samples that are indexed",
+    ):
+        storage.client.change_dataset(config)
+
+
 def test_bytes_are_the_same_in_all_types_that_hold_them(storage: RunningStorage, tmp_path: Path) -> None:
     name = register(storage, tmp_path / "bytes", "ParquetFileWrapper", {"payload_columns": ["x"], "label_column": "label"})
     kinds = [pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.binary(2), pa.dictionary(pa.int32(), pa.string())]
