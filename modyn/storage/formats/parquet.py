@@ -225,11 +225,13 @@ class ParquetFormat(RangedFormat):
             found = schema.get_all_field_indices(name)
             if len(found) != 1:
                 raise DataError(f"{path} has {len(found) or 'no'} columns '{name}'; its columns are {listed(schema.names)}")
+        known = {column.name: column.type for column in self.schema.columns} if self.schema else {}
         for name in payload:
             kind = schema.field(name).type
             if not is_number(kind) and not (len(payload) == 1 and is_bytes(kind)):
+                expected = f", not {known[name]} as in its dataset," if known.get(name) else ""
                 raise DataError(
-                    f"{path}: column '{name}' is of type {kind} and cannot be {'the payload' if len(payload) == 1 else 'packed'}; "
+                    f"{path}: column '{name}' is of type {kind}{expected} and cannot be {'the payload' if len(payload) == 1 else 'packed'}; "
                     f"a payload is one column of bytes or text, or columns of numbers, none of them nested"
                 )
         for name in self._time_column():

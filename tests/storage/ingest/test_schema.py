@@ -416,6 +416,16 @@ def test_whole_numbers_that_are_no_exact_fractions_are_refused(storage: RunningS
         storage.client.change_dataset(other)
 
 
+def test_a_column_of_no_usable_type_is_refused_with_the_type_of_its_dataset(storage: RunningStorage, tmp_path: Path) -> None:
+    """pandas writes a column without any value as nulls."""
+    name = register(storage, tmp_path / "empty-column", "ParquetFileWrapper", NUMBERS)
+    write_table(tmp_path / name / "0.parquet", ages(pa.float64(), (1, 2, 3, 4)), 0)
+    write_table(tmp_path / name / "1.parquet", ages(pa.null(), (None,) * 4), 1)
+    assert ingested(storage, name).num_samples == 4
+    found = storage.reasons(name)["1.parquet"]
+    assert "1.parquet: column 'age' is of type null, not float64 as in its dataset, and cannot be packed" in found
+
+
 def test_the_payload_columns_change_until_a_file_is_indexed(storage: RunningStorage, tmp_path: Path) -> None:
     name = register(storage, tmp_path / "payload", "ParquetFileWrapper", {"payload_columns": ["x"], "label_column": "label"})
     config = storage.client.dataset(name).config
