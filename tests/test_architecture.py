@@ -120,19 +120,21 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def test_no_folders_import_each_other_in_a_circle() -> None:
-    """Folders below `modyn`, which itself holds modules of many floors. A folder may use what the folder around it holds."""
+    """Folders that lie side by side, each with all that is below it. A folder may use the modules of the folder around it."""
     folders = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts): ".".join(path.parent.relative_to(ROOT).parts)
-        for path in modules()
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path.parent.relative_to(PACKAGE).parts for path in modules()
     }
-    folders = {name.removesuffix(".__init__"): folder for name, folder in folders.items() if folder != "modyn"}
-    graph: dict[str, set[str]] = {folder: set() for folder in folders.values()}
+    folders = {name.removesuffix(".__init__"): parts for name, parts in folders.items()}
+    graphs: dict[tuple[str, ...], dict[str, set[str]]] = {}
     for path in modules():
-        here = ".".join(path.parent.relative_to(ROOT).parts)
-        if here in graph:
-            used = {folders[name] for name in _imports_at_module_level(path) if name in folders} - {here}
-            graph[here] |= {folder for folder in used if not here.startswith(f"{folder}.")}
-    assert _in_circles(graph) == []
+        here = path.parent.relative_to(PACKAGE).parts
+        for there in (folders[name] for name in _imports_at_module_level(path) if name in folders):
+            shared = next((i for i, (a, b) in enumerate(zip(here, there, strict=False)) if a != b), 0)
+            if shared:
+                graph = graphs.setdefault(here[:shared], {})
+                graph.setdefault(here[shared], set()).add(there[shared])
+                graph.setdefault(there[shared], set())
+    assert {around: circle for around, graph in graphs.items() if (circle := _in_circles(graph))} == {}
 
 
 def _in_circles(graph: dict[str, set[str]]) -> list[str]:

@@ -59,10 +59,10 @@ from modyn.trainer_server.disk.chosen_set import ChosenKeys, ChosenRows, find_ch
 from modyn.trainer_server.disk.files import find_finished, keep_finished, record_path
 from modyn.trainer_server.disk.row_log import RowLog
 from modyn.trainer_server.disk.state_file import read_state_file, write_state_file
-from modyn.trainer_server.downsampling.irreducible import IrreducibleLosses, find_losses, write_losses
-from modyn.trainer_server.downsampling.sample_scores import feedback_rows, read_feedback
 from modyn.trainer_server.loop.checkpoint import VERSION, load_checkpoint
-from modyn.trainer_server.loop.scoring_pass import ScoredRows
+from modyn.trainer_server.scoring.irreducible import IrreducibleLosses, find_losses, write_losses
+from modyn.trainer_server.scoring.sample_scores import feedback_rows, read_feedback
+from modyn.trainer_server.scoring.scoring_pass import ScoredRows
 from tests.support.cache_profiles import PROFILE
 from tests.support.running_storage import binary_dataset, row_of
 

@@ -20,9 +20,9 @@ from modyn.dataset.loader import BatchLoader
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.models.calls import forward
 from modyn.trainer_server.downsampling.policies.policy import Draw
-from modyn.trainer_server.downsampling.sample_then_batch import SampleThenBatch
 from modyn.trainer_server.fitting import build
 from modyn.trainer_server.loop.inputs import TrainingInputs
+from modyn.trainer_server.scoring.sample_then_batch import SampleThenBatch
 
 POLICIES = (
     {"strategy": "Loss"},

@@ -16,12 +16,12 @@ from modyn.dataset.preparation_clock import NO_TIMES, PreparationTimes
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.disk.chosen_set import ChosenSamples, ChosenSource
-from modyn.trainer_server.downsampling.batch_then_sample import BatchThenSample
 from modyn.trainer_server.downsampling.policies.policy import Draw
-from modyn.trainer_server.downsampling.sample_then_batch import SampleThenBatch
 from modyn.trainer_server.loop.inputs import TrainingInputs
 from modyn.trainer_server.loop.loop import Training
 from modyn.trainer_server.loop.seeding import undisturbed
+from modyn.trainer_server.scoring.batch_then_sample import BatchThenSample
+from modyn.trainer_server.scoring.sample_then_batch import SampleThenBatch
 from modyn.workers import JobConnection
 
 

@@ -27,7 +27,6 @@ from modyn.models.weights import build_model
 from modyn.trainer_server.downsampling.policies import check_downsampling, downsampling_policies
 from modyn.trainer_server.downsampling.policies.policy import ScoredTraining
 from modyn.trainer_server.downsampling.policies.rho_loss import RHOLoss
-from modyn.trainer_server.downsampling.sample_scores import check_scores
 from modyn.trainer_server.loop.checkpoint import check_checkpoint_folder
 from modyn.trainer_server.loop.components import build_optimizers, build_schedulers
 from modyn.trainer_server.loop.criterion import Criterion
@@ -35,6 +34,7 @@ from modyn.trainer_server.loop.schedules import shortfalls
 from modyn.trainer_server.request.config import TrainingConfig
 from modyn.trainer_server.request.irreducible_config import check_irreducible, irreducible_sections
 from modyn.trainer_server.request.preprocessing_check import check_preprocessing
+from modyn.trainer_server.scoring.sample_scores import check_scores
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
 

@@ -15,8 +15,8 @@ from modyn.rpc.logs import get_logger
 from modyn.trainer_server.loop.hooks import DivergedError, check_weights
 from modyn.trainer_server.loop.inputs import TrainingInputs
 from modyn.trainer_server.loop.loop import Training, stopped
-from modyn.trainer_server.loop.scoring_pass import candidate_passes
 from modyn.trainer_server.request.records import StageProgress
+from modyn.trainer_server.scoring.scoring_pass import candidate_passes
 from modyn.workers import JobConnection
 
 _NAMED: Final = 10

@@ -23,10 +23,7 @@ from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.batches import TrainingBatches
 from modyn.trainer_server.divergence import check_initial_weights
-from modyn.trainer_server.downsampling.chosen_scores import ChosenScores
 from modyn.trainer_server.downsampling.policies.policy import ScoredTraining
-from modyn.trainer_server.downsampling.record import DownsamplingRecord
-from modyn.trainer_server.downsampling.sample_scores import sample_scores
 from modyn.trainer_server.learning import FirstWeights, IgnoredLabels
 from modyn.trainer_server.loop.checkpoint import Checkpoint, Checkpoints, restore
 from modyn.trainer_server.loop.components import build_components, has_batch_norm
@@ -45,6 +42,9 @@ from modyn.trainer_server.online.step_guard import StepGuard
 from modyn.trainer_server.online.step_parts import StepParts
 from modyn.trainer_server.online.stream_preprocessing import StreamPreprocessing, build_preprocessing, learn_before
 from modyn.trainer_server.result import TrainingResult
+from modyn.trainer_server.scoring.chosen_scores import ChosenScores
+from modyn.trainer_server.scoring.record import DownsamplingRecord
+from modyn.trainer_server.scoring.sample_scores import sample_scores
 from modyn.workers import JobConnection
 
 TRAINING: Final = 2

@@ -37,10 +37,6 @@ from modyn.trainer_server.disk.files import (
     remove_outlived,
 )
 from modyn.trainer_server.disk.rate_keeping import keep_rates, seconds_saved
-from modyn.trainer_server.downsampling.chosen_scores import ChosenScores
-from modyn.trainer_server.downsampling.irreducible import TooLittleHeldOutError, prepare_downsampling
-from modyn.trainer_server.downsampling.record import DownsamplingRecord
-from modyn.trainer_server.downsampling.sample_scores import SampleScores, send_scores
 from modyn.trainer_server.ends import end_diverged, end_tested, end_unlearned, end_without_model, nothing_trained, sample_results
 from modyn.trainer_server.fitting import build, fit
 from modyn.trainer_server.learning import NothingLearnedError, check_learned, count_ignored_labels, learning_warnings
@@ -58,6 +54,10 @@ from modyn.trainer_server.request.config import TrainingConfig
 from modyn.trainer_server.request.records import StageProgress, TrainingJob, TrainingRequest
 from modyn.trainer_server.request.step_config import config_of_steps, section_of_steps
 from modyn.trainer_server.result import BadSampleNote, CacheResult, TrainingCounts, TrainingLosses, TrainingResult
+from modyn.trainer_server.scoring.chosen_scores import ChosenScores
+from modyn.trainer_server.scoring.irreducible import TooLittleHeldOutError, prepare_downsampling
+from modyn.trainer_server.scoring.record import DownsamplingRecord
+from modyn.trainer_server.scoring.sample_scores import SampleScores, send_scores
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device
 

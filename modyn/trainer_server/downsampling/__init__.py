@@ -1,1 +1,1 @@
-"""Choose the samples to train on during a training: within batches, or between epochs."""
+"""Choose the samples to train on: policies, and the coreset methods that they use. No module reads batches; see `trainer_server/scoring`."""

@@ -18,7 +18,7 @@ from modyn.dataset.order.plan import BatchPosition
 from modyn.errors import CancelledError, ModynError
 from modyn.models.calls import forward, unchanged
 from modyn.preprocessing import StatisticsSnapshot
-from modyn.trainer_server.downsampling.policies.scoring import ScoringModel
+from modyn.trainer_server.downsampling.policies.scoring_model import ScoringModel
 from modyn.trainer_server.loop.batch_errors import explained
 from modyn.trainer_server.loop.components import TrainingComponents
 from modyn.trainer_server.loop.criterion import Criterion

@@ -28,10 +28,10 @@ from modyn.records import Int64Array
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.loop.inputs import TrainingInputs
 from modyn.trainer_server.loop.loop import Training, stopped
-from modyn.trainer_server.loop.scoring_pass import candidate_passes
 from modyn.trainer_server.online.new_samples import NewSamples, new_samples
 from modyn.trainer_server.request.preprocessing_check import NOT_CHOSEN
 from modyn.trainer_server.result import ColumnInputs, PreprocessingResult
+from modyn.trainer_server.scoring.scoring_pass import candidate_passes
 from modyn.workers import JobConnection
 
 

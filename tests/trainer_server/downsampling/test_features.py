@@ -22,7 +22,7 @@ from modyn.trainer_server.downsampling.policies.feature_policy import MOST_FEATU
 from modyn.trainer_server.downsampling.policies.kcenter_greedy import KcenterGreedy
 from modyn.trainer_server.downsampling.policies.policy import Candidates, Draw, ScoredTraining
 from modyn.trainer_server.downsampling.policies.sampling import NO_CLASS
-from modyn.trainer_server.downsampling.policies.scoring import ScoringModel
+from modyn.trainer_server.downsampling.policies.scoring_model import ScoringModel
 from modyn.trainer_server.loop.criterion import Criterion
 from modyn.trainer_server.request.config import CriterionConfig
 from tests.support.training import MemoryData, RecordedReport, TrainingRoom, small_pipeline, train_in_memory

@@ -17,7 +17,7 @@ from modyn.trainer_server.downsampling.policies import downsampling_policies
 from modyn.trainer_server.downsampling.policies.forgetting import Forgetting
 from modyn.trainer_server.downsampling.policies.policy import Candidates, Draw
 from modyn.trainer_server.downsampling.policies.sampling import NO_CLASS
-from modyn.trainer_server.downsampling.policies.scoring import ScoringModel
+from modyn.trainer_server.downsampling.policies.scoring_model import ScoringModel
 from modyn.trainer_server.loop.criterion import Criterion
 from modyn.trainer_server.request.config import CriterionConfig
 from tests.support.training import MemoryData, RecordedReport, TrainingRoom, small_pipeline, train_in_memory

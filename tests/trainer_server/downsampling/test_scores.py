@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from modyn.dataset.batch import Batch
 from modyn.errors import ConfigError
-from modyn.trainer_server.downsampling.batch_then_sample import check_scores
 from modyn.trainer_server.downsampling.policies.grand import GraNd, GraNdConfig
 from modyn.trainer_server.downsampling.policies.importance import ImportanceConfig
 from modyn.trainer_server.downsampling.policies.loss import LossDownsampling
 from modyn.trainer_server.downsampling.policies.sampling import NO_CLASS
-from modyn.trainer_server.downsampling.policies.scoring import ScoringModel
+from modyn.trainer_server.downsampling.policies.scoring_model import ScoringModel
 from modyn.trainer_server.loop.criterion import Criterion
 from modyn.trainer_server.loop.hooks import DivergedError
 from modyn.trainer_server.request.config import CriterionConfig
+from modyn.trainer_server.scoring.batch_then_sample import check_scores
 
 NUM = 12
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from modyn.dataset.batch import Batch
-    from modyn.trainer_server.downsampling.policies.scoring import ScoringModel
+    from modyn.trainer_server.downsampling.policies.scoring_model import ScoringModel
 
 MOST_FEATURES: Final = 1024
 """Largest number of values in a gradient. Longer gradients are projected at random; the error of a product is then about 3 % of the product of the

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from modyn.dataset.batch import Batch
-    from modyn.trainer_server.downsampling.policies.scoring import ScoringModel
+    from modyn.trainer_server.downsampling.policies.scoring_model import ScoringModel
 
 
 class GradMatchConfig(GradientConfig):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from modyn.dataset.batch import Batch
-    from modyn.trainer_server.downsampling.policies.scoring import ScoringModel
+    from modyn.trainer_server.downsampling.policies.scoring_model import ScoringModel
 
 _CHOICE: Final = 5
 """Purpose of the seed of choices; `modyn.dataset.order` defines the other purposes."""

@@ -36,7 +36,7 @@ from modyn.trainer_server.disk.files import (
 from modyn.trainer_server.disk.row_log import RowLog
 from modyn.trainer_server.disk.whole_file import find_whole, write_whole
 from modyn.trainer_server.downsampling.policies.rho_loss import RHOLoss
-from modyn.trainer_server.downsampling.policies.scoring import ScoringModel
+from modyn.trainer_server.downsampling.policies.scoring_model import ScoringModel
 from modyn.trainer_server.fitting import build, fit
 from modyn.trainer_server.learning import NothingLearnedError, check_learned
 from modyn.trainer_server.loop.checkpoint import load_checkpoint
@@ -45,11 +45,11 @@ from modyn.trainer_server.loop.criterion import Criterion
 from modyn.trainer_server.loop.hooks import DivergedError, check_weights
 from modyn.trainer_server.loop.inputs import TrainingInputs
 from modyn.trainer_server.loop.loop import Training
-from modyn.trainer_server.loop.scoring_pass import ScoredRows, ScoringPass, candidate_passes
 from modyn.trainer_server.loop.seeding import derived_seed, seed_everything
 from modyn.trainer_server.request.config import TrainingConfig
 from modyn.trainer_server.request.irreducible_config import irreducible_config, irreducible_sections
 from modyn.trainer_server.request.records import BatchProgress, StageProgress
+from modyn.trainer_server.scoring.scoring_pass import ScoredRows, ScoringPass, candidate_passes
 from modyn.workers import JobConnection
 
 _KIND: Final = FileKind(b"MODYNIRR", 1, "file of irreducible losses", "delete it: they are computed again")

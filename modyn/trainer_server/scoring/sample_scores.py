@@ -23,12 +23,12 @@ from modyn.rpc.logs import get_logger
 from modyn.rpc.retry import Retrier
 from modyn.trainer_server.disk.files import feedback_path
 from modyn.trainer_server.disk.row_log import RowLog, Rows
-from modyn.trainer_server.downsampling.record import DownsamplingRecord
 from modyn.trainer_server.loop.criterion import Criterion
 from modyn.trainer_server.loop.inputs import TrainingInputs
 from modyn.trainer_server.loop.loop import Hook, Training
 from modyn.trainer_server.request.config import CriterionConfig
 from modyn.trainer_server.result import FeedbackResult
+from modyn.trainer_server.scoring.record import DownsamplingRecord
 
 LOSS: Final = "loss"
 LOSS_DECREASE: Final = "loss_decrease"

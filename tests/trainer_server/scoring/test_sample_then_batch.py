@@ -19,9 +19,9 @@ from modyn.trainer_server.disk.chosen_set import ChosenRows, ChosenSource, find_
 from modyn.trainer_server.disk.row_log import RowLog
 from modyn.trainer_server.downsampling.policies.policy import Draw
 from modyn.trainer_server.downsampling.policies.sampling import sample_by_scores
-from modyn.trainer_server.loop.scoring_pass import ScoredRows
 from modyn.trainer_server.loop.seeding import derived_seed, seed_everything
 from modyn.trainer_server.request.records import ScoringProgress
+from modyn.trainer_server.scoring.scoring_pass import ScoredRows
 from tests.support.training import (
     NUM_CLASSES,
     MemoryData,

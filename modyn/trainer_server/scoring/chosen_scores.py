@@ -15,11 +15,11 @@ from modyn.rpc.logs import get_logger
 from modyn.trainer_server.disk.chosen_set import ChosenRows, read_chosen_set
 from modyn.trainer_server.disk.files import chosen_path, feedback_path, selections_dir
 from modyn.trainer_server.disk.row_log import RowLog
-from modyn.trainer_server.downsampling.record import DownsamplingRecord
-from modyn.trainer_server.downsampling.sample_scores import CHOSEN_WIDTHS, feedback_rows
 from modyn.trainer_server.loop.inputs import TrainingInputs
 from modyn.trainer_server.loop.loop import Hook, Training
 from modyn.trainer_server.result import FeedbackResult
+from modyn.trainer_server.scoring.record import DownsamplingRecord
+from modyn.trainer_server.scoring.sample_scores import CHOSEN_WIDTHS, feedback_rows
 
 _CHUNK_ROWS: Final = 65_536
 

@@ -18,10 +18,10 @@ from modyn.records import Float32Array, Int64Array, KeysAndWeights
 from modyn.trainer_server.disk.chosen_set import ChosenRows
 from modyn.trainer_server.downsampling.policies.policy import Candidates, Choice, DownsamplingPolicy, Draw, single_scores
 from modyn.trainer_server.downsampling.policies.sampling import NO_CLASS
-from modyn.trainer_server.downsampling.policies.scoring import ScoringModel
-from modyn.trainer_server.downsampling.record import DownsamplingRecord, notes_of
+from modyn.trainer_server.downsampling.policies.scoring_model import ScoringModel
 from modyn.trainer_server.loop.hooks import DivergedError
 from modyn.trainer_server.loop.loop import Explaining, Training
+from modyn.trainer_server.scoring.record import DownsamplingRecord, notes_of
 
 
 class BatchThenSample:

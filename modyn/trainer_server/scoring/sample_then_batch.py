@@ -23,15 +23,15 @@ from modyn.records import Int64Array, KeysAndWeights
 from modyn.trainer_server.disk.chosen_set import ChosenRows, ChosenSamples, find_chosen_set, read_chosen_set, write_chosen_set
 from modyn.trainer_server.disk.files import chosen_path, remove, selections_dir
 from modyn.trainer_server.disk.row_log import RowLog
-from modyn.trainer_server.downsampling.batch_then_sample import check_scores
 from modyn.trainer_server.downsampling.policies.policy import Candidates, Choice, DownsamplingPolicy, Draw, single_scores
 from modyn.trainer_server.downsampling.policies.sampling import NO_CLASS
-from modyn.trainer_server.downsampling.record import DownsamplingRecord, bounded, notes_of
 from modyn.trainer_server.loop.epoch_passes import EpochPasses
 from modyn.trainer_server.loop.inputs import TrainingInputs
 from modyn.trainer_server.loop.loop import Training
-from modyn.trainer_server.loop.scoring_pass import ScoredRows, ScoringPass, candidate_passes
 from modyn.trainer_server.request.records import StageProgress
+from modyn.trainer_server.scoring.batch_then_sample import check_scores
+from modyn.trainer_server.scoring.record import DownsamplingRecord, bounded, notes_of
+from modyn.trainer_server.scoring.scoring_pass import ScoredRows, ScoringPass, candidate_passes
 from modyn.workers import JobConnection
 
 

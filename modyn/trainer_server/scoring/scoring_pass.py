@@ -18,7 +18,7 @@ from modyn.records import Float32Array, Int64Array
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.disk.row_log import RowLog, Rows
 from modyn.trainer_server.downsampling.policies.policy import Candidates
-from modyn.trainer_server.downsampling.policies.scoring import ScoringModel
+from modyn.trainer_server.downsampling.policies.scoring_model import ScoringModel
 from modyn.trainer_server.loop.epoch_passes import EpochPasses
 from modyn.trainer_server.loop.inputs import TrainingInputs
 from modyn.trainer_server.loop.loop import Explaining, stopped

@@ -15,7 +15,7 @@ from modyn.models.calls import score
 from modyn.models.weights import build_model
 from modyn.records import FeedbackRows
 from modyn.trainer_server.disk.row_log import RowLog
-from modyn.trainer_server.downsampling.sample_scores import Sketch, feedback_rows, read_feedback, score_width
+from modyn.trainer_server.scoring.sample_scores import Sketch, feedback_rows, read_feedback, score_width
 from tests.support.training import NUM_CLASSES, MemoryData, RecordedReport, TrainingRoom, payload_of, small_pipeline
 
 pytestmark = pytest.mark.usefixtures("preloaded_fakes")

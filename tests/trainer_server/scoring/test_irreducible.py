@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from modyn.trainer_server.downsampling.irreducible import find_losses, write_losses
 from torch import Tensor, nn
 
 from modyn.config.base import Problem, Severity
@@ -17,10 +18,10 @@ from modyn.errors import CancelledError, ConfigError, TrainingError
 from modyn.models.weights import build_model
 from modyn.records import RunId, TriggerSetInfo
 from modyn.trainer_server.check import check
-from modyn.trainer_server.downsampling.irreducible import find_losses, write_losses
 from modyn.trainer_server.loop.seeding import derived_seed, seed_everything
 from modyn.trainer_server.request.irreducible_config import irreducible_sections
 from modyn.trainer_server.request.records import BatchProgress, ScoringProgress, StageProgress
+from modyn.trainer_server.scoring.irreducible import find_losses, write_losses
 from tests.support.training import (
     NUM_CLASSES,
     MemoryData,
