@@ -26,7 +26,7 @@ from modyn.evaluator.metrics.metrics import METRICS
 from modyn.evaluator.outputs import DriftJob, EvaluationJob, OutputCache
 from modyn.evaluator.records import DriftRequest, MeasureRequest, OutputKind, SampleSource
 from modyn.evaluator.store import EvaluationStore
-from modyn.evaluator.trigger_section import check_trigger
+from modyn.evaluator.trigger_section import check_label_kinds, check_trigger
 from modyn.evaluator.versions import DataVersion
 from modyn.evaluator.wire import drift_request_from_proto, measure_request_from_proto, measured_drift_to_proto, parts_to_proto
 from modyn.proto import common_pb2, evaluator_pb2, evaluator_pb2_grpc
@@ -51,6 +51,7 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
         store: EvaluationStore,
         outputs: OutputCache,
         measurements: Measurements,
+        storage: StorageClient,
         endpoint: Endpoint,
     ) -> None:
         """Args: endpoint: endpoint of this service, which bounds the size of messages."""
@@ -58,6 +59,7 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
         self._store = store
         self._outputs = outputs
         self._measurements = measurements
+        self._storage = storage
         self._endpoint = endpoint
 
     def ValidateSection(self, request: common_pb2.SectionRequest, context: grpc.ServicerContext) -> common_pb2.SectionReply:
@@ -65,7 +67,7 @@ class EvaluatorServicer(evaluator_pb2_grpc.EvaluatorServicer):
         the evaluation is valid, the fork server of the workers starts, because evaluations may follow soon.
         """
         pipeline = from_struct(request.pipeline)
-        problems = [*check_evaluation(pipeline), *check_trigger(pipeline)]
+        problems = [*check_evaluation(pipeline), *check_trigger(pipeline), *check_label_kinds(pipeline, self._storage)]
         if all(problem.severity is not Severity.ERROR for problem in problems):
             problems += check_conditions(pipeline)
         if pipeline.get("evaluation") and all(problem.severity is Severity.WARNING for problem in problems):
@@ -164,5 +166,5 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     context.when_healthy.append(pool.warm_up)
     endpoint = config.endpoint("evaluator")
     measurements = Measurements(pool, make_job, make_drift_job, storage)
-    servicer = EvaluatorServicer(evaluations, store, outputs, measurements, endpoint)
+    servicer = EvaluatorServicer(evaluations, store, outputs, measurements, storage, endpoint)
     return [Registration(evaluator_pb2_grpc.add_EvaluatorServicer_to_server, servicer, FULL_NAME)]

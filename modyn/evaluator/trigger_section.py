@@ -6,6 +6,7 @@ The supervisor checks the triggers themselves, and sends the sections with defau
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import Any, TypeGuard
@@ -13,7 +14,17 @@ from typing import Any, TypeGuard
 from modyn.config.base import Problem, Severity, section_at, sections_in
 from modyn.config.policy import check_policy, load_policy
 from modyn.config.preprocessing import PREPROCESSING
-from modyn.config.trigger_parts import CRITERION, WINDOWS, Part, declared, drift_metrics, each_part, trigger_sections
+from modyn.config.trigger_parts import (
+    CRITERION,
+    WINDOWS,
+    Part,
+    compared_windows,
+    declared,
+    drift_metrics,
+    each_part,
+    trigger_sections,
+)
+from modyn.errors import NotFoundError
 from modyn.evaluator.config import check_dataset, check_dataset_of, check_device, load_dataset
 from modyn.evaluator.drift import DRIFT_METRICS, DriftMetric, missing_modules
 from modyn.evaluator.drift.base import UNIT, PermutationConfig
@@ -21,6 +32,7 @@ from modyn.evaluator.drift.projections import PROJECTIONS
 from modyn.evaluator.metrics.metrics import METRICS, in_unit_interval, lower_is_better
 from modyn.evaluator.records import ESTIMATED_METRICS, ComparedData
 from modyn.registry import Registry, nearest
+from modyn.storage.client import StorageClient
 
 
 def check_metrics(metrics: Mapping[str, object], path: str) -> list[Problem]:
@@ -105,6 +117,31 @@ def check_trigger(pipeline: Mapping[str, Any]) -> list[Problem]:
         for place, part in each_part(trigger, path)
         for problem in _problems(part, place, pipeline)
     ]
+
+
+def check_label_kinds(pipeline: Mapping[str, Any], storage: StorageClient) -> list[Problem]:
+    """Warn of each metric that takes every value as a category, if it compares labels that are floating-point numbers. Invalid metrics are skipped.
+
+    Raises: UnavailableError: a metric compares labels by category, and storage cannot be reached.
+    """
+    by_category = [
+        (f"{place}.{name}.id", section["id"])
+        for path, trigger in trigger_sections(pipeline).items()
+        for place, compared in compared_windows(trigger, path)
+        for name, section in sections_in(drift_metrics(compared)).items()
+        if compared.get("on") == ComparedData.LABELS
+        and not check_policy(DRIFT_METRICS, metric_options(section), "id", name)
+        and DRIFT_METRICS.get(section["id"]).by_category
+    ]
+    dataset = section_at(pipeline, "data").get("dataset_id")
+    if not by_category or not isinstance(dataset, str):
+        return []
+    with suppress(NotFoundError):  # Another check reports the missing dataset.
+        if storage.dataset(dataset).float_labels:
+            message = f"counts classes, and labels of the dataset '{dataset}' are floating-point numbers"
+            remedy = "if they are quantities, compare them by another metric, such as KSDriftMetric; else the run fails"
+            return [Problem(path, f"{name} {message}: {remedy}", Severity.WARNING) for path, name in by_category]
+    return []
 
 
 def _problems(part: Part, path: str, pipeline: Mapping[str, Any]) -> Iterator[Problem]:
@@ -217,7 +254,7 @@ def _check_labels(criteria: object, dataset: object, path: str) -> Iterator[Prob
     by_label = dict(zip(labels, loaded.metrics, strict=False))
     errors = [label for label, section in by_label.items() if lower_is_better(section)]
     bounded = {label for label, section in by_label.items() if in_unit_interval(section)} | set(ESTIMATED_METRICS)
-    others = {label: section["name"] for label, section in by_label.items() if not _may_be_accuracy(section["name"])}
+    others = {label: section["name"] for label, section in by_label.items() if not METRICS.get(section["name"]).is_accuracy}
     for name, criterion in sections_in(criteria).items():
         counts, metric = declared(criterion, "judges") == "count", criterion.get("metric")
         if isinstance(metric, str) and metric not in labels:
@@ -228,7 +265,8 @@ def _check_labels(criteria: object, dataset: object, path: str) -> Iterator[Prob
             message = f"low values of '{metric}' are the good ones, and this criterion takes low scores as bad: judge one where high is good"
             yield Problem(f"{path}.{name}.metric", message)
         elif counts and metric in others:
-            known = ", ".join(["Accuracy", *ESTIMATED_METRICS])
+            accuracies = [name for name in METRICS.builtin if METRICS.get(name).is_accuracy]
+            known = ", ".join([*accuracies, *ESTIMATED_METRICS])
             message = f"{criterion['id']} takes the metric as a share of right answers, and '{metric}' is {others[metric]}: judge {known}"
             yield Problem(f"{path}.{name}.metric", message)
         elif metric in bounded:
@@ -237,11 +275,6 @@ def _check_labels(criteria: object, dataset: object, path: str) -> Iterator[Prob
                 fires = "never" if threshold < 0 else "always"
                 message = f"'{metric}' lies in [0, 1], so {threshold:g} {fires} fires: write a number between 0 and 1"
                 yield Problem(f"{path}.{name}.{option}", message)
-
-
-def _may_be_accuracy(name: str) -> bool:
-    """Return whether a metric may be a share of correct predictions. Metrics of other packages count, because their meaning is unknown."""
-    return name == "Accuracy" or (name in METRICS.plugins and name not in METRICS.builtin)
 
 
 def _wrong(problems: list[Problem]) -> bool:

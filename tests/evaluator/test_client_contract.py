@@ -161,7 +161,12 @@ def serving(config: SystemConfig) -> Iterator[Place]:
     prepare_run_dir(config.run_dir)
     endpoint = config.endpoint("evaluator")
     servicer = EvaluatorServicer(
-        evaluations, store, outputs, measurements, endpoint.model_copy(update={"max_message_bytes": 2**16})
+        evaluations,
+        store,
+        outputs,
+        measurements,
+        storage.client(),
+        endpoint.model_copy(update={"max_message_bytes": 2**16}),
     )
     server = start_server("evaluator", endpoint, [Registration(add_EvaluatorServicer_to_server, servicer, FULL_NAME)])
     try:

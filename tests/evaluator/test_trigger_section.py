@@ -8,14 +8,18 @@ from typing import Any, ClassVar
 import pytest
 
 from modyn.config.base import Severity
+from modyn.config.dataset import DatasetConfig
 from modyn.evaluator.drift import DRIFT_METRICS, missing_modules
 from modyn.evaluator.drift.base import PermutationConfig
-from modyn.evaluator.trigger_section import check_projection, check_trigger
+from modyn.evaluator.metrics.metrics import METRICS
+from modyn.evaluator.trigger_section import check_label_kinds, check_projection, check_trigger
 from modyn.registry import Plugin
 from modyn.supervisor.criteria.threshold import PValueConfig
 from modyn.supervisor.detectors import DETECTORS
 from modyn.supervisor.triggers import TRIGGERS, with_defaults
 from modyn.supervisor.triggers.drift import DataDriftTrigger
+from modyn.testing.fake_storage import FakeStorage
+from modyn.testing.held_dataset import HeldDataset
 
 DATASET: dict[str, Any] = {
     "dataset_id": "test",
@@ -339,3 +343,45 @@ def test_the_distance_of_a_stream_detector_is_checked(distance: dict[str, Any], 
     assert found.startswith(f"trigger.distance.{path}: ")
     assert message in found
     assert check({"id": "Mine", "distance": distance}) == [], "of another package it may mean anything"
+
+
+class OwnCounts(DRIFT_METRICS.get("ChiSquaredDriftMetric")):  # type: ignore[misc]
+    """A metric of another package that counts each value."""
+
+
+@pytest.mark.parametrize("id_", ["ChiSquaredDriftMetric", "Own"])
+def test_labels_that_are_quantities_are_not_counted(monkeypatch: pytest.MonkeyPatch, id_: str) -> None:
+    monkeypatch.setitem(DRIFT_METRICS.plugins, "Own", Plugin("modyn.drift_metrics", "Own", f"{__name__}:OwnCounts", "tests"))
+
+    def warned(section: dict[str, Any], *, float_labels: bool) -> list[str]:
+        storage = FakeStorage()
+        config = DatasetConfig(name="d", base_path="/fake", file_wrapper="CsvFileWrapper", file_wrapper_config={"label_index": 0})
+        storage.datasets["d"] = HeldDataset(config, float_labels)
+        return list(map(str, check_label_kinds({"data": {"dataset_id": "d"}, "trigger": section}, storage.client())))
+
+    metric = {"id": id_, "decision_criterion": {"id": "ThresholdDecisionCriterion", "threshold": 0.1}}
+    counted, others = with_defaults(drift(metric, on="labels")), with_defaults(drift(metric))
+    (found,) = warned(counted, float_labels=True)
+    assert found.startswith(
+        f"warning: trigger.metrics.mmd.id: {id_} counts classes, and labels of the dataset 'd' are floating-point numbers"
+    )
+    assert warned(counted, float_labels=False) == warned(others, float_labels=True) == []
+
+
+class OwnAccuracy(METRICS.get("Accuracy")):  # type: ignore[misc]
+    """An accuracy of another package."""
+
+
+class OwnScore(METRICS.get("F1Score")):  # type: ignore[misc]
+    """Another score of this package."""
+
+
+@pytest.mark.parametrize(("kind", "refused"), [(OwnAccuracy, False), (OwnScore, True)])
+def test_a_metric_of_another_package_declares_that_it_is_an_accuracy(
+    monkeypatch: pytest.MonkeyPatch, kind: type, refused: bool
+) -> None:
+    monkeypatch.setitem(METRICS.plugins, "Own", Plugin("modyn.metrics", "Own", f"{__name__}:{kind.__name__}", "tests"))
+    dataset = DATASET | {"metrics": [{"name": "Own", "label": "own"} | ({"num_classes": 10} if refused else {})]}
+    section = with_defaults(performance({"a": COUNT | {"metric": "own"}}, dataset=dataset))
+    found = check_trigger({"data": {"dataset_id": "test"}, "trigger": section})
+    assert ["share of right answers" in problem.message for problem in found] == [True] * refused

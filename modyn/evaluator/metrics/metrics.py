@@ -64,6 +64,8 @@ class Metric(ABC):
     """
 
     Config: ClassVar[type[MetricConfig]]
+    is_accuracy: ClassVar[bool] = False
+    """Whether values are shares of samples that are predicted correctly. Some criteria estimate the number of wrong predictions from such a value."""
 
     def __init__(self, config: Any) -> None:
         """Args: config: a valid `Config` of the metric."""
@@ -292,6 +294,7 @@ class Accuracy(_ClassMetric):
     """
 
     Config: ClassVar[type[MetricConfig]] = AccuracyConfig
+    is_accuracy = True
 
     def __init__(self, config: AccuracyConfig) -> None:
         super().__init__(config)

@@ -24,7 +24,7 @@ from modyn.supervisor.checks.window_checks import check_windows
 from modyn.supervisor.evaluation import check_handlers
 from modyn.supervisor.journal.records import Run, RunMode, RunOptions
 from modyn.supervisor.run.scored_turns import check_scored_turns
-from modyn.supervisor.triggers import check_trigger_section, with_defaults
+from modyn.supervisor.triggers import check_trigger_section, samples_per_trigger, with_defaults
 
 Check = Callable[[Mapping[str, Any]], list[Problem]]
 """Function that takes a whole pipeline and lists the mistakes in the sections of one service."""
@@ -221,9 +221,9 @@ def check_batch_size(pipeline: Mapping[str, Any]) -> list[Problem]:
         return found
     first, most = sizes
     for kept, why in _without_batch(pipeline, most) if most is not None else ():
-        return [*found, Problem(path, f"trigger.num_samples keeps trigger sets at {most} samples{kept}: {why}")]
+        return [*found, Problem(path, f"the trigger policy keeps trigger sets at {most} samples{kept}: {why}")]
     for kept, why in _without_batch(pipeline, first):
-        what = f"trigger.num_samples gives the first trigger {first} samples{kept}: {why}. Later triggers have more samples"
+        what = f"the trigger policy gives the first trigger {first} samples{kept}: {why}. Later triggers have more samples"
         found.append(Problem(path, what, Severity.WARNING))
     return found
 
@@ -231,11 +231,12 @@ def check_batch_size(pipeline: Mapping[str, Any]) -> list[Problem]:
 def _set_sizes(pipeline: Mapping[str, Any]) -> tuple[int, int | None] | None:
     """Return the size of the first trigger set, and the largest size of a later set (None if each selection includes all earlier samples).
 
-    Return None if the sizes are not known. The sizes are known for a DataAmountTrigger, unless `label_delay` lets several labels arrive together.
+    Return None if the sizes are not known. The sizes are known if the policy states `samples_per_trigger`, unless `label_delay` lets several labels
+    arrive together.
     """
-    trigger, tail = section_at(pipeline, "trigger"), section_at(pipeline, "selection_strategy").get("tail_triggers")
-    amount, delay = trigger.get("num_samples"), section_at(pipeline, "data").get("label_delay")
-    if trigger.get("id") != "DataAmountTrigger" or not isinstance(amount, int) or amount < 1 or delay:
+    tail = section_at(pipeline, "selection_strategy").get("tail_triggers")
+    amount, delay = samples_per_trigger(section_at(pipeline, "trigger")), section_at(pipeline, "data").get("label_delay")
+    if amount is None or delay:
         return None
     return amount, amount * (tail + 1) if isinstance(tail, int) else None
 
@@ -268,7 +269,7 @@ def _without_batch(pipeline: Mapping[str, Any], num_samples: int, *, presampled:
     size, left, kept = training.get("batch_size"), num_samples, ""
     if not isinstance(size, int) or not training.get("drop_last_batch", True):
         return
-    chooses = selection.get("name") == "CoresetStrategy" and not selection.get("warmup_triggers")
+    chooses = not selection.get("warmup_triggers")
     downsampling = section_at(selection, "downsampling_config")
     if (downsampling and not downsampling.get("sample_then_batch")) or "downsampling_list" in {*selection, *downsampling}:
         return

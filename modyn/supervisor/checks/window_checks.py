@@ -1,4 +1,4 @@
-"""Warn about policies that compare windows, if the dataset cannot fill a window or its labels are not classes."""
+"""Warn about policies that compare windows which the dataset cannot fill."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from typing import Any
 
 from modyn.config.base import Problem, Severity, check_section, load_section
 from modyn.config.durations import format_duration
-from modyn.config.trigger_parts import WINDOWS, Part, compared_windows, drift_metrics, trigger_sections
-from modyn.evaluator.client import ComparedData
+from modyn.config.trigger_parts import WINDOWS, Part, compared_windows, trigger_sections
 from modyn.storage.client import DatasetInfo
 from modyn.supervisor.triggers import with_defaults
 from modyn.supervisor.triggers.measures.windows import TimeWindowingStrategy
-
-_BY_CLASS = "ChiSquaredDriftMetric"
 
 
 def check_windows(pipeline: Mapping[str, Any], dataset: DatasetInfo) -> list[Problem]:
@@ -22,7 +19,7 @@ def check_windows(pipeline: Mapping[str, Any], dataset: DatasetInfo) -> list[Pro
         problem
         for path, trigger in trigger_sections(pipeline).items()
         for place, compared in compared_windows(with_defaults(trigger), path)
-        for problem in (*_too_short(compared, place, dataset), *_no_classes(compared, place, dataset))
+        for problem in _too_short(compared, place, dataset)
     ]
 
 
@@ -38,14 +35,3 @@ def _too_short(compared: Part, path: str, dataset: DatasetInfo) -> Iterator[Prob
         message = f"{needed} over {format_duration(windows.horizon)}, and the dataset '{dataset.name}' holds {held:,} s"
         consequence = "a replay of it compares nothing, and a run of live data nothing until it has this much data"
         yield Problem(f"{path}.{WINDOWS}.season", f"{message}: {consequence}", Severity.WARNING)
-
-
-def _no_classes(compared: Part, path: str, dataset: DatasetInfo) -> Iterator[Problem]:
-    """Warn if the policy counts classes although the labels are floating-point numbers."""
-    if compared.get("on") != ComparedData.LABELS or not dataset.float_labels:
-        return
-    for place, metric in drift_metrics(compared).items():
-        if isinstance(metric, Mapping) and metric.get("id") == _BY_CLASS:
-            message = f"{_BY_CLASS} counts classes, and labels of the dataset '{dataset.name}' are floating-point numbers"
-            remedy = "if they are quantities, compare them by another metric, such as KSDriftMetric; else the run fails"
-            yield Problem(f"{path}.{place}.id", f"{message}: {remedy}", Severity.WARNING)

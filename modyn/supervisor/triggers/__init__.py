@@ -23,6 +23,7 @@ __all__ = [
     "TriggerContext",
     "build_trigger",
     "check_trigger_section",
+    "samples_per_trigger",
     "with_defaults",
 ]
 
@@ -63,6 +64,14 @@ def build_trigger(section: Mapping[str, Any], context: TriggerContext | None = N
     """
     policy, config = load_policy(TRIGGERS, section, "id", path, _problems)
     return policy(config, context)
+
+
+def samples_per_trigger(section: Mapping[str, Any]) -> int | None:
+    """Return the result of `Trigger.samples_per_trigger` for a `trigger` section; None if the section has mistakes."""
+    if check_trigger_section(section):
+        return None
+    policy, config = load_policy(TRIGGERS, section, "id", "trigger", _problems)
+    return policy.samples_per_trigger(config)
 
 
 def with_defaults(section: Mapping[str, Any]) -> dict[str, Any]:

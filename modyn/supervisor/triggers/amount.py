@@ -40,6 +40,11 @@ class DataAmountTrigger(Trigger):
         self._num_samples = config.num_samples
         self._pending = 0
 
+    @classmethod
+    def samples_per_trigger(cls, config: DataAmountConfig) -> int:
+        """Return `num_samples`."""
+        return config.num_samples
+
     def next_check(self, batch: SampleBatch, start: int) -> int | None:
         """Return the next position that completes `num_samples` labels, counted over all batches."""
         counted = batch.num_labelled(start) if start >= 0 else 0

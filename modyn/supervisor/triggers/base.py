@@ -175,6 +175,14 @@ class Trigger(ABC):
         """
         return check_section(cls.Config, options, path)
 
+    @classmethod
+    def samples_per_trigger(cls, config: Any) -> int | None:
+        """Return the number of labels that arrive from one trigger to the next, if the options alone decide this number; otherwise None.
+
+        `modyn check` compares the number with the batch size.
+        """
+        return None
+
     @abstractmethod
     def next_check(self, batch: SampleBatch, start: int) -> int | None:
         """Return the first position after `start` at which the policy decides; None if the batch has no such position. Calls no service and changes

@@ -1,4 +1,4 @@
-"""Windows that a dataset cannot fill, and labels that are not classes, are warned of before a run."""
+"""Windows that a dataset cannot fill are warned of before a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from modyn.testing.fake_storage import FakeStorage
 from modyn.testing.fakes import FakeModelStorage
 from modyn.testing.held_dataset import HeldDataset
 from tests.supervisor.triggers.test_drift import drift, seasons
-from tests.supervisor.triggers.test_labels import MMD
 
 if TYPE_CHECKING:
     from modyn.model_storage.client import ModelStorageClient
@@ -22,13 +21,11 @@ if TYPE_CHECKING:
 DAY = 86_400
 
 
-def warned(
-    trigger: dict[str, Any], *, days: int = 10, float_labels: bool = False, where: str = "trigger"
-) -> list[tuple[str, str]]:
+def warned(trigger: dict[str, Any], *, days: int = 10, where: str = "trigger") -> list[tuple[str, str]]:
     """Path and message of each warning for a pipeline on a dataset with one sample a day, from its first second to the last of the last day."""
     storage = FakeStorage()
     fields = {"name": "d", "base_path": "/fake/d", "file_wrapper": "CsvFileWrapper", "file_wrapper_config": {"label_index": 0}}
-    storage.datasets["d"] = HeldDataset(DatasetConfig.model_validate(fields), float_labels)
+    storage.datasets["d"] = HeldDataset(DatasetConfig.model_validate(fields), False)
     if days:
         storage.add_samples("d", np.array([*range(0, days * DAY, DAY), days * DAY - 1]))
     pipeline: dict[str, Any] = {"data": {"dataset_id": "d"}}
@@ -79,18 +76,3 @@ def test_windows_of_other_policies_are_found_at_their_place() -> None:
     found = [path for path, _ in warned(ensemble, days=3, where="online.trigger")]
     of_children = "online.trigger.subtriggers"
     assert found == [f"{of_children}.a.distance.windowing_strategy.season", f"{of_children}.b.windowing_strategy.season"]
-
-
-def test_labels_that_are_quantities_are_not_counted() -> None:
-    for section in (
-        drift(on="labels", metrics={"v": {**MMD["mmd"], "id": "ChiSquaredDriftMetric"}}),
-        {"id": "AutoDrift", "on": "labels"},
-    ):
-        ((path, message),) = warned(section, float_labels=True)
-        assert path.endswith(".id")
-        assert (
-            "labels of the dataset 'd' are floating-point numbers: if they are quantities, compare them by another metric"
-            in message
-        )
-        assert warned(section) == []
-    assert warned(drift(on="labels"), float_labels=True) == []

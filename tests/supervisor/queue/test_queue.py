@@ -1107,7 +1107,7 @@ def test_what_a_pipeline_names_and_is_not_there_is_found_by_check(runs: RunQueue
         ),
         (
             {"training": BATCHES_OF_4, "trigger": {"id": "DataAmountTrigger", "num_samples": 3}},
-            "trigger.num_samples keeps trigger sets at 3 samples",
+            "the trigger policy keeps trigger sets at 3 samples",
         ),
         (
             {
@@ -1158,7 +1158,7 @@ def test_a_batch_is_compared_with_what_a_data_amount_trigger_selects(
     )
     assert ("gives the first trigger 10" in found.message) == warns
     if not warns:
-        with pytest.raises(ConfigError, match="trigger.num_samples keeps trigger sets at 10 samples"):
+        with pytest.raises(ConfigError, match="the trigger policy keeps trigger sets at 10 samples"):
             runs.submit(yaml, "p.yaml", EXPERIMENT)
         return
     assert "the first trigger 10 samples" in runs.submit(yaml, "p.yaml", EXPERIMENT).message

@@ -13,6 +13,7 @@ from modyn.evaluator.trigger_section import check_trigger
 from modyn.records import SampleBatch
 from modyn.registry import Plugin, Registry
 from modyn.storage.client import DatasetInfo
+from modyn.supervisor.checks.validation import check_batch_size
 from modyn.supervisor.checks.window_checks import check_windows
 from modyn.supervisor.criteria import CRITERIA, PERFORMANCE_CRITERIA
 from modyn.supervisor.criteria.threshold import ThresholdDecisionCriterion
@@ -69,6 +70,10 @@ class Own(Trigger):
 
     Config: ClassVar[type[Section]] = OwnConfig
     weighs_seconds = True
+
+    @classmethod
+    def samples_per_trigger(cls, config: OwnConfig) -> int:
+        return 30
 
     def next_check(self, batch: SampleBatch, start: int) -> int | None:
         return None
@@ -148,3 +153,10 @@ def test_a_simulation_says_what_it_lacks() -> None:
     section = {"id": "Own", "inner": {"on": "payload"}}
     assert lacking(section, SimulationOptions(dataset="d")) == f"{NO_SECONDS}; {NO_DATA}"
     assert lacking(section, SimulationOptions(run_id="r-0001")) == ""
+
+
+def test_trigger_sets_of_a_known_size_are_compared_with_a_batch() -> None:
+    own = {"name": "Own", "tail_triggers": 0, "downsampling_config": {"strategy": "Loss", "ratio": 10, "sample_then_batch": True}}
+    pipeline = {"training": {"batch_size": 8}, "trigger": {"id": "Own"}, "selection_strategy": own}
+    (found,) = check_batch_size(pipeline)
+    assert "the trigger policy keeps trigger sets at 30 samples, of which 3 are left by selection_strategy" in found.message
