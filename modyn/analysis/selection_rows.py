@@ -8,7 +8,7 @@ from typing import Any, Final
 import pandas as pd
 
 from modyn.analysis.selections import SelectionRow
-from modyn.config.selection_advice import GDUMB_FULL, RHO_LOSS_FIRST
+from modyn.config.selection_parts import GDUMB_FULL, RHO_LOSS_FIRST
 
 Cells = Mapping[str, Callable[[SelectionRow], str]]
 """A function for each column heading. The function returns the text of the column's cell."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from modyn.config.base import Severity
-from modyn.config.selection_advice import GDUMB_FULL
+from modyn.config.selection_parts import GDUMB_FULL
 from modyn.errors import ConfigError
 from modyn.records import RunId, SampleBatch
 from modyn.selector.presampling import PRESAMPLING, PresamplingConfig

@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Final
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
-from modyn.config.base import Section
+from modyn.config.selection_parts import RatioConfig, presampled_size
 from modyn.registry import Registry
 from modyn.selector.window import Selection, SelectionContext, SelectionWindow, StatefulPolicy
 
@@ -24,13 +24,12 @@ ColumnName = Annotated[str, BeforeValidator(_number_as_text, json_schema_input_t
 """
 
 
-class PresamplingConfig(Section):
+class PresamplingConfig(RatioConfig):
     """Keys of `presampling_config` that all presampling policies share, besides `strategy`."""
 
     balances: ClassVar[bool] = False
     """Whether the policy balances a column."""
 
-    ratio_max: int = Field(100, ge=1, description="denominator of `ratio`")
     ratio: int = Field(ge=1, description="share of the window to keep, in units of 1 / `ratio_max`")
     force_column_balancing: bool = Field(False, description="must be false: only balanced strategies balance a column")
     force_required_target_size: bool = Field(False, description="meet the target size; without effect, because it is always met")
@@ -43,20 +42,9 @@ class PresamplingConfig(Section):
             raise ValueError(f"this strategy balances no column; choose {', '.join(names)} or {last}, or remove the key")
         return value
 
-    @field_validator("ratio")
-    @classmethod
-    def _check_ratio(cls, value: int, info: ValidationInfo) -> int:
-        if value > info.data.get("ratio_max", value):
-            raise ValueError(f"{value} is more than the whole; it must be at most ratio_max, {info.data['ratio_max']}")
-        return value
-
     def target_size(self, num_samples: int) -> int:
-        """Return num_samples · ratio / ratio_max, rounded down, but at least 1 for a window that is not empty.
-
-        >>> [PresamplingConfig(ratio=30).target_size(n) for n in (0, 1, 3, 4, 10)]
-        [0, 1, 1, 1, 3]
-        """
-        return max(num_samples * self.ratio // self.ratio_max, min(num_samples, 1))
+        """Return the number of samples to keep. See `presampled_size`."""
+        return presampled_size(num_samples, self.ratio, self.ratio_max)
 
 
 class PresamplingPolicy(StatefulPolicy, ABC):

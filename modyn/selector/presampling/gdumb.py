@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from modyn.config.selection_advice import GDUMB_FULL
+from modyn.config.selection_parts import GDUMB_FULL
 from modyn.records import Int64Array
 from modyn.selector.presampling import PresamplingConfig
 from modyn.selector.presampling.buffered import (

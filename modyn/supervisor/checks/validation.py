@@ -12,6 +12,7 @@ from modyn.config.online import ONLINE
 from modyn.config.pipeline import Pipeline, check_frame, load_pipeline
 from modyn.config.preprocessing import PREPROCESSING, decoding_sections, with_columns
 from modyn.config.published import pipeline_source
+from modyn.config.selection_parts import downsampled_size, presampled_size
 from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
 from modyn.dataset.field_names import wrong_form, wrong_names, wrong_number
 from modyn.errors import ConfigError, DataError, InvalidArgumentError, NotFoundError, UnavailableError
@@ -273,11 +274,11 @@ def _without_batch(pipeline: Mapping[str, Any], num_samples: int, *, presampled:
     downsampling = section_at(selection, "downsampling_config")
     if (downsampling and not downsampling.get("sample_then_batch")) or "downsampling_list" in {*selection, *downsampling}:
         return
-    for name in ("presampling_config", "downsampling_config")[presampled:] if chooses else ():
+    shares = (("presampling_config", presampled_size), ("downsampling_config", downsampled_size))
+    for name, size_after in shares[presampled:] if chooses else ():
         ratio, whole = section_at(selection, name).get("ratio"), section_at(selection, name).get("ratio_max", 100)
         if isinstance(ratio, int) and isinstance(whole, int) and 0 < ratio < whole:
-            # Presampling rounds the share of `left` down, downsampling to the nearest integer. At least one sample is kept.
-            left = max(1, left * ratio // whole if name == "presampling_config" else (2 * left * ratio + whole) // (2 * whole))
+            left = size_after(left, ratio, whole)
             kept = f", of which {left} are left by selection_strategy"
     if 0 < left < size:
         yield (

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from modyn.trainer_server.downsampling.irreducible import find_losses, write_losses
 from torch import Tensor, nn
 
 from modyn.config.base import Problem, Severity
-from modyn.config.selection_advice import RHO_LOSS_FIRST
+from modyn.config.selection_parts import RHO_LOSS_FIRST
 from modyn.dataset.order.held_out import Share
 from modyn.errors import CancelledError, ConfigError, TrainingError
 from modyn.models.weights import build_model

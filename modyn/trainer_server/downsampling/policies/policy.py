@@ -14,9 +14,9 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 
-from modyn.config.base import Section
+from modyn.config.selection_parts import RatioConfig, downsampled_size
 from modyn.errors import ConfigError
 from modyn.records import BoolArray, Float32Array, Int64Array
 from modyn.trainer_server.downsampling.policies.sampling import NO_CLASS, class_quotas
@@ -39,7 +39,7 @@ CLASSIFICATION: Final = ("CrossEntropyLoss", "NLLLoss", "BCEWithLogitsLoss", "BC
 """Losses whose models give class probabilities. The last two losses have two classes if the model has one output value a sample."""
 
 
-class DownsamplingConfig(Section):
+class DownsamplingConfig(RatioConfig):
     """The options of every policy."""
 
     sample_then_batch: bool = Field(
@@ -47,7 +47,6 @@ class DownsamplingConfig(Section):
         description="score the whole trigger set in one pass, and choose from it before batches are made; false: score a few batches at a time, "
         "and choose a full batch from them",
     )
-    ratio_max: int = Field(100, ge=1, description="denominator of `ratio`")
     ratio: int = Field(
         ge=1, description="share of the samples to train on in each epoch, in units of 1 / `ratio_max`, rounded over the epoch"
     )
@@ -56,13 +55,6 @@ class DownsamplingConfig(Section):
         ge=0,
         description="number of epochs between two selections with sample_then_batch (ignored without it); 0: one selection per trigger",
     )
-
-    @field_validator("ratio")
-    @classmethod
-    def _is_a_share(cls, value: int, info: ValidationInfo) -> int:
-        if value > info.data.get("ratio_max", value):
-            raise ValueError(f"{value} is more than the whole; it must be at most ratio_max, {info.data['ratio_max']}")
-        return value
 
     def num_candidates(self, batch_size: int) -> int:
         """Return the largest number of candidates for a batch of `batch_size` in batch-then-sample: batch_size · ratio_max / ratio, rounded.
@@ -73,13 +65,8 @@ class DownsamplingConfig(Section):
         return (2 * batch_size * self.ratio_max + self.ratio) // (2 * self.ratio)
 
     def num_chosen(self, num_samples: int) -> int:
-        """Return the number of samples of a trigger set that are chosen for an epoch: num_samples · ratio / ratio_max, rounded, but at least 1.
-
-        >>> [DownsamplingConfig(ratio=30).num_chosen(n) for n in (0, 1, 5, 1000)]
-        [0, 1, 2, 300]
-        """
-        rounded = (2 * num_samples * self.ratio + self.ratio_max) // (2 * self.ratio_max)
-        return min(num_samples, max(1, rounded))
+        """Return the number of samples of a trigger set that are chosen for an epoch. See `downsampled_size`."""
+        return downsampled_size(num_samples, self.ratio, self.ratio_max)
 
     def epochs_between(self, num_epochs: int) -> int:
         """Return the number of epochs between two selections in sample-then-batch. Args: num_epochs: number of epochs of the training."""

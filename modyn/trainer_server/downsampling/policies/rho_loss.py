@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from modyn.config.selection_advice import RHO_LOSS_FIRST
+from modyn.config.selection_parts import RHO_LOSS_FIRST
 from modyn.records import Float32Array, Int64Array
 from modyn.trainer_server.downsampling.policies.policy import (
     Candidates,
