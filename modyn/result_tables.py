@@ -64,7 +64,7 @@ class ResultTables(Connections):
         """Return the counts of an InputGuard of `preprocessing`, one row for each training and column: number of rows, share of missing values, and
         share of values unlike all earlier values. Raises: NotFoundError.
         """
-        from modyn.analysis.inputs import inputs_table
+        from modyn.analysis.results import inputs_table
         from modyn.analysis.times import with_times
 
         return with_times(inputs_table(self.supervisor.triggers(run_id, with_losses=False)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import pandas as pd
 
@@ -29,6 +29,15 @@ from modyn.supervisor.client import (
 
 Kind = Literal["active", "trained"]
 """Composite models."""
+
+_INPUT_COLUMNS: Final = {
+    "trigger_id": "int64",
+    "timestamp": "int64",
+    "column": "object",
+    "rows": "int64",
+    "missing": "float64",
+    "unlike": "float64",
+}
 
 STAGES = ("select", "train", "store", "evaluate")
 """Stages of a trigger with reported seconds, in order of execution."""
@@ -401,3 +410,18 @@ def cost(results: RunResults) -> Cost:
         wall_s=max(elapsed, by_stage_s["select"] + by_stage_s["train"]),
         by_stage_s=by_stage_s,
     )
+
+
+def inputs_table(triggers: Sequence[TriggerRecord]) -> pd.DataFrame:
+    """Return the counts of a run's InputGuard, one row for each training and column of its inputs.
+
+    Columns: stream time of the trigger, number of `rows`, and the shares of `missing` and `unlike` values. A value is unlike if it is outside the
+    range of all earlier values, or is a new category. If the pipeline has no InputGuard, the table is empty.
+    """
+    rows = [
+        (trigger.trigger_id, trigger.fired_at_timestamp, column, found.rows, found.missing, found.unlike)
+        for trigger in sorted(triggers, key=lambda trigger: trigger.trigger_id)
+        if (preprocessing := trigger.training_result.preprocessing) is not None
+        for column, found in (preprocessing.inputs or {}).items()
+    ]
+    return pd.DataFrame(rows, columns=list(_INPUT_COLUMNS)).astype(_INPUT_COLUMNS)

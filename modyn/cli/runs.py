@@ -12,8 +12,7 @@ import typer
 from modyn.cli.context import Json, connect, say, services_run, system_config
 from modyn.cli.serve import serve
 from modyn.cli.views.output import print_json
-from modyn.cli.views.run_tables import print_checks, print_run, print_runs, show_results
-from modyn.cli.views.score_tables import print_score_summary, print_scores
+from modyn.cli.views.run_tables import print_checks, print_run, print_runs, print_score_summary, print_scores, show_results
 from modyn.cli.views.selection_tables import print_selections
 
 if TYPE_CHECKING:

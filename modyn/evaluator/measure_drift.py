@@ -19,11 +19,11 @@ from modyn.config.policy import load_policy
 from modyn.dataset.connections import DatasetSource
 from modyn.dataset.key_loader import load_keys
 from modyn.dataset.session_connections import SessionConnections
-from modyn.errors import ConfigError, ModynError, UserCodeError
+from modyn.errors import ConfigError, DataError, ModynError, UserCodeError
 from modyn.evaluator.config import DriftDataConfig
 from modyn.evaluator.drawn_samples import DrawnSamples, drawn_of
 from modyn.evaluator.drift import DRIFT_METRICS, DriftMetric, compare
-from modyn.evaluator.drift.base import TooFewSamplesError, centred_rows, compare_kept, num_unfit
+from modyn.evaluator.drift.base import UNFIT, TooFewSamplesError, centred_rows, compare_kept, num_unfit
 from modyn.evaluator.drift.kept_sums import KeptSums, PartedWindow, PartOfWindow, SumKeeper
 from modyn.evaluator.drift.projections import PROJECTIONS, Projection
 from modyn.evaluator.evaluate import EvaluationInput, measure
@@ -43,15 +43,20 @@ from modyn.evaluator.records import (
 from modyn.evaluator.samples import SampleLister
 from modyn.evaluator.session_model import SessionModel
 from modyn.evaluator.trigger_section import metric_options
-from modyn.evaluator.unfit_values import refuse_quantities, refuse_unfit
 from modyn.evaluator.versions import DataVersion
 from modyn.json_codec import to_json
 from modyn.models.calls import Data
-from modyn.records import Float32Array, Int64Array, RunId
+from modyn.records import Float32Array, Int64Array, LabelArray, RunId
 from modyn.rpc.logs import configure_logs
 from modyn.workers import JobConnection
 
 _OUTPUTS: Final = {ComparedData.EMBEDDINGS: OutputKind.EMBEDDINGS, ComparedData.PREDICTIONS: OutputKind.LOGITS}
+_UNFIT_ADVICE: Final = {
+    ComparedData.EMBEDDINGS: "model {id} has diverged: lower its learning rate or clip its gradients, or compare what needs no model (on: payload)",
+    ComparedData.PREDICTIONS: "model {id} has diverged: lower its learning rate or clip its gradients, or compare what needs no model (on: payload)",
+    ComparedData.PAYLOAD: "its samples hold them, or what decodes them makes them: correct data.bytes_parser_function",
+    ComparedData.LABELS: "its labels hold them",
+}
 
 
 @dataclass(slots=True)
@@ -170,7 +175,7 @@ def _measure(
         # `progress` raises CancelledError if the job was stopped.
         inputs.progress(0, 0)
         if question.data is ComparedData.LABELS and metric.by_category:
-            refuse_quantities(name, np.concatenate([reference.labels, current.labels]))
+            _refuse_quantities(name, np.concatenate([reference.labels, current.labels]))
         with suppress(TooFewSamplesError):
             distances[name] = _distance(name, metric, compared, sums)
     return replace(found, distances=distances)
@@ -236,7 +241,7 @@ class _Compared:
 
     def _fit(self, window: str) -> torch.Tensor:
         rows = self._values.read(self._samples[window], slice(None))
-        refuse_unfit(self._values.question, window, rows)
+        _refuse_unfit(self._values.question, window, rows)
         return rows
 
     def _parted(self, window: str) -> PartedWindow:
@@ -387,3 +392,22 @@ def flattened(data: Data) -> torch.Tensor:
         data = tuple(data[name] for name in sorted(data))
     parts = data if isinstance(data, tuple) else (data,)
     return torch.cat([part.reshape(len(part), -1).float() for part in parts], 1)
+
+
+def _refuse_unfit(question: DriftQuestion, window: str, rows: torch.Tensor) -> None:
+    """Raise DataError with advice if a sample of a window cannot be compared."""
+    if number := num_unfit(rows):
+        advice = _UNFIT_ADVICE[question.data].format(id=question.model_id)
+        raise DataError(
+            f"{number} of {len(rows)} {window} samples have {question.data} that are {UNFIT}, so drift cannot be measured; {advice}"
+        )
+
+
+def _refuse_quantities(name: str, labels: LabelArray) -> None:
+    """Raise DataError if labels are quantities instead of classes. Args: name: the metric, which compares classes. labels: (n,)."""
+    between = labels[np.isfinite(labels) & (labels != np.rint(labels))]
+    if len(between):
+        raise DataError(
+            f"drift metric '{name}' compares labels as classes, and {len(between)} of {len(labels)} are not whole numbers, such as {between[0]:g}: "
+            "compare quantities by another metric, such as KSDriftMetric"
+        )

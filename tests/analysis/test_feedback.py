@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from modyn.analysis.feedback import feedback_summary, feedback_table
 from modyn.cli.main import app
-from modyn.cli.views.score_tables import print_score_summary, print_scores
+from modyn.cli.views.run_tables import print_score_summary, print_scores
 from modyn.client import Client
 from modyn.errors import NotFoundError
 from modyn.records import FeedbackHeader, FeedbackRows, RunId, SampleBatch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modyn.analysis.inputs import inputs_table
+from modyn.analysis.results import inputs_table
 from modyn.supervisor.journal.records import TriggerRecord
 from modyn.supervisor.journal.states import TriggerState
 from modyn.trainer_server.client import TrainingResult

@@ -1,4 +1,4 @@
-"""Views of `modyn show` and of the end of `modyn run`: state and results of a run, and the checks of its trigger policy."""
+"""Views of `modyn show` and of the end of `modyn run`: state and results of a run, checks of its trigger policy, and scores of its trainings."""
 
 from __future__ import annotations
 
@@ -195,3 +195,48 @@ def _print_matrix(matrix: pd.DataFrame, active: pd.Series[int], title: str) -> N
         title += f" (the newest {fits} of {len(days)} intervals; `modyn report` draws all)" if fits < len(days) else ""
         days, rows = days[-fits:], {row: cells[-fits:] for row, cells in rows.items() if set(cells[-fits:]) != {"–"}}
     print_table(["model \\ from", *days], [[f"trigger {row}", *cells] for row, cells in rows.items()], title=title)
+
+
+def print_score_summary(client: Client, run_id: str) -> None:
+    """Print the scores of the newest trainings, one line for each epoch and score."""
+    from modyn.analysis.feedback import feedback_summary
+
+    table = feedback_summary(client.selector, run_id)
+    # Number of the epoch of each line, from 0. An epoch has a line for each score.
+    epochs = table.groupby(["trigger_id", "epoch"]).ngroup()
+    total = epochs.nunique()
+    title = f"Scores (the newest {SHOWN} of {total} epochs)" if total > SHOWN else None
+    print_table(
+        ["trigger", "epoch", "score", "samples", "mean", "least", "median", "greatest"],
+        [
+            [
+                number(t["trigger_id"]),
+                number(t["epoch"]),
+                t["score"],
+                t["num_samples"],
+                t["mean"],
+                t["least"],
+                t["median"],
+                t["greatest"],
+            ]
+            for t in table[epochs >= total - SHOWN].to_dict("records")
+        ],
+        title=title,
+        empty="no scores: trainings keep none; set selection_strategy.keep_scores: true",
+    )
+
+
+def print_scores(client: Client, run_id: str, trigger_id: int) -> None:
+    """Print the scores of a trigger's training in its last epoch, highest first. Scores that consist of several numbers are left out."""
+    table = client.feedback(run_id, trigger_id)
+    last = table[table["epoch"] == table["epoch"].max()]
+    names = [str(name) for name in last.columns[3:] if "." not in str(name)]
+    if names:
+        last = last.sort_values(names[0], ascending=False, kind="stable")
+    left_out = f" (the highest {SHOWN} of {len(last)}; --json has all)" if len(last) > SHOWN else ""
+    print_table(
+        ["key", "epoch", *names],
+        [[number(t["key"]), number(t["epoch"]), *(t[name] for name in names)] for t in last.head(SHOWN).to_dict("records")],
+        title=f"Scores of trigger {trigger_id}{left_out}",
+        empty="the training saw no sample",
+    )

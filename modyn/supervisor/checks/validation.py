@@ -7,12 +7,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from modyn.config.base import Problem, Severity, refuse, section_at, sections_in
+from modyn.config.base import Problem, Severity, check_section, load_section, refuse, section_at, sections_in
+from modyn.config.durations import format_duration
 from modyn.config.online import ONLINE
 from modyn.config.pipeline import Pipeline, check_frame, load_pipeline
 from modyn.config.preprocessing import PREPROCESSING, decoding_sections, with_columns
 from modyn.config.published import pipeline_source
 from modyn.config.selection_parts import downsampled_size, presampled_size
+from modyn.config.trigger_parts import WINDOWS, Part, compared_windows, trigger_sections
 from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
 from modyn.dataset.field_names import wrong_form, wrong_names, wrong_number
 from modyn.errors import ConfigError, DataError, InvalidArgumentError, NotFoundError, UnavailableError
@@ -26,6 +28,7 @@ from modyn.supervisor.evaluation import check_handlers
 from modyn.supervisor.journal.records import Run, RunMode, RunOptions
 from modyn.supervisor.run.scored_turns import check_scored_turns
 from modyn.supervisor.triggers import check_trigger_section, samples_per_trigger, with_defaults
+from modyn.supervisor.triggers.measures.windows import TimeWindowingStrategy
 
 Check = Callable[[Mapping[str, Any]], list[Problem]]
 """Function that takes a whole pipeline and lists the mistakes in the sections of one service."""
@@ -136,6 +139,30 @@ def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_
         except NotFoundError as error:
             found.append(Problem(path, error.message))
     return found + _wrong_columns(pipeline, storage)
+
+
+def check_windows(pipeline: Mapping[str, Any], dataset: DatasetInfo) -> list[Problem]:
+    """Return the warnings for the sections `trigger` and `online.trigger` of a pipeline. Args: dataset: dataset of the stream."""
+    return [
+        problem
+        for path, trigger in trigger_sections(pipeline).items()
+        for place, compared in compared_windows(with_defaults(trigger), path)
+        for problem in _too_short(compared, place, dataset)
+    ]
+
+
+def _too_short(compared: Part, path: str, dataset: DatasetInfo) -> Iterator[Problem]:
+    """Warn if the dataset covers less time than the seasons that the policy compares."""
+    section = compared[WINDOWS]
+    if not isinstance(section, Mapping) or section.get("season") is None or check_section(TimeWindowingStrategy, section, ""):
+        return
+    windows, start, end = load_section(TimeWindowingStrategy, section), dataset.min_timestamp, dataset.max_timestamp
+    held = 0 if start is None or end is None else end - start + 1
+    if held < windows.horizon:
+        needed = "season and limit_cur reach" if windows.limit_ref is None else "limit_ref or limit_cur reaches"
+        message = f"{needed} over {format_duration(windows.horizon)}, and the dataset '{dataset.name}' holds {held:,} s"
+        consequence = "a replay of it compares nothing, and a run of live data nothing until it has this much data"
+        yield Problem(f"{path}.{WINDOWS}.season", f"{message}: {consequence}", Severity.WARNING)
 
 
 def _wrong_columns(pipeline: Mapping[str, Any], storage: StorageClient) -> list[Problem]:

@@ -13,8 +13,7 @@ from modyn.evaluator.trigger_section import check_trigger
 from modyn.records import SampleBatch
 from modyn.registry import Plugin, Registry
 from modyn.storage.client import DatasetInfo
-from modyn.supervisor.checks.validation import check_batch_size
-from modyn.supervisor.checks.window_checks import check_windows
+from modyn.supervisor.checks.validation import check_batch_size, check_windows
 from modyn.supervisor.criteria import CRITERIA, PERFORMANCE_CRITERIA
 from modyn.supervisor.criteria.threshold import ThresholdDecisionCriterion
 from modyn.supervisor.detectors import DETECTORS
