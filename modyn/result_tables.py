@@ -37,7 +37,7 @@ class ResultTables(Connections):
     def checks(self, run_id: str) -> pd.DataFrame:
         """Return one row for each check in which a run's trigger policy examined data: position, timestamp, fires, seconds, and a column for each
         name of evidence. Raises: NotFoundError."""
-        from modyn.analysis.checks import checks_with_times
+        from modyn.analysis.check_table import checks_with_times
 
         return checks_with_times(self.supervisor.checks(run_id))
 

@@ -50,8 +50,8 @@ from modyn.storage.index.late_labels import LATE_LABELS, LateLabels, append_late
 from modyn.storage.index.segment_file import Segment, SegmentColumns, write_segment
 from modyn.storage.index.tombstones import Tombstones
 from modyn.storage.ingest.publisher import Publisher
+from modyn.storage.model.dataset_records import NewRecord
 from modyn.storage.model.file_table import FileRow, FileTable
-from modyn.storage.model.records import NewRecord
 from modyn.storage.read.publication import Publication, map_names, map_stamps
 from modyn.storage.records.key_index import KeyRun
 from modyn.storage.records.log import PreparedRecords, RecordLog, RecordLogLimits

@@ -119,7 +119,7 @@ def check_here(source: YamlSource) -> list[Problem]:
     from modyn.rpc.wire import from_struct, to_struct
     from modyn.selector.history import check_history
     from modyn.selector.selection import asked_scores, validate_selection_section
-    from modyn.supervisor.checks.validation import find_problems
+    from modyn.supervisor.pipeline_checks.validation import find_problems
     from modyn.trainer_server.check import check as check_training
 
     source = pipeline_source(source)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from modyn.dataset.batch import Batch, on_device
     from modyn.dataset.key_loader import load_keys
     from modyn.dataset.loader import BatchLoader, OnlineDataset
-    from modyn.dataset.order.plan import BatchPosition
+    from modyn.dataset.order.batch_plan import BatchPosition
 
 __all__ = ["Batch", "BatchLoader", "BatchPosition", "OnlineDataset", "load_keys", "on_device"]
 
@@ -21,7 +21,7 @@ _HOMES = {
     "Batch": "batch.Batch",
     "BatchLoader": "loader.BatchLoader",
     "OnlineDataset": "loader.OnlineDataset",
-    "BatchPosition": "order.plan.BatchPosition",
+    "BatchPosition": "order.batch_plan.BatchPosition",
     "load_keys": "key_loader.load_keys",
     "on_device": "batch.on_device",
 }

@@ -12,7 +12,7 @@ import numpy as np
 
 from modyn._core import Column, find_runs, pick, take
 from modyn.dataset.batch import NONE_CACHED, CachedCounts
-from modyn.dataset.order.plan import PartitionRead
+from modyn.dataset.order.batch_plan import PartitionRead
 from modyn.dataset.prefetch import Prefetcher
 from modyn.dataset.preparation_clock import NO_TIMES, PreparationTimes
 from modyn.models.classes import LabelClasses

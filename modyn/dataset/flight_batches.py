@@ -27,7 +27,7 @@ from modyn.dataset.chunks import (
     select_payloads,
     spread,
 )
-from modyn.dataset.order.plan import BatchSlice, PartitionRead
+from modyn.dataset.order.batch_plan import BatchSlice, PartitionRead
 from modyn.dataset.prefetch import Prefetcher
 from modyn.errors import ModynError
 from modyn.records import Float32Array, Int64Array, KeysAndWeights

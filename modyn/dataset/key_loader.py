@@ -19,7 +19,7 @@ from modyn.dataset.cached.sample_cache import SampleCache
 from modyn.dataset.chunks import ReadOptions
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetSource, PayloadReader, PayloadSource
-from modyn.dataset.order.plan import BatchSlice, PartitionRead
+from modyn.dataset.order.batch_plan import BatchSlice, PartitionRead
 from modyn.dataset.processes import ProcessLimits, batches_of_processes
 from modyn.dataset.reader import BatchReader
 from modyn.errors import InvalidArgumentError

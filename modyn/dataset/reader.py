@@ -28,7 +28,7 @@ from modyn.dataset.decode import BatchPipeline, as_tensor
 from modyn.dataset.field_names import with_names, wrong_names
 from modyn.dataset.flight_batches import FlightBatches
 from modyn.dataset.local_batches import LocalBatches
-from modyn.dataset.order.plan import PartitionRead
+from modyn.dataset.order.batch_plan import PartitionRead
 from modyn.dataset.prefetch import Prefetcher
 from modyn.dataset.preparation_clock import NO_TIMES, PreparationClock
 from modyn.errors import DataError, ModynError, UserCodeError

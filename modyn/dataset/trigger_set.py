@@ -17,8 +17,8 @@ from modyn.dataset.batch import Batch
 from modyn.dataset.chunks import ReadLimits, ReadOptions
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetClients, KeySource
+from modyn.dataset.order.batch_plan import BatchPosition, PartitionRead, Plan, augmentation_seed
 from modyn.dataset.order.held_out import Share
-from modyn.dataset.order.plan import BatchPosition, PartitionRead, Plan, augmentation_seed
 from modyn.dataset.reader import BatchReader
 from modyn.errors import ConflictError, CorruptStateError, InvalidArgumentError
 from modyn.models.classes import LabelClasses
@@ -63,7 +63,7 @@ class LoadOptions:
 class TriggerSetDataset(IterableDataset[Batch]):
     """The batches of `epochs` epochs over one trigger set, in order. `Batch.epoch` and `Batch.index` identify a batch.
 
-    The batches are the same for any number of workers, threads or processes (see modyn.dataset.order.plan). Clients and threads live as
+    The batches are the same for any number of workers, threads or processes (see modyn.dataset.order.batch_plan). Clients and threads live as
     long as one iteration over all epochs. Iterate with `modyn.dataset.loader.BatchLoader`, or with a DataLoader of batch_size=None.
 
     Args: connect: makes the clients inside the process that iterates; must be picklable for DataLoader workers. share: serve only this share of the

@@ -27,7 +27,7 @@ from modyn.evaluator.records import (
 )
 from modyn.proto import common_pb2, evaluator_pb2
 from modyn.records import Interval, RunId, StreamWindow
-from modyn.rpc.columns import items_per_message, keys_from_bytes, keys_to_bytes
+from modyn.rpc.arrays import items_per_message, keys_from_bytes, keys_to_bytes
 from modyn.rpc.wire import from_message, from_struct, to_message, to_struct
 
 _NUMBERS = "biuf"

@@ -23,7 +23,7 @@ from modyn.local.service_process import ForkedProcess, fork
 SHARED: Final = (
     "modyn.rpc.server",
     "modyn.rpc.client",
-    "modyn.rpc.columns",
+    "modyn.rpc.arrays",
     "modyn.db.engine",
     "sqlalchemy.dialects.postgresql.psycopg2",
 )

@@ -31,7 +31,7 @@ from modyn.periodic_task import PeriodicTask
 from modyn.rpc.access import NEEDED, AccessTokens, Role
 from modyn.rpc.lanes import HEALTH_CHECK, Lanes
 from modyn.rpc.logs import configure_logs, get_logger
-from modyn.rpc.metrics import MetricsServer
+from modyn.rpc.metrics_server import MetricsServer
 from modyn.rpc.security import check_exposure, server_credentials
 from modyn.rpc.status import ACCEPTED, TOKEN_KEY, abort
 from modyn.state_folders import SERVING_FILE, claim_state, hold_lock, keep_private, make_private_folder, prepare_run_dir

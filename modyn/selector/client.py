@@ -8,8 +8,7 @@ from typing import Any
 from modyn.config.system_sections.endpoint import Endpoint
 from modyn.proto import common_pb2, selector_pb2, selector_pb2_grpc
 from modyn.records import FeedbackHeader, FeedbackRows, KeysAndWeights, RunId, SampleBatch, SelectionSummary, TriggerSetInfo
-from modyn.rpc.client import SectionClient
-from modyn.rpc.columns import (
+from modyn.rpc.arrays import (
     batch_from_proto,
     batch_to_proto,
     feedback_from_proto,
@@ -18,6 +17,7 @@ from modyn.rpc.columns import (
     items_per_message,
     share_from_proto,
 )
+from modyn.rpc.client import SectionClient
 from modyn.rpc.retry import CancellationToken, Retrier, RetryPolicy
 from modyn.rpc.wire import from_message, from_struct, to_message, to_struct
 

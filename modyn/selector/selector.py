@@ -30,7 +30,6 @@ from modyn.records import Int64Array, KeysAndWeights, RunId, SampleBatch, Select
 from modyn.rpc.logs import get_logger
 from modyn.rpc.retry import CancellationToken
 from modyn.run_ids import check_run_id
-from modyn.selector.columns import ReadColumn, no_columns
 from modyn.selector.deletions import DeletedKeys
 from modyn.selector.known_sets import FoundSet, KnownSets
 from modyn.selector.run_files import RunFiles, set_aside_orphan
@@ -52,6 +51,7 @@ from modyn.selector.run_rows import (
 from modyn.selector.sample_log import check_range
 from modyn.selector.sample_rows import RowCopier, copy_rows, create_rows, drop_rows
 from modyn.selector.selection import build_selection
+from modyn.selector.storage_columns import ReadColumn, no_columns
 from modyn.selector.summary import ChosenSet, summarize
 from modyn.selector.trigger_selection import TriggerSelection
 from modyn.selector.trigger_set import check_checksum, check_next

@@ -11,7 +11,7 @@ from modyn.db.engine import open_database
 from modyn.errors import CancelledError, InvalidArgumentError
 from modyn.proto import common_pb2, selector_pb2, selector_pb2_grpc
 from modyn.records import FeedbackHeader, RunId
-from modyn.rpc.columns import (
+from modyn.rpc.arrays import (
     batch_from_proto,
     batch_to_proto,
     feedback_from_proto,
@@ -24,13 +24,13 @@ from modyn.rpc.logs import bind
 from modyn.rpc.retry import CancellationToken
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.wire import from_message, from_struct, plugins_to_proto, problems_to_proto, to_message
-from modyn.selector.columns import StorageColumns, validate_columns
 from modyn.selector.deletions import StorageDeletions
 from modyn.selector.history import HISTORY, check_history
 from modyn.selector.presampling import PRESAMPLING
 from modyn.selector.run_rows import SCHEMA
 from modyn.selector.selection import SELECTION, asked_scores
 from modyn.selector.selector import KEYS_PER_CHUNK, Selector
+from modyn.selector.storage_columns import StorageColumns, validate_columns
 from modyn.selector.trigger_set import check_checksum
 from modyn.storage.client import StorageClient
 

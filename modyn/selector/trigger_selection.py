@@ -11,12 +11,12 @@ from prometheus_client import Histogram
 
 from modyn.errors import ConflictError
 from modyn.records import Int64Array
-from modyn.selector.columns import ReadColumn
 from modyn.selector.deletions import DeletedKeys
 from modyn.selector.history import select_online
 from modyn.selector.run_files import RunFiles
 from modyn.selector.run_rows import RunRecord, TriggerSetRecord
 from modyn.selector.selection import build_selection
+from modyn.selector.storage_columns import ReadColumn
 from modyn.selector.trigger_set import write_trigger_set
 from modyn.selector.window import SampleReader, SelectionContext, StateFiles, window_of_trigger
 

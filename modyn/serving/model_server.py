@@ -16,7 +16,7 @@ from modyn.errors import ConflictError, ModynError
 from modyn.periodic_task import PeriodicTask
 from modyn.records import VersionRole
 from modyn.rpc.logs import get_logger
-from modyn.serving import metrics
+from modyn.serving import prometheus
 from modyn.serving.batch_queue import BatchedRequest, BatchLimits, Outcome
 from modyn.serving.messages.infer import InferAnswer, InferRequest
 from modyn.serving.messages.signature import ModelSignature, Tensors
@@ -122,7 +122,7 @@ class ModelServer:
         try:
             return self._begin(request, request_id, done, soon, at_once, started)
         except ModynError as error:
-            metrics.count_error(self._table.models, request.model, error.reason)
+            prometheus.count_error(self._table.models, request.model, error.reason)
             raise
 
     def _begin(
@@ -145,7 +145,7 @@ class ModelServer:
 
         def end(outcome: Outcome) -> None:
             if isinstance(outcome, ModynError):
-                metrics.ERRORS.labels(request.model, outcome.reason).inc()
+                prometheus.ERRORS.labels(request.model, outcome.reason).inc()
             answer = outcome if isinstance(outcome, ModynError) else self._answer(request, request_id, version, outcome)
             if not isinstance(answer, ModynError):
                 self._on_answer(request, answer)
@@ -225,16 +225,16 @@ class ModelServer:
             try:
                 predictor = self._load(name)
                 warm_up(predictor, self._limits.warm_up_batches)
-                metrics.forget_inputs(name, predictor.signature)  # the warm-up has counted zeros as inputs
+                prometheus.forget_inputs(name, predictor.signature)  # the warm-up has counted zeros as inputs
             finally:
                 del self._loading[name]
             # Without the lock, `_end_overdue` could unload an older version of the same name, and remove the new counters.
             with self._changing:
-                counters = metrics.batch_reporter(name.model), metrics.request_timer(name)
+                counters = prometheus.batch_reporter(name.model), prometheus.request_timer(name)
                 made = LoadedVersion(name, predictor, self._limits.batches, self._limits.threads, *counters)
                 self._table = self._table.with_version(name.model, name.version, made)
             seconds = time.perf_counter() - started
-            metrics.LOAD_SECONDS.labels(name.model).observe(seconds)
+            prometheus.LOAD_SECONDS.labels(name.model).observe(seconds)
             self._logger.info("version_loaded", model=name.model, version=name.version, seconds=round(seconds, 3))
             return seconds
 
@@ -276,8 +276,8 @@ class ModelServer:
                 self._exchange(name, before)
                 exchange_s = time.perf_counter() - started
                 self._retire_old(name.model)
-        metrics.SWAPS.labels(name.model).inc()
-        metrics.SWAP_SECONDS.labels(name.model).observe(exchange_s)
+        prometheus.SWAPS.labels(name.model).inc()
+        prometheus.SWAP_SECONDS.labels(name.model).observe(exchange_s)
         took = {"load_s": round(load_s, 4), "exchange_s": round(exchange_s, 6)}
         self._logger.info("version_serves", model=name.model, version=name.version, before=before, **took)
         return Swap(name, before, load_s, exchange_s)
@@ -289,10 +289,10 @@ class ModelServer:
         versions[name.version].become(VersionState.SERVING)
         self._table = table
         self._served_order[name] = next(self._numbers)
-        metrics.SERVING_VERSION.labels(name.model, name.version).set(1)
+        prometheus.SERVING_VERSION.labels(name.model, name.version).set(1)
         if before is not None:
             versions[before].become(VersionState.WARM)
-            metrics.SERVING_VERSION.remove(name.model, before)
+            prometheus.SERVING_VERSION.remove(name.model, before)
 
     def set_canary(self, model: str, canary: Canary | None) -> None:
         """Load a version and let it answer a share of the requests, chosen by request id; None: remove the canary. Raises: the errors of `load`."""
@@ -386,14 +386,14 @@ class ModelServer:
             retiring = list(self._retiring)
             for version in unloaded:
                 if not self._is_warm(version.name):  # the same version may have been loaded again
-                    metrics.forget_version(version.name.model, version.name.version)
-                    metrics.forget_inputs(version.name, version.signature)
+                    prometheus.forget_version(version.name.model, version.name.version)
+                    prometheus.forget_inputs(version.name, version.signature)
         for version in retiring:
             version.batcher.end_overdue()
         for model, routes in self._table.models.items():
             for version in routes.versions.values():
                 version.batcher.end_overdue()
-            metrics.QUEUE_LENGTH.labels(model).set(sum(version.batcher.num_waiting for version in routes.versions.values()))
+            prometheus.QUEUE_LENGTH.labels(model).set(sum(version.batcher.num_waiting for version in routes.versions.values()))
 
     def _report(self, error: Exception) -> None:
         self._logger.error("serving_deadlines_failed", exc_info=error)

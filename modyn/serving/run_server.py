@@ -20,7 +20,7 @@ from modyn.model_storage.client import ModelStorageClient
 from modyn.rpc.access import AccessTokens
 from modyn.rpc.http_guard import HttpGuard
 from modyn.rpc.logs import get_logger
-from modyn.rpc.metrics import MetricsServer
+from modyn.rpc.metrics_server import MetricsServer
 from modyn.rpc.server import start_server
 from modyn.serving.addresses import check_addresses, serving_endpoint
 from modyn.serving.batch_queue import BatchLimits

@@ -15,11 +15,11 @@ from modyn.config.system_sections.endpoint import Endpoint
 from modyn.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.proto import common_pb2, storage_pb2, storage_pb2_grpc
 from modyn.records import DeletedSamples, Int64Array, Interval, SampleBatch
+from modyn.rpc.arrays import batch_from_proto, items_per_message, keys_to_bytes
 from modyn.rpc.client import ServiceClient
-from modyn.rpc.columns import batch_from_proto, items_per_message, keys_to_bytes
 from modyn.rpc.retry import ResumingStream, Retrier, RetryPolicy
 from modyn.rpc.wire import from_message, to_message
-from modyn.storage.model.records import (
+from modyn.storage.model.dataset_records import (
     MOST_RECORDS,
     AppendedRecord,
     ColumnValues,

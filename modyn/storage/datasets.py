@@ -43,7 +43,7 @@ from modyn.storage.ingest.publisher import withdraw
 from modyn.storage.ingest.rebuild import rebuild
 from modyn.storage.ingest.reindex import forget_file
 from modyn.storage.ingest.watcher import Watcher
-from modyn.storage.model.records import (
+from modyn.storage.model.dataset_records import (
     AppendedRecord,
     DatasetInfo,
     FileProblem,

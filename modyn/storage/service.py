@@ -12,7 +12,7 @@ from modyn.config.system_sections.endpoint import Endpoint
 from modyn.errors import InvalidArgumentError, SecurityError
 from modyn.proto import common_pb2, storage_pb2, storage_pb2_grpc
 from modyn.records import Interval, SampleBatch
-from modyn.rpc.columns import batch_to_proto, items_per_message, keys_from_bytes
+from modyn.rpc.arrays import batch_to_proto, items_per_message, keys_from_bytes
 from modyn.rpc.server import Registration, ServiceContext
 from modyn.rpc.wire import from_message, plugins_to_proto, to_message
 from modyn.state_folders import prepare_run_dir

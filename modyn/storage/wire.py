@@ -1,6 +1,6 @@
 """Converters between records and protos for: a dataset, appended records, locations of samples, and values of a column.
 
-All other records have the same field names as their messages, so `modyn.rpc.wire` converts them. `modyn.rpc.columns` converts batches of samples, and
+All other records have the same field names as their messages, so `modyn.rpc.wire` converts them. `modyn.rpc.arrays` converts batches of samples, and
 `modyn.storage.flight.protocol` converts payloads.
 """
 
@@ -15,9 +15,9 @@ from modyn.config.dataset import DatasetConfig
 from modyn.errors import InvalidArgumentError
 from modyn.json_codec import sanitize
 from modyn.proto import storage_pb2
-from modyn.rpc.columns import batch_from_proto, batch_to_proto, pack_column, unpack_column
+from modyn.rpc.arrays import batch_from_proto, batch_to_proto, pack_column, unpack_column
 from modyn.rpc.wire import from_message, from_struct, to_message, to_struct
-from modyn.storage.model.records import AppendedRecord, ColumnValues, DatasetInfo, LateLabelBatch, NewRecord, SamplePlace
+from modyn.storage.model.dataset_records import AppendedRecord, ColumnValues, DatasetInfo, LateLabelBatch, NewRecord, SamplePlace
 
 
 def spec_to_proto(config: DatasetConfig) -> storage_pb2.DatasetSpec:

@@ -20,11 +20,11 @@ from modyn.errors import AlreadyExistsError, ConflictError, InvalidArgumentError
 from modyn.records import FeedbackHeader, FeedbackRows, KeysAndWeights, RunId, SampleBatch, SelectionSummary, TriggerSetInfo
 from modyn.rpc.retry import CancellationToken
 from modyn.run_ids import check_run_id
-from modyn.selector.columns import ReadColumn, no_columns
 from modyn.selector.deletions import DeletedKeys
 from modyn.selector.history import check_history, select_online
 from modyn.selector.sample_log import check_range, refuse_other_labels, refuse_others, unseen
 from modyn.selector.selection import SelectionPolicy, asked_scores, build_selection, validate_selection_section
+from modyn.selector.storage_columns import ReadColumn, no_columns
 from modyn.selector.summary import ChosenSet, summarize
 from modyn.selector.trigger_set import check_checksum, check_next, partition_bounds
 from modyn.selector.window import NO_KEYS, FeedbackFiles, SelectionContext, StateFiles, trigger_before_window, window_of_trigger

@@ -11,7 +11,7 @@ from typing import Any, Self
 from modyn.dataset.batch import BadSample, Batch, bounded, joined, on_device
 from modyn.dataset.cached.sampler_loader import SamplerLoader, trigger_set_keys
 from modyn.dataset.loader import BatchLoader
-from modyn.dataset.order.plan import BatchPosition
+from modyn.dataset.order.batch_plan import BatchPosition
 from modyn.dataset.preparation_clock import NO_TIMES, PreparationTimes
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.rpc.logs import get_logger

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from modyn.config.online import LearningRateRule, OnlineConfig
-from modyn.dataset.order.plan import BatchPosition
+from modyn.dataset.order.batch_plan import BatchPosition
 from modyn.dataset.trigger_set import mean_weight
 from modyn.errors import ConfigError, InvalidArgumentError
 from modyn.model_storage.client import StoredModel
@@ -43,7 +43,7 @@ from modyn.trainer_server.online.step_parts import StepParts
 from modyn.trainer_server.online.stream_preprocessing import StreamPreprocessing, build_preprocessing, learn_before
 from modyn.trainer_server.result import TrainingResult
 from modyn.trainer_server.scoring.chosen_scores import ChosenScores
-from modyn.trainer_server.scoring.record import DownsamplingRecord
+from modyn.trainer_server.scoring.downsampling_record import DownsamplingRecord
 from modyn.trainer_server.scoring.sample_scores import sample_scores
 from modyn.workers import JobConnection
 

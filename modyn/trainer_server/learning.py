@@ -19,7 +19,7 @@ from modyn.trainer_server.loop.hooks import Losses
 from modyn.trainer_server.loop.loop import Hook, Training
 from modyn.trainer_server.loop.schedules import shortfalls
 from modyn.trainer_server.request.config import GradScalerConfig, TrainingConfig
-from modyn.trainer_server.scoring.record import DownsamplingRecord
+from modyn.trainer_server.scoring.downsampling_record import DownsamplingRecord
 
 _SKIPPED: Final = Fraction(1, 10)
 """Share of skipped steps above which a training warns."""

@@ -55,8 +55,8 @@ from modyn.trainer_server.request.records import StageProgress, TrainingJob, Tra
 from modyn.trainer_server.request.step_config import config_of_steps, section_of_steps
 from modyn.trainer_server.result import BadSampleNote, CacheResult, TrainingCounts, TrainingLosses, TrainingResult
 from modyn.trainer_server.scoring.chosen_scores import ChosenScores
+from modyn.trainer_server.scoring.downsampling_record import DownsamplingRecord
 from modyn.trainer_server.scoring.irreducible import TooLittleHeldOutError, prepare_downsampling
-from modyn.trainer_server.scoring.record import DownsamplingRecord
 from modyn.trainer_server.scoring.sample_scores import SampleScores, send_scores
 from modyn.workers import JobConnection
 from modyn.workers.devices import missing_device

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modyn.dataset.batch import Batch, bounded, joined, on_device
-from modyn.trainer_server.request.plan import TrainingPlan
+from modyn.trainer_server.request.training_plan import TrainingPlan
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

@@ -38,7 +38,7 @@ def test_checking_needs_no_torch() -> None:
         {"dataset_id": "d", "record_layout": {"dtype": "<f4", "shape": [2]}, "tokenizer": "my.module:tokenizer"},
     ]
     code = (
-        "import sys, modyn.dataset.order.plan\nfrom modyn.config.base import check_section\nfrom modyn.dataset.config import DataConfig\n"
+        "import sys, modyn.dataset.order.batch_plan\nfrom modyn.config.base import check_section\nfrom modyn.dataset.config import DataConfig\n"
         f"assert not [p for s in {sections!r} for p in check_section(DataConfig, s, 'data')]\nsys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

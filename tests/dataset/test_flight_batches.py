@@ -17,7 +17,7 @@ from modyn.dataset.config import DataConfig, RecordLayout
 from modyn.dataset.connections import DatasetClients
 from modyn.dataset.flight_batches import align
 from modyn.dataset.loader import BatchLoader
-from modyn.dataset.order.plan import Plan
+from modyn.dataset.order.batch_plan import Plan
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import ModynError
 from modyn.storage.model.samples import Payloads

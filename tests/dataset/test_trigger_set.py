@@ -22,7 +22,7 @@ from modyn.dataset.chunks import ReadLimits
 from modyn.dataset.config import DataConfig, RecordLayout
 from modyn.dataset.connections import DatasetClients
 from modyn.dataset.loader import BatchLoader
-from modyn.dataset.order.plan import BatchPosition
+from modyn.dataset.order.batch_plan import BatchPosition
 from modyn.dataset.reader import BLOCK_BATCHES
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import ConflictError, CorruptStateError, DataError, InvalidArgumentError, UserCodeError

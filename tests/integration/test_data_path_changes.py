@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from modyn.dataset import OnlineDataset, load_keys
-from modyn.dataset.order.plan import BatchPosition
+from modyn.dataset.order.batch_plan import BatchPosition
 from modyn.errors import DataError, NotFoundError
 from modyn.records import Int64Array
 from modyn.testing.stack import clean_environment

@@ -17,8 +17,8 @@ from modyn.errors import InvalidArgumentError, NotFoundError, SecurityError
 from modyn.proto import selector_pb2 as pb
 from modyn.proto import selector_pb2_grpc as pb_grpc
 from modyn.records import SampleBatch
+from modyn.rpc.arrays import batch_to_proto, items_per_message
 from modyn.rpc.channel import Channel, is_serving
-from modyn.rpc.columns import batch_to_proto, items_per_message
 from modyn.rpc.server import RunningServer
 from modyn.rpc.status import bounded
 from modyn.storage.flight.protocol import error_from_flight, error_to_flight

@@ -27,7 +27,7 @@ from modyn.records import (
     SampleBatch,
     TriggerSetInfo,
 )
-from modyn.rpc.columns import (
+from modyn.rpc.arrays import (
     batch_from_proto,
     batch_to_proto,
     feedback_from_proto,

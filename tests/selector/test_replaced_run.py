@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from modyn.config.system import SystemConfig
-from modyn.dataset.order.plan import Plan
+from modyn.dataset.order.batch_plan import Plan
 from modyn.dataset.trigger_set import keys_of_partition
 from modyn.errors import ConflictError
 from modyn.records import RunId, SampleBatch, TriggerSetInfo

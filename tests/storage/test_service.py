@@ -20,7 +20,7 @@ from modyn.storage.client import NewSamples, StorageClient
 from modyn.storage.flight.client import PayloadClient
 from modyn.storage.formats import FILE_FORMATS
 from modyn.storage.ingest.open_dataset import OpenDataset
-from modyn.storage.model.records import IngestProgress
+from modyn.storage.model.dataset_records import IngestProgress
 from modyn.storage.read.snapshot import DatasetSnapshot
 from modyn.storage.wire import spec_from_proto, spec_to_proto
 from modyn.testing.fake_storage import FakeStorage, FakeStorageClient

@@ -22,7 +22,7 @@ from modyn.errors import ModynError, NotFoundError, UnavailableError
 from modyn.local.databases import PostgresServer
 from modyn.records import Interval
 from modyn.storage.client import StorageClient
-from modyn.storage.model.records import IngestProgress
+from modyn.storage.model.dataset_records import IngestProgress
 from modyn.storage.service import StorageService
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.running_storage import RunningStorage, binary_dataset, running_storage, start_storage, write_records

@@ -14,7 +14,7 @@ from modyn.dataset.connections import DatasetClients
 from modyn.errors import CancelledError
 from modyn.records import Int64Array, KeysAndWeights, RunId, TriggerSetInfo
 from modyn.selector.client import SelectorClient
-from modyn.storage.model.records import SamplePlace
+from modyn.storage.model.dataset_records import SamplePlace
 from modyn.storage.model.samples import Payloads
 from modyn.storage.model.schema import DatasetSchema
 from modyn.storage.payloads import LocalPayloads, LocatedSamples, OnMissing

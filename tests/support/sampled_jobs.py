@@ -15,7 +15,7 @@ from modyn.dataset.cached.cache_source import CacheSource
 from modyn.dataset.cached.sample_cache import TierInUse
 from modyn.dataset.cached.sampler_loader import SamplerLoader, trigger_set_keys
 from modyn.dataset.config import DataConfig
-from modyn.dataset.order.plan import BatchPosition
+from modyn.dataset.order.batch_plan import BatchPosition
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from tests.support.fake_dataset import FakeTriggerSet
 

@@ -13,7 +13,7 @@ from modyn._core import KeySet
 from modyn.config.system import SystemConfig
 from modyn.proto import common_pb2, storage_pb2, storage_pb2_grpc
 from modyn.records import SampleBatch
-from modyn.rpc.columns import keys_from_bytes
+from modyn.rpc.arrays import keys_from_bytes
 from modyn.rpc.logs import get_logger
 from modyn.rpc.server import Registration, ServiceContext, start_server
 from modyn.selector.client import SelectorClient

@@ -17,7 +17,7 @@ from modyn.supervisor.triggers import with_defaults
 from modyn.trainer_server.check import _embedding_place, check
 from modyn.trainer_server.loop.components import has_batch_norm
 from modyn.trainer_server.loop.seeding import derived_seed, seed_everything
-from modyn.trainer_server.request.plan import TrainingPlan
+from modyn.trainer_server.request.training_plan import TrainingPlan
 from tests.support.plugins import installed
 from tests.support.training import (
     NUM_CLASSES,

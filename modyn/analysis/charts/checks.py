@@ -11,7 +11,7 @@ import pandas as pd
 
 from modyn.analysis.charts.bins import MAX_BINS, Bins, binned_triggers
 from modyn.analysis.charts.figure import ACTIVE, NEUTRAL, Figure, dates, known
-from modyn.analysis.checks import checks_table, evidence_columns
+from modyn.analysis.check_table import checks_table, evidence_columns
 from modyn.analysis.results import RunResults, composite_scores, series_cells
 from modyn.supervisor.client import DETECTIONS, WARMING_UP, CheckRecord, EvidenceColumn, EvidenceKind
 

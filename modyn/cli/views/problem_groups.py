@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from modyn.cli.views.output import clock
-from modyn.storage.model.records import FileProblem
+from modyn.storage.model.dataset_records import FileProblem
 
 _SHOWN_VALUES: Final = 3
 """Largest number of values that are shown in addition to the value of the first problem of a group."""

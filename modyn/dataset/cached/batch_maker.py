@@ -15,7 +15,7 @@ from modyn.dataset.cached.sample_cache import SampleCache
 from modyn.dataset.chunks import ReadOptions
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import PayloadReader
-from modyn.dataset.order.plan import BatchSlice, PartitionRead
+from modyn.dataset.order.batch_plan import BatchSlice, PartitionRead
 from modyn.dataset.processes import ProcessLimits
 from modyn.dataset.reader import BatchReader, Decoder
 from modyn.errors import ModynError

@@ -32,7 +32,7 @@ from modyn.dataset.chunks import ReadOptions
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetClients, PayloadReader
 from modyn.dataset.loader import BatchLoader
-from modyn.dataset.order.plan import BatchPosition, PartitionRead
+from modyn.dataset.order.batch_plan import BatchPosition, PartitionRead
 from modyn.dataset.prefetch import Prefetcher
 from modyn.dataset.processes import ProcessLimits, batches_of_processes
 from modyn.dataset.reader import BATCHES_AHEAD

@@ -13,7 +13,6 @@ from modyn.errors import AlreadyExistsError, ConflictError, DeadlineError, Inval
 from modyn.periodic_task import PeriodicTask
 from modyn.rpc.logs import get_logger
 from modyn.serving.messages.infer import InferAnswer, InferRequest
-from modyn.serving.metrics import OBSERVATIONS
 from modyn.serving.observations.arrivals import ArrivedPredictions
 from modyn.serving.observations.join import (
     Appended,
@@ -27,6 +26,7 @@ from modyn.serving.observations.join import (
     num_rows,
 )
 from modyn.serving.observations.waiting_log import WaitingLog
+from modyn.serving.prometheus import OBSERVATIONS
 
 _EVERY_S: Final = 1.0
 """Seconds between two rounds. A round appends observations that a prediction completed, and drops predictions and labels that waited too long."""

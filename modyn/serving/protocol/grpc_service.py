@@ -18,8 +18,8 @@ from modyn.serving.messages.infer import InferAnswer, InferRequest, settle
 from modyn.serving.messages.json_tensors import from_bytes, request_id_of, reshaped, server_metadata, to_bytes, with_missing
 from modyn.serving.messages.parameters import refuse_unsupported, timeout_of
 from modyn.serving.messages.signature import DTYPES, Tensor, TensorSignature, datatype_of
-from modyn.serving.metrics import count_error
 from modyn.serving.model_server import ModelServer
+from modyn.serving.prometheus import count_error
 
 FULL_NAME: Final = "inference.GRPCInferenceService"
 _FIELDS: Final = {

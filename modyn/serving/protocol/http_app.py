@@ -36,9 +36,9 @@ from modyn.rpc.logs import get_logger
 from modyn.serving.messages.infer import InferAnswer, InferRequest
 from modyn.serving.messages.json_parts import PART_BYTES, PART_VALUES
 from modyn.serving.messages.json_tensors import encode_answer, metadata, parse_request, server_metadata
-from modyn.serving.metrics import count_error
 from modyn.serving.model_server import InferTicket, ModelServer
 from modyn.serving.observations.router import ObservationRouter
+from modyn.serving.prometheus import count_error
 from modyn.serving.protocol.http_limits import HttpError, HttpLimits, Receive, RequestBodies
 
 Scope = MutableMapping[str, Any]

@@ -17,8 +17,8 @@ from modyn.models.export import parse_input
 from modyn.periodic_task import PeriodicTask
 from modyn.records import RunId
 from modyn.rpc.logs import get_logger
-from modyn.serving.metrics import count_inputs
 from modyn.serving.model_server import ModelServer
+from modyn.serving.prometheus import count_inputs
 from modyn.serving.versions.predictor import Predictor, VersionName
 from modyn.serving.versions.routing import Canary
 

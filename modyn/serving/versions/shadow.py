@@ -15,7 +15,7 @@ from modyn.errors import ModynError
 from modyn.rpc.logs import get_logger
 from modyn.serving.batch_queue import Outcome
 from modyn.serving.messages.signature import Tensors
-from modyn.serving.metrics import SHADOW_ANSWERS, SHADOW_DIFFERENCE
+from modyn.serving.prometheus import SHADOW_ANSWERS, SHADOW_DIFFERENCE
 from modyn.serving.versions.predictor import VersionName
 
 _MAX_PENDING: Final = 1024

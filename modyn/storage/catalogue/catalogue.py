@@ -23,8 +23,8 @@ from modyn.db.engine import Database, open_database
 from modyn.errors import ConflictError
 from modyn.json_codec import sanitize
 from modyn.storage.index.segment_file import SegmentInfo
+from modyn.storage.model.dataset_records import FileProblem
 from modyn.storage.model.file_table import CheckedFile, Checksum, FileRow, FileTable
-from modyn.storage.model.records import FileProblem
 from modyn.storage.model.schema import DatasetSchema
 
 LISTED_PROBLEMS = 10_000

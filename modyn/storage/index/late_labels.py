@@ -22,7 +22,7 @@ from modyn.atomic_write import sync, write_atomically
 from modyn.columnar import FileKind, LogHead, LogState, write_at
 from modyn.errors import CorruptStateError, InvalidArgumentError, UnavailableError
 from modyn.records import Int64Array, LabelArray, SampleBatch, has_label
-from modyn.storage.model.records import AppendedRecord
+from modyn.storage.model.dataset_records import AppendedRecord
 
 LATE_LABELS: Final = "late_labels"
 """Name of the file in the folder of a dataset's index."""

@@ -19,8 +19,8 @@ from modyn.storage.ingest.locks import hold_dataset
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.problems import REFUSED, ProblemReporter
 from modyn.storage.ingest.segment_writer import SegmentWriter
+from modyn.storage.model.dataset_records import FileProblem
 from modyn.storage.model.file_table import UNKNOWN_TAG, CheckedFile, Checksum
-from modyn.storage.model.records import FileProblem
 
 _FILES_AT_ONCE: Final = 1024
 """Number of files whose rows are read at once from the catalogue, and largest number of checksums that wait to be written."""

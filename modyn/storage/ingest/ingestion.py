@@ -41,8 +41,8 @@ from modyn.storage.ingest.problems import FOLDER, ProblemReporter
 from modyn.storage.ingest.schema_decision import SchemaDecision
 from modyn.storage.ingest.segment_writer import SegmentWriter
 from modyn.storage.ingest.time_decision import TimeDecision
+from modyn.storage.model.dataset_records import IngestProgress
 from modyn.storage.model.file_table import UNKNOWN_TAG, FileRow, FileTable
-from modyn.storage.model.records import IngestProgress
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples
 
 SAMPLES_INGESTED = Counter("modyn_storage_samples_ingested_total", "Samples that were indexed", ["dataset"])

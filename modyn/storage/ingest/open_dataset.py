@@ -32,6 +32,7 @@ from modyn.storage.index.tombstones import Tombstones
 from modyn.storage.ingest.format_runner import FormatRunner
 from modyn.storage.ingest.limits import IngestLimits
 from modyn.storage.ingest.publisher import Publisher
+from modyn.storage.model.dataset_records import AppendedRecord, DatasetInfo, FileProblem, LateLabelBatch, located
 from modyn.storage.model.file_table import FileTable
 from modyn.storage.model.records import AppendedRecord, DatasetInfo, FileProblem, LateLabelBatch, located
 from modyn.storage.model.schema import DatasetSchema, listed

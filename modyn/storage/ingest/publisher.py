@@ -18,8 +18,8 @@ from modyn.errors import CorruptStateError, NotFoundError
 from modyn.records import Int64Array
 from modyn.storage.catalogue.catalogue import DatasetRow
 from modyn.storage.files.file_system import UNPACKED, without_packed_ending
+from modyn.storage.model.dataset_records import RECORDS_FOLDER
 from modyn.storage.model.file_table import FileTable
-from modyn.storage.model.records import RECORDS_FOLDER
 from modyn.storage.read.publication import (
     INDEX,
     NAMES,

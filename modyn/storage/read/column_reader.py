@@ -13,7 +13,7 @@ from modyn.registry import nearest
 from modyn.storage.files.file_system import FileSystem
 from modyn.storage.formats import FILE_FORMATS, REGISTRY, build_format
 from modyn.storage.formats.base import FileFormat, RowColumn, RowGroups
-from modyn.storage.model.records import ColumnValues
+from modyn.storage.model.dataset_records import ColumnValues
 from modyn.storage.model.samples import UInt32Array
 from modyn.storage.model.schema import listed
 from modyn.storage.read.column_values import ValueEncoder

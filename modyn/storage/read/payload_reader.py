@@ -22,7 +22,7 @@ from modyn.config.system import ROW_GROUP_CACHE_BYTES
 from modyn.errors import ConfigError, DataError, InvalidArgumentError, NotFoundError
 from modyn.records import Int64Array
 from modyn.storage.index.segment_index import Entries
-from modyn.storage.model.records import SamplePlace
+from modyn.storage.model.dataset_records import SamplePlace
 from modyn.storage.model.samples import OnMissing, Payloads, UInt8Array, UInt32Array
 from modyn.storage.model.schema import DatasetSchema
 from modyn.storage.read.locality import ShortCutOffer

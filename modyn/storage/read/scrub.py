@@ -18,7 +18,7 @@ from modyn.storage.formats.record_file import check_records
 from modyn.storage.index.late_labels import LATE_LABELS, read_late_labels
 from modyn.storage.index.segment_file import Segment
 from modyn.storage.index.tombstones import Tombstones
-from modyn.storage.model.records import RECORDS_FOLDER, FileProblem
+from modyn.storage.model.dataset_records import RECORDS_FOLDER, FileProblem
 from modyn.storage.read.publication import INDEX, TOMBSTONES, Publication, map_names, map_stamps
 
 DAMAGED_FILES = Gauge(

@@ -20,7 +20,7 @@ from modyn.storage.index.late_labels import LATE_LABELS, LateLabels, read_late_l
 from modyn.storage.index.segment_file import Segment
 from modyn.storage.index.segment_index import SegmentIndex
 from modyn.storage.index.tombstones import Tombstones
-from modyn.storage.model.records import SamplePlace, located
+from modyn.storage.model.dataset_records import SamplePlace, located
 from modyn.storage.model.samples import RecordReader, UInt32Array
 from modyn.storage.model.schema import DatasetSchema
 from modyn.storage.read.publication import INDEX, TOMBSTONES, Publication, map_names, map_stamps

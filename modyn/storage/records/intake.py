@@ -25,8 +25,8 @@ from modyn.storage.ingest.ingestion import SAMPLES_INGESTED
 from modyn.storage.ingest.locks import hold_dataset
 from modyn.storage.ingest.open_dataset import QUARANTINE, OpenDataset
 from modyn.storage.ingest.segment_writer import SegmentWriter
+from modyn.storage.model.dataset_records import MOST_RECORDS, AppendedRecord, FileProblem, IngestProgress, NewRecord
 from modyn.storage.model.file_table import FileRow
-from modyn.storage.model.records import MOST_RECORDS, AppendedRecord, FileProblem, IngestProgress, NewRecord
 from modyn.storage.model.samples import IndexedSamples
 from modyn.storage.records.log import DurableLog, PreparedRecords, RecordLog, RecordLogLimits
 

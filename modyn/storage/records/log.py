@@ -40,7 +40,7 @@ from modyn.storage.formats.record_file import (
     read_head,
     refuse_later_batch,
 )
-from modyn.storage.model.records import AppendedRecord, NewRecord
+from modyn.storage.model.dataset_records import AppendedRecord, NewRecord
 from modyn.storage.records.key_index import KeyIndex, digest_bytes
 
 

@@ -18,7 +18,12 @@ from modyn.config.yaml_source import with_lines
 from modyn.errors import CancelledError, ConflictError, ModynError, NotFoundError, UnavailableError
 from modyn.records import RunId
 from modyn.rpc.logs import bind, get_logger
-from modyn.supervisor.checks.validation import (
+from modyn.supervisor.evaluation.on_request import EvaluationOrder, RequestedEvaluations
+from modyn.supervisor.journal.events import EventHub
+from modyn.supervisor.journal.journal import Journal
+from modyn.supervisor.journal.records import NewRun, RequestedEvaluation, Run, RunOptions
+from modyn.supervisor.journal.states import RESUMABLE, RunState
+from modyn.supervisor.pipeline_checks.validation import (
     check_pipeline,
     check_references,
     checked_pipeline,
@@ -26,11 +31,6 @@ from modyn.supervisor.checks.validation import (
     measure_stream,
     unreached_handlers,
 )
-from modyn.supervisor.evaluation.on_request import EvaluationOrder, RequestedEvaluations
-from modyn.supervisor.journal.events import EventHub
-from modyn.supervisor.journal.journal import Journal
-from modyn.supervisor.journal.records import NewRun, RequestedEvaluation, Run, RunOptions
-from modyn.supervisor.journal.states import RESUMABLE, RunState
 from modyn.supervisor.queue.reconciler import Reconciler
 from modyn.supervisor.queue.removal import RunRemoval
 from modyn.supervisor.run.attempt import QueuedRun, RunAttempts, elsewhere

@@ -32,8 +32,8 @@ from modyn.supervisor.journal.run_events import StreamProgress
 from modyn.supervisor.journal.states import TRIGGER_TRANSITIONS, RunState, TriggerState
 from modyn.supervisor.journal.work_clock import WorkClock, stage_seconds
 from modyn.supervisor.run.convergence import ConvergenceCheck
-from modyn.supervisor.run.evidence import Decoding, RunEvidence, RunTrainings
 from modyn.supervisor.run.late_labels import LateLabelQueue
+from modyn.supervisor.run.run_evidence import Decoding, RunEvidence, RunTrainings
 from modyn.supervisor.run.run_warnings import CheckLag, ShownWarning
 from modyn.supervisor.run.scored_turns import scored_turns
 from modyn.supervisor.run.stream import SampleStream, StreamSource

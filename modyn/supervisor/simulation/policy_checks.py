@@ -12,7 +12,7 @@ from modyn.config.trigger_parts import WINDOWS, Part, each_part
 from modyn.config.yaml_source import with_lines
 from modyn.errors import ConfigError
 from modyn.evaluator.client import ComparedData
-from modyn.supervisor.simulation.evidence import NO_DATA, NO_MODEL, NO_SECONDS
+from modyn.supervisor.simulation.dataset_evidence import NO_DATA, NO_MODEL, NO_SECONDS
 from modyn.supervisor.simulation.policy_file import PolicyFile, value_at
 from modyn.supervisor.simulation.stream import SimulationClients, SimulationOptions, reference_columns
 from modyn.supervisor.triggers import TRIGGERS, with_defaults

@@ -23,10 +23,10 @@ from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
 from modyn.supervisor.client import SupervisorClient
 from modyn.supervisor.journal.records import RunMode, TriggerRecord
-from modyn.supervisor.run.evidence import Decoding, RunEvidence, RunTrainings
+from modyn.supervisor.run.run_evidence import Decoding, RunEvidence, RunTrainings
 from modyn.supervisor.run.stream import StreamSource
 from modyn.supervisor.services.run_selector import RunSelector
-from modyn.supervisor.simulation.evidence import DatasetEvidence, SimulatedDataset, temporary_run_id
+from modyn.supervisor.simulation.dataset_evidence import DatasetEvidence, SimulatedDataset, temporary_run_id
 from modyn.supervisor.simulation.training_forecast import TrainingForecast
 from modyn.supervisor.triggers.measures.label_clock import ReadSamples
 from modyn.supervisor.triggers.measures.questions import EvidenceSource

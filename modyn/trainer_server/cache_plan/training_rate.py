@@ -16,7 +16,7 @@ from modyn.trainer_server.cache_plan.profiled_pipeline import ProfiledPipeline
 from modyn.trainer_server.loop.components import build_components
 from modyn.trainer_server.loop.criterion import Criterion
 from modyn.trainer_server.loop.loop import Training
-from modyn.trainer_server.request.plan import TrainingPlan
+from modyn.trainer_server.request.training_plan import TrainingPlan
 
 FIRST_SAMPLES: Final = 2
 """Number of samples in the first batch: the smallest number that BatchNorm accepts."""

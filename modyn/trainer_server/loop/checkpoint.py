@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from modyn.dataset.order.plan import BatchPosition
+from modyn.dataset.order.batch_plan import BatchPosition
 from modyn.errors import ConfigError, CorruptStateError, TrainingError
 from modyn.rpc.logs import get_logger
 from modyn.trainer_server.disk.state_file import read_state_file, write_state_file

@@ -28,7 +28,7 @@ from modyn.trainer_server.request.config import (
     SchedulerPart,
     TrainingConfig,
 )
-from modyn.trainer_server.request.plan import TrainingPlan
+from modyn.trainer_server.request.training_plan import TrainingPlan
 
 _OPERATORS: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add,

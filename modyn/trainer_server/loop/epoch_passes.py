@@ -7,7 +7,7 @@ from itertools import chain
 
 from modyn.dataset.batch import Batch
 from modyn.dataset.loader import BatchLoader
-from modyn.dataset.order.plan import BatchPosition
+from modyn.dataset.order.batch_plan import BatchPosition
 from modyn.dataset.trigger_set import TriggerSetDataset
 
 

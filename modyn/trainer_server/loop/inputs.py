@@ -28,9 +28,9 @@ from modyn.trainer_server.downsampling.policies import downsampling_of_trigger
 from modyn.trainer_server.downsampling.policies.policy import DownsamplingPolicy
 from modyn.trainer_server.loop.components import mixed_precision
 from modyn.trainer_server.request.config import TrainingConfig
-from modyn.trainer_server.request.plan import TrainingPlan
 from modyn.trainer_server.request.records import TrainingRequest
 from modyn.trainer_server.request.step_config import section_of_steps
+from modyn.trainer_server.request.training_plan import TrainingPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from modyn.dataset.batch import Batch
-from modyn.dataset.order.plan import BatchPosition
+from modyn.dataset.order.batch_plan import BatchPosition
 from modyn.errors import CancelledError, ModynError
 from modyn.models.calls import forward, unchanged
 from modyn.preprocessing import StatisticsSnapshot
@@ -25,7 +25,7 @@ from modyn.trainer_server.loop.criterion import Criterion
 from modyn.trainer_server.loop.joint_step import JointStep
 from modyn.trainer_server.loop.schedules import advance
 from modyn.trainer_server.loop.training_progress import TrainingProgress
-from modyn.trainer_server.request.plan import TrainingPlan
+from modyn.trainer_server.request.training_plan import TrainingPlan
 
 _SETTLED_STEPS: Final = 100
 """Number of steps between two reads of the number of skipped steps from the device. Each read waits for the device."""

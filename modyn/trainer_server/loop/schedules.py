@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from modyn.errors import ConfigError
 from modyn.trainer_server.loop.components import resolve
 from modyn.trainer_server.request.config import SchedulerConfig
-from modyn.trainer_server.request.plan import TrainingPlan
+from modyn.trainer_server.request.training_plan import TrainingPlan
 
 _PATH: Final = "training.lr_scheduler"
 

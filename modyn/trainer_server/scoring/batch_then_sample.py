@@ -21,7 +21,7 @@ from modyn.trainer_server.downsampling.policies.sampling import NO_CLASS
 from modyn.trainer_server.downsampling.policies.scoring_model import ScoringModel
 from modyn.trainer_server.loop.hooks import DivergedError
 from modyn.trainer_server.loop.loop import Explaining, Training
-from modyn.trainer_server.scoring.record import DownsamplingRecord, notes_of
+from modyn.trainer_server.scoring.downsampling_record import DownsamplingRecord, notes_of
 
 
 class BatchThenSample:

@@ -18,7 +18,7 @@ from modyn.trainer_server.disk.row_log import RowLog
 from modyn.trainer_server.loop.inputs import TrainingInputs
 from modyn.trainer_server.loop.loop import Hook, Training
 from modyn.trainer_server.result import FeedbackResult
-from modyn.trainer_server.scoring.record import DownsamplingRecord
+from modyn.trainer_server.scoring.downsampling_record import DownsamplingRecord
 from modyn.trainer_server.scoring.sample_scores import CHOSEN_WIDTHS, feedback_rows
 
 _CHUNK_ROWS: Final = 65_536

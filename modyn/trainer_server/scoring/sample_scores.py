@@ -28,7 +28,7 @@ from modyn.trainer_server.loop.inputs import TrainingInputs
 from modyn.trainer_server.loop.loop import Hook, Training
 from modyn.trainer_server.request.config import CriterionConfig
 from modyn.trainer_server.result import FeedbackResult
-from modyn.trainer_server.scoring.record import DownsamplingRecord
+from modyn.trainer_server.scoring.downsampling_record import DownsamplingRecord
 
 LOSS: Final = "loss"
 LOSS_DECREASE: Final = "loss_decrease"

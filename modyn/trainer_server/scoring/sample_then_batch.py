@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from modyn.dataset.order.plan import PartitionRead
+from modyn.dataset.order.batch_plan import PartitionRead
 from modyn.dataset.trigger_set import keys_of_partition
 from modyn.errors import CancelledError
 from modyn.json_codec import to_json
@@ -30,7 +30,7 @@ from modyn.trainer_server.loop.inputs import TrainingInputs
 from modyn.trainer_server.loop.loop import Training
 from modyn.trainer_server.request.records import StageProgress
 from modyn.trainer_server.scoring.batch_then_sample import check_scores
-from modyn.trainer_server.scoring.record import DownsamplingRecord, bounded, notes_of
+from modyn.trainer_server.scoring.downsampling_record import DownsamplingRecord, bounded, notes_of
 from modyn.trainer_server.scoring.scoring_pass import ScoredRows, ScoringPass, candidate_passes
 from modyn.workers import JobConnection
 

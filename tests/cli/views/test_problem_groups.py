@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from modyn.cli.views.problem_groups import grouped
-from modyn.storage.model.records import FileProblem
+from modyn.storage.model.dataset_records import FileProblem
 from modyn.storage.model.schema import DatasetSchema, SchemaColumn, other_columns
 
 

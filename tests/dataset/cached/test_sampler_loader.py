@@ -33,7 +33,7 @@ from modyn.dataset.cached.cache_source import CacheSource
 from modyn.dataset.cached.sampler_loader import PIECE, PROBED, SamplerLoader, trigger_set_keys
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetClients
-from modyn.dataset.order.plan import BatchPosition
+from modyn.dataset.order.batch_plan import BatchPosition
 from modyn.dataset.reader import BATCHES_AHEAD
 from modyn.dataset.trigger_set import LoadOptions, TriggerSetDataset
 from modyn.errors import NotFoundError

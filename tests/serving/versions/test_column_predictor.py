@@ -32,11 +32,11 @@ from modyn.records import Interval, RunId
 from modyn.serving.messages.infer import InferRequest
 from modyn.serving.messages.json_tensors import metadata, parse_request
 from modyn.serving.messages.signature import Tensor, Tensors
-from modyn.serving.metrics import UNLIKE_INPUTS, count_inputs, forget_inputs
 from modyn.serving.model_server import ModelServer
 from modyn.serving.observations.intake import ObservationIntake
 from modyn.serving.observations.router import ObservationRouter
 from modyn.serving.observations.storage_log import row_of
+from modyn.serving.prometheus import UNLIKE_INPUTS, count_inputs, forget_inputs
 from modyn.serving.protocol.grpc_service import from_proto
 from modyn.serving.versions.column_predictor import ColumnPredictor
 from modyn.serving.versions.predictor import VersionName, warm_up

@@ -18,7 +18,7 @@ from modyn.storage.files.file_system import Roots
 from modyn.storage.formats.base import FileFormat, FormatConfig, FormatResume
 from modyn.storage.ingest.ingestion import ingest
 from modyn.storage.ingest.limits import IngestLimits
-from modyn.storage.model.records import IngestProgress
+from modyn.storage.model.dataset_records import IngestProgress
 from modyn.storage.model.samples import IndexedSamples
 from tests.support.running_storage import (
     RunningStorage,

@@ -26,7 +26,7 @@ from modyn.storage.formats import build_format
 from modyn.storage.formats.base import RowColumn
 from modyn.storage.read.column_values import MOST_VALUE_BYTES, ValueEncoder, value_text
 from modyn.storage.wire import column_from_proto, column_to_proto
-from modyn.supervisor.checks.validation import check_references
+from modyn.supervisor.pipeline_checks.validation import check_references
 from modyn.testing.fake_storage import FakeStorage
 from modyn.testing.fakes import FakeModelStorage
 from tests.support.column_files import FORMATS, column_dataset, write_sites

@@ -19,7 +19,7 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from modyn.errors import CorruptStateError, UnavailableError
 from modyn.storage.formats.record_file import HEAD_BYTES, RECORD_FILE
-from modyn.storage.model.records import AppendedRecord, NewRecord
+from modyn.storage.model.dataset_records import AppendedRecord, NewRecord
 from modyn.storage.records.log import PreparedRecords, RecordLog, RecordLogLimits
 from tests.support.running_storage import flip
 

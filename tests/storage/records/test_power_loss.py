@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from modyn.errors import UnavailableError
-from modyn.storage.model.records import NewRecord
+from modyn.storage.model.dataset_records import NewRecord
 from modyn.storage.records.log import PreparedRecords, RecordLog, RecordLogLimits
 from tests.support.disk_recorder import recorded_disk
 

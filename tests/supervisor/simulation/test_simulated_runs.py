@@ -24,7 +24,7 @@ from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
 from modyn.supervisor.client import Run, RunMode, RunOptions, RunState, SupervisorClient
 from modyn.supervisor.run.stream import StreamSource
-from modyn.supervisor.simulation.evidence import SimulatedDataset
+from modyn.supervisor.simulation.dataset_evidence import SimulatedDataset
 from modyn.supervisor.simulation.run_simulation import (
     Simulation,
     SimulationOptions,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from modyn.evaluator.trigger_section import check_trigger
-from modyn.supervisor.checks.validation import check_pipeline
+from modyn.supervisor.pipeline_checks.validation import check_pipeline
 from modyn.supervisor.triggers import check_trigger_section
 from modyn.testing.stack import tiny_pipeline
 

@@ -13,12 +13,12 @@ from modyn.evaluator.trigger_section import check_trigger
 from modyn.records import SampleBatch
 from modyn.registry import Plugin, Registry
 from modyn.storage.client import DatasetInfo
-from modyn.supervisor.checks.validation import check_batch_size, check_windows
 from modyn.supervisor.criteria import CRITERIA, PERFORMANCE_CRITERIA
 from modyn.supervisor.criteria.threshold import ThresholdDecisionCriterion
 from modyn.supervisor.detectors import DETECTORS
 from modyn.supervisor.detectors.adwin import ADWIN
-from modyn.supervisor.simulation.evidence import NO_DATA, NO_SECONDS
+from modyn.supervisor.pipeline_checks.validation import check_batch_size, check_windows
+from modyn.supervisor.simulation.dataset_evidence import NO_DATA, NO_SECONDS
 from modyn.supervisor.simulation.policy_checks import lacking
 from modyn.supervisor.simulation.stream import SimulationOptions
 from modyn.supervisor.triggers import TRIGGERS, Trigger, with_defaults

@@ -10,7 +10,7 @@ from modyn.config.base import Severity
 from modyn.config.dataset import DatasetConfig
 from modyn.config.pipeline import load_pipeline
 from modyn.errors import ConfigError
-from modyn.supervisor.checks.validation import check_references, checked_references
+from modyn.supervisor.pipeline_checks.validation import check_references, checked_references
 from modyn.testing.fake_storage import FakeStorage
 from modyn.testing.fakes import FakeModelStorage
 from modyn.testing.held_dataset import HeldDataset

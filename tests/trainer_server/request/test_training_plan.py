@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modyn.trainer_server.request.plan import TrainingPlan
+from modyn.trainer_server.request.training_plan import TrainingPlan
 
 
 def enacted(plan: TrainingPlan) -> list[list[int]]:

@@ -9,7 +9,7 @@ import pytest
 
 from modyn.config.base import Severity
 from modyn.config.dataset import DatasetConfig
-from modyn.supervisor.checks.validation import check_references
+from modyn.supervisor.pipeline_checks.validation import check_references
 from modyn.testing.fake_storage import FakeStorage
 from modyn.testing.fakes import FakeModelStorage
 from modyn.testing.held_dataset import HeldDataset

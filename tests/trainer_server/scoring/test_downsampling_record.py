@@ -9,7 +9,7 @@ from modyn.records import OTHER_CLASSES
 from modyn.trainer_server.downsampling.policies.importance import ImportanceConfig
 from modyn.trainer_server.downsampling.policies.loss import LossDownsampling
 from modyn.trainer_server.downsampling.policies.policy import Choice
-from modyn.trainer_server.scoring.record import MAX_CLASSES, DownsamplingRecord, bounded, notes_of
+from modyn.trainer_server.scoring.downsampling_record import MAX_CLASSES, DownsamplingRecord, bounded, notes_of
 
 
 @pytest.mark.parametrize("is_bounded", [False, True])

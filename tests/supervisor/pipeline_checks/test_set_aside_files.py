@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 from modyn.config.base import Severity
 from modyn.config.dataset import DatasetConfig
 from modyn.storage.client import FileProblem
-from modyn.supervisor.checks.validation import check_references
+from modyn.supervisor.pipeline_checks.validation import check_references
 from modyn.testing.fake_storage import FakeStorage
 from modyn.testing.fakes import FakeModelStorage
 from modyn.testing.held_dataset import HeldDataset

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from modyn.dataset.order.plan import num_batches, samples_per_epoch
+from modyn.dataset.order.batch_plan import num_batches, samples_per_epoch
 from modyn.records import Int64Array
 
 

@@ -18,7 +18,7 @@ from modyn.evaluator.config import check_conditions, check_evaluation
 from modyn.evaluator.trigger_section import check_trigger
 from modyn.model_storage.section import validate_section
 from modyn.selector.selection import validate_selection_section
-from modyn.supervisor.checks.validation import check_pipeline
+from modyn.supervisor.pipeline_checks.validation import check_pipeline
 from modyn.supervisor.simulation.policy_file import load_policies
 from modyn.supervisor.triggers import build_trigger
 from modyn.trainer_server.check import check

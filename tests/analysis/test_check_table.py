@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from modyn.analysis.checks import checks_table, checks_with_times
+from modyn.analysis.check_table import checks_table, checks_with_times
 from modyn.supervisor.client import CheckRecord, Evidence, EvidenceKind
 
 

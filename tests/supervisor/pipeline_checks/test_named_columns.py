@@ -12,7 +12,7 @@ import pytest
 from modyn.config.pipeline import load_pipeline
 from modyn.errors import ConfigError, DataError, UnavailableError
 from modyn.storage.client import DatasetSchema, LackingFile, SchemaColumn
-from modyn.supervisor.checks.validation import check_pipeline, check_references, checked_references
+from modyn.supervisor.pipeline_checks.validation import check_pipeline, check_references, checked_references
 from modyn.testing.fake_storage import FakeStorage, FakeStorageClient
 from modyn.testing.fakes import FakeModelStorage
 from modyn.testing.services import pipeline_yaml

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY, Histogram
 
-from modyn.serving.metrics import QuickHistogram
+from modyn.serving.prometheus import QuickHistogram
 
 BUCKETS = (0.5, 1.0, 2.0)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modyn.dataset.order.plan import Plan, augmentation_seed, num_batches, samples_per_epoch
+from modyn.dataset.order.batch_plan import Plan, augmentation_seed, num_batches, samples_per_epoch
 from modyn.errors import InvalidArgumentError
 
 PLANS = st.builds(

@@ -19,9 +19,9 @@ from modyn.config.system_sections.endpoint import Endpoint
 from modyn.db.engine import Database, open_database
 from modyn.errors import ConfigError, NotFoundError, UnavailableError
 from modyn.records import Int64Array, RunId, SampleBatch
-from modyn.selector.columns import StorageColumns, stratum, validate_columns
 from modyn.selector.selection import build_selection
 from modyn.selector.selector import Selector
+from modyn.selector.storage_columns import StorageColumns, stratum, validate_columns
 from modyn.selector.window import SelectionContext, StateFiles, window_of_trigger
 from modyn.selector.window.strata import MOST_STRATA
 from modyn.storage.client import StorageClient

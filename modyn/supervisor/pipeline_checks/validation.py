@@ -26,6 +26,7 @@ from modyn.supervisor.checks.sections import OBSERVATIONS, check_online, check_s
 from modyn.supervisor.checks.window_checks import check_windows
 from modyn.supervisor.evaluation import check_handlers
 from modyn.supervisor.journal.records import Run, RunMode, RunOptions
+from modyn.supervisor.pipeline_checks.sections import OBSERVATIONS, check_online, check_serving, pinned_models, served_datasets
 from modyn.supervisor.run.scored_turns import check_scored_turns
 from modyn.supervisor.triggers import check_trigger_section, samples_per_trigger, with_defaults
 from modyn.supervisor.triggers.measures.windows import TimeWindowingStrategy

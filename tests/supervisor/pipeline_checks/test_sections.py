@@ -12,8 +12,8 @@ import yaml
 from modyn.config.base import Severity
 from modyn.config.online import OnlineConfig
 from modyn.selector.history import check_history
-from modyn.supervisor.checks.sections import check_online
-from modyn.supervisor.checks.validation import check_pipeline, check_references
+from modyn.supervisor.pipeline_checks.sections import check_online
+from modyn.supervisor.pipeline_checks.validation import check_pipeline, check_references
 from modyn.supervisor.triggers import check_trigger_section
 from modyn.testing.fake_storage import FakeStorage
 from modyn.testing.fakes import FakeModelStorage

@@ -16,7 +16,7 @@ import pytest
 from modyn.config.system_sections.endpoint import Endpoint
 from modyn.config.system_sections.security import SecurityConfig
 from modyn.errors import ConfigError, SecurityError, UnavailableError
-from modyn.rpc.metrics import MetricsServer
+from modyn.rpc.metrics_server import MetricsServer
 from tests.support.certificates import issue
 from tests.support.ipv6 import needs_ipv6
 
