@@ -6,9 +6,9 @@ Times are int64 seconds since 1970, intervals are [start, end), keys are int64 a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import NewType
+from typing import Any, NewType
 
 import numpy as np
 import numpy.typing as npt
@@ -247,6 +247,30 @@ class DeletedSamples:
     num_samples: int
     first_key: int | None
     """Smallest key of the deleted samples; None: no sample was deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRegistration:
+    """The facts about a run from which the selector selects trigger sets."""
+
+    run_id: RunId
+    dataset: str
+    """Name of the dataset of the keys."""
+    selection_strategy: Mapping[str, Any]
+    """Section `selection_strategy` of the pipeline."""
+    seed: int
+    """Seed of all random choices of the selection."""
+    data: Mapping[str, Any] | None = None
+    """Section `data` of the pipeline, for readers of trigger sets without access to the pipeline. A later registration does not change this value."""
+    dataset_identity: str = ""
+    """Identity of the dataset of the keys (`DatasetInfo.identity`). Triggers and readers refuse another dataset of the same name. An empty identity
+    accepts any dataset."""
+    online: Mapping[str, Any] | None = None
+    """Section `online` of the pipeline, or None."""
+
+    def is_equal(self, other: RunRegistration) -> bool:
+        """Return whether both describe the same run, apart from `data`."""
+        return replace(self, data=other.data) == other
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from benchmark.data_path.side_process import SideProcesses
 from benchmark.data_path.training_side import ShortCut, TrainingProcess
 from modyn.config.dataset import DatasetConfig
 from modyn.dataset.chunks import ReadLimits
-from modyn.records import Interval, RunId, SampleBatch, TriggerSetInfo
+from modyn.records import Interval, RunId, RunRegistration, SampleBatch, TriggerSetInfo
 from modyn.selector.client import SelectorClient
 from modyn.storage.flight.client import FetchLimits
 from modyn.storage.index.segment_file import SEGMENT_ROWS
@@ -54,7 +54,7 @@ def selector_side(services: Installation, num_samples: int) -> Side:
         strategy = {"name": "NewDataStrategy", "maximum_keys_in_memory": PARTITION}
         with SelectorClient(services.config.endpoint("selector")) as selector, watching(services.pid("selector")) as memory:
             ready()
-            selector.register_run(_RUN, services.empty_dataset(), strategy, seed=0)
+            selector.register_run(RunRegistration(_RUN, services.empty_dataset(), strategy, seed=0))
             for first in range(0, num_samples, STEP):
                 positions = np.arange(first, min(first + STEP, num_samples))
                 selector.inform(_RUN, first, SampleBatch(positions * 7919 % num_samples, positions, positions % 10))

@@ -15,7 +15,7 @@ from modyn.client import Client
 from modyn.config.dataset import DatasetConfig
 from modyn.config.system import SystemConfig
 from modyn.local.control import PartStatus
-from modyn.records import Interval, RunId, TriggerSetInfo
+from modyn.records import Interval, RunId, RunRegistration, TriggerSetInfo
 from modyn.selector.client import SelectorClient
 
 _STREAM_BATCH = 100_000
@@ -74,7 +74,7 @@ class Installation:
         strategy = {"name": "NewDataStrategy", "maximum_keys_in_memory": partition_size, "tail_triggers": 0}
         position = 0
         with SelectorClient(self.config.endpoint("selector")) as selector:
-            selector.register_run(RunId(run), dataset, strategy, seed=0)
+            selector.register_run(RunRegistration(RunId(run), dataset, strategy, seed=0))
             for batch in self.client.storage.samples_in_interval(dataset, Interval(), _STREAM_BATCH):
                 wanted = batch if num_samples is None else batch.slice(0, num_samples - position)
                 selector.inform(RunId(run), position, wanted)

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmark.data_path.figure import Measured, Side
 from benchmark.data_path.installation import Installation
-from modyn.records import RunId, SampleBatch
+from modyn.records import RunId, RunRegistration, SampleBatch
 from modyn.selector.client import SelectorClient
 
 STEP = 100_000
@@ -46,7 +46,7 @@ def selector_side(services: Installation, samples: SampleBatch, backend: Literal
         run_id = RunId(f"run-{next(_numbers)}")
         strategy = {"name": "NewDataStrategy", "maximum_keys_in_memory": PARTITION, "storage_backend": backend}
         with SelectorClient(config.endpoint("selector")) as selector:
-            selector.register_run(run_id, dataset, strategy, seed=0)
+            selector.register_run(RunRegistration(run_id, dataset, strategy, seed=0))
             ready()
             began = perf_counter()
             for position, part in parts(samples):

@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmark.data_path.installation import installation
 from benchmark.machine import spread, write_report
-from modyn.records import Int64Array, RunId, SampleBatch
+from modyn.records import Int64Array, RunId, RunRegistration, SampleBatch
 from modyn.selector.client import SelectorClient
 from modyn.selector.window.quotas import quotas
 
@@ -69,7 +69,7 @@ def compare(folder: Path, labels: Int64Array, options: argparse.Namespace) -> tu
     with installation(folder) as services, SelectorClient(services.config.endpoint("selector")) as selector:
         presampling = {"strategy": "LabelBalanced", "ratio": options.percent}
         section = {"name": "CoresetStrategy", "maximum_keys_in_memory": options.keys, "presampling_config": presampling}
-        selector.register_run(RUN, services.empty_dataset(), section, seed=0)
+        selector.register_run(RunRegistration(RUN, services.empty_dataset(), section, seed=0))
         inform(selector, labels, 0, tenth)
         with private_growth(services.pid("selector")) as of_tenth:
             selector.trigger(RUN, 0, tenth)

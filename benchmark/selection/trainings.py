@@ -17,7 +17,7 @@ from benchmark.data_path.installation import Installation, installation
 from modyn.config.dataset import DatasetConfig
 from modyn.dataset.connections import DatasetSource
 from modyn.model_storage.client import StoredModelInfo
-from modyn.records import Interval, ModelVersion, RunId
+from modyn.records import Interval, ModelVersion, RunId, RunRegistration
 from modyn.rpc.logs import configure_logs
 from modyn.selector.client import SelectorClient
 from modyn.trainer_server.client import TrainingRequest
@@ -60,7 +60,9 @@ class Trainings:
         strategy = {"name": "CoresetStrategy", "maximum_keys_in_memory": 100_000, **selection}
         with SelectorClient(self.services.config.endpoint("selector")) as selector:
             selector.register_run(
-                run, DATASET, {name: value for name, value in strategy.items() if name != "downsampling_config"}, seed=0
+                RunRegistration(
+                    run, DATASET, {name: value for name, value in strategy.items() if name != "downsampling_config"}, seed=0
+                )
             )
             position = 0
             for batch in self.services.client.storage.samples_in_interval(DATASET, Interval(), _BATCH):

@@ -7,7 +7,16 @@ from typing import Any
 
 from modyn.config.system_sections.endpoint import Endpoint
 from modyn.proto import common_pb2, selector_pb2, selector_pb2_grpc
-from modyn.records import FeedbackHeader, FeedbackRows, KeysAndWeights, RunId, SampleBatch, SelectionSummary, TriggerSetInfo
+from modyn.records import (
+    FeedbackHeader,
+    FeedbackRows,
+    KeysAndWeights,
+    RunId,
+    RunRegistration,
+    SampleBatch,
+    SelectionSummary,
+    TriggerSetInfo,
+)
 from modyn.rpc.arrays import (
     batch_from_proto,
     batch_to_proto,
@@ -54,36 +63,12 @@ class SelectorClient(SectionClient):
         """Return the names of the scores that the selection of a pipeline needs from trainings; empty if the section of the selection is invalid."""
         return tuple(self._stub.ValidateSection(common_pb2.SectionRequest(pipeline=to_struct(pipeline))).scores)
 
-    def register_run(
-        self,
-        run_id: RunId,
-        dataset: str,
-        selection_strategy: Mapping[str, Any],
-        seed: int,
-        data: Mapping[str, Any] | None = None,
-        dataset_identity: str = "",
-        online: Mapping[str, Any] | None = None,
-    ) -> None:
+    def register_run(self, run: RunRegistration) -> None:
         """Register a run. The call has no effect if the run is registered with equal arguments.
 
-        Args:
-            dataset: name of the dataset.
-            selection_strategy: section `selection_strategy` of the pipeline.
-            seed: seed of all random choices of the selection.
-            data: section `data` of the pipeline, for readers of trigger sets without access to the pipeline. A later registration does not change
-            this value.
-            dataset_identity: identity of the dataset of the keys (`DatasetInfo.identity`). Triggers and readers refuse another dataset of the same
-                name. An empty identity accepts any dataset.
-            online: section `online` of the pipeline, or None.
-
-        Raises: AlreadyExistsError: the run is registered with other arguments. ConfigError: the section is invalid.
+        Raises: AlreadyExistsError: the run is registered with other arguments. ConfigError: the section `selection_strategy` is invalid.
         """
-        section, strategy = None if data is None else to_struct(data), to_struct(selection_strategy)
-        run = selector_pb2.SelectorRun(run_id=run_id, dataset=dataset, selection_strategy=strategy, seed=seed, data=section)
-        run.dataset_identity = dataset_identity
-        if online is not None:
-            run.online.CopyFrom(to_struct(online))
-        self._stub.RegisterRun(run)
+        self._stub.RegisterRun(to_message(run, selector_pb2.SelectorRun))
 
     def data_section(self, run_id: RunId) -> dict[str, Any] | None:
         """Return the `data` section of the run's registration, or None."""

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from modyn.errors import NotFoundError
 from modyn.json_codec import adapter
-from modyn.records import RunId, SelectionSummary, TriggerSetInfo
+from modyn.records import RunId, RunRegistration, SelectionSummary, TriggerSetInfo
 from modyn.selector.selection import build_selection
 from modyn.selector.window.state_files import References
 
@@ -37,6 +37,13 @@ class RunRecord:
     deleting: bool
     dataset_identity: str
     online: dict[str, Any] | None
+
+    @property
+    def registration(self) -> RunRegistration:
+        """The arguments with which the run was registered."""
+        return RunRegistration(
+            self.run_id, self.dataset, self.selection_strategy, self.seed, self.data, self.dataset_identity, self.online
+        )
 
     @property
     def in_database(self) -> bool:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from prometheus_client import Counter
@@ -26,7 +25,7 @@ from sqlalchemy.orm import Session
 from modyn.atomic_write import make_folder, sync
 from modyn.db.engine import Database
 from modyn.errors import AlreadyExistsError, ConflictError, InvalidArgumentError, ModynError, NotFoundError, UnavailableError
-from modyn.records import Int64Array, KeysAndWeights, RunId, SampleBatch, SelectionSummary, TriggerSetInfo
+from modyn.records import Int64Array, KeysAndWeights, RunId, RunRegistration, SampleBatch, SelectionSummary, TriggerSetInfo
 from modyn.rpc.logs import get_logger
 from modyn.rpc.retry import CancellationToken
 from modyn.run_ids import check_run_id
@@ -97,42 +96,21 @@ class Selector:
         """Stop the thread that copies samples into tables."""
         self._copier.stop()
 
-    def register_run(
-        self,
-        run_id: RunId,
-        dataset: str,
-        selection_strategy: Mapping[str, Any],
-        seed: int,
-        data: Mapping[str, Any] | None = None,
-        dataset_identity: str = "",
-        online: Mapping[str, Any] | None = None,
-    ) -> None:
+    def register_run(self, registration: RunRegistration) -> None:
         """Register a run. The call has no effect if the run is registered with equal arguments.
 
-        Args: selection_strategy, data, online: these sections of the pipeline; `data` and `online` may be None, and a later registration does not
-        change `data`. seed: seed of all random draws of the run. dataset_identity: identity of the registered dataset, which is returned with the
-        trigger sets. An empty identity accepts any dataset.
-
         Raises: AlreadyExistsError: the run is registered with other arguments. InvalidArgumentError: the name is not a file name. ConfigError: the
-            section is invalid.
+            section `selection_strategy` is invalid.
         """
-        check_run_id(run_id)
-        build_selection(selection_strategy)
-        row = {
-            "run_id": run_id,
-            "dataset": dataset,
-            "selection_strategy": dict(selection_strategy),
-            "seed": seed,
-            "dataset_identity": dataset_identity,
-            "online": None if online is None else dict(online),
-        }
+        check_run_id(run_id := registration.run_id)
+        build_selection(registration.selection_strategy)
         with self._database.session() as session:
             before = find_run(session, run_id)
         # The deletion of an earlier run with this name may be incomplete. The row of the earlier run would block the new run.
         if before is not None and before.deleting:
             self._finish_deletion(before)
         with self._database.session() as session:
-            new = upsert(RUNS).values({**row, "data": None if data is None else dict(data)})
+            new = upsert(RUNS).values(asdict(registration))
             # If two calls register the same run at once, the second call waits here for the transaction of the first call, and then adds no row.
             added = session.execute(new.on_conflict_do_nothing().returning(RUNS.c.number)).all()
             run = get_run(session, run_id, lock=True)
@@ -141,7 +119,7 @@ class Selector:
                 self._files(run).log.create()
                 if run.in_database:
                     create_rows(session, run.number)
-        if any(getattr(run, name) != value for name, value in row.items()):
+        if not registration.is_equal(run.registration):
             raise AlreadyExistsError(
                 f"run '{run_id}' is registered with another dataset, or another registration of it, selection strategy, section online or seed; "
                 "choose another run id or delete the run"

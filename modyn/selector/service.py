@@ -10,7 +10,7 @@ from modyn.config.system_sections.endpoint import Endpoint
 from modyn.db.engine import open_database
 from modyn.errors import CancelledError, InvalidArgumentError
 from modyn.proto import common_pb2, selector_pb2, selector_pb2_grpc
-from modyn.records import FeedbackHeader, RunId
+from modyn.records import FeedbackHeader, RunId, RunRegistration
 from modyn.rpc.arrays import (
     batch_from_proto,
     batch_to_proto,
@@ -79,13 +79,8 @@ class SelectorServicer(selector_pb2_grpc.SelectorServicer):
 
     def RegisterRun(self, request: selector_pb2.SelectorRun, context: grpc.ServicerContext) -> common_pb2.Empty:
         """Register a run. A repeated call with equal arguments has no effect; a call with other arguments is ALREADY_EXISTS."""
-        strategy = from_struct(request.selection_strategy)
-        data = from_struct(request.data) if request.HasField("data") else None
-        online = from_struct(request.online) if request.HasField("online") else None
         with bind(run_id=request.run_id):
-            self._selector.register_run(
-                RunId(request.run_id), request.dataset, strategy, request.seed, data, request.dataset_identity, online
-            )
+            self._selector.register_run(from_message(request, RunRegistration))
         return common_pb2.Empty()
 
     def GetRun(self, request: selector_pb2.SelectorRunId, context: grpc.ServicerContext) -> selector_pb2.SelectorRun:

@@ -6,7 +6,7 @@ import hashlib
 import shutil
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -17,7 +17,16 @@ import numpy as np
 
 from modyn.config.base import Problem
 from modyn.errors import AlreadyExistsError, ConflictError, InvalidArgumentError, NotFoundError
-from modyn.records import FeedbackHeader, FeedbackRows, KeysAndWeights, RunId, SampleBatch, SelectionSummary, TriggerSetInfo
+from modyn.records import (
+    FeedbackHeader,
+    FeedbackRows,
+    KeysAndWeights,
+    RunId,
+    RunRegistration,
+    SampleBatch,
+    SelectionSummary,
+    TriggerSetInfo,
+)
 from modyn.rpc.retry import CancellationToken
 from modyn.run_ids import check_run_id
 from modyn.selector.deletions import DeletedKeys
@@ -37,13 +46,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class _RegisteredRun:
-    dataset: str
-    strategy: dict[str, Any]
-    seed: int
+    registration: RunRegistration
     policy: SelectionPolicy
-    data: dict[str, Any] | None = None
-    dataset_identity: str = ""
-    online: dict[str, Any] | None = None
     samples: SampleBatch = field(default_factory=SampleBatch.empty)
     labels: SampleBatch | None = None
     """The samples with labels, in the order in which labels arrived. None: all samples of the stream have labels, in the order of the stream."""
@@ -84,32 +88,14 @@ class FakeSelectorClient(FakeClient):
         """Return the names of the scores that the service would request."""
         return asked_scores(pipeline)
 
-    def register_run(
-        self,
-        run_id: RunId,
-        dataset: str,
-        selection_strategy: Mapping[str, Any],
-        seed: int,
-        data: Mapping[str, Any] | None = None,
-        dataset_identity: str = "",
-        online: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Register a run like `SelectorClient.register_run`, with a policy built from `selection_strategy`.
+    def register_run(self, run: RunRegistration) -> None:
+        """Register a run like `SelectorClient.register_run`, with a policy built from its `selection_strategy`.
 
         Raises: AlreadyExistsError: the run is registered with other arguments. ConfigError: the section is wrong.
         """
-        check_run_id(run_id)
-        section = dict(selection_strategy)
-        copied, steps = (None if part is None else dict(part) for part in (data, online))
-        new = _RegisteredRun(dataset, section, seed, build_selection(section), copied, dataset_identity, steps)
-        run = self.runs.setdefault(run_id, new)
-        if (run.dataset, run.strategy, run.seed, run.dataset_identity, run.online) != (
-            dataset,
-            section,
-            seed,
-            dataset_identity,
-            steps,
-        ):
+        check_run_id(run_id := run.run_id)
+        new = _RegisteredRun(RunRegistration(**asdict(run)), build_selection(run.selection_strategy))
+        if not run.is_equal(self.runs.setdefault(run_id, new).registration):
             raise AlreadyExistsError(
                 f"run '{run_id}' is registered with another dataset, or another registration of it, strategy, section online or seed; choose "
                 "another run id"
@@ -117,12 +103,13 @@ class FakeSelectorClient(FakeClient):
 
     def data_section(self, run_id: RunId) -> dict[str, Any] | None:
         """Return the registered `data`. Raises NotFoundError."""
-        return self._run(run_id).data
+        data = self._run(run_id).registration.data
+        return None if data is None else dict(data)
 
     def dataset(self, run_id: RunId) -> tuple[str, str]:
         """Return the registered dataset and its identity. Raises NotFoundError."""
         run = self._run(run_id)
-        return run.dataset, run.dataset_identity
+        return run.registration.dataset, run.registration.dataset_identity
 
     def inform(self, run_id: RunId, position: int, samples: SampleBatch) -> int:
         """Append the new samples of `samples`. Returns the number of samples of the run. Args: position: position of the first sample in the stream.
@@ -183,30 +170,38 @@ class FakeSelectorClient(FakeClient):
     def _select(self, run_id: RunId, num_samples: int) -> KeysAndWeights:
         run = self._run(run_id)
         config, ends = run.policy.config, self._ends(run)
-        reader, deleted = MemoryReader(run.selectable), self._deleted_keys(run.dataset, run.dataset_identity)
+        reader, deleted = (
+            MemoryReader(run.selectable),
+            self._deleted_keys(run.registration.dataset, run.registration.dataset_identity),
+        )
         before = trigger_before_window(len(ends), config.tail_triggers)
         window = window_of_trigger(
             reader, 0 if before is None else ends[before], num_samples, config.maximum_keys_in_memory, deleted
         )
         files = StateFiles(self._folder / run_id, len(run.boundaries), run.state_files)
-        feedback, column = self._feedback(run_id).find, partial(self._read_column, run.dataset, run.dataset_identity)
-        context = SelectionContext(run.seed, len(run.boundaries), files, lambda: np.array(ends, np.int64), feedback, column)
+        feedback, column = (
+            self._feedback(run_id).find,
+            partial(self._read_column, run.registration.dataset, run.registration.dataset_identity),
+        )
+        context = SelectionContext(
+            run.registration.seed, len(run.boundaries), files, lambda: np.array(ends, np.int64), feedback, column
+        )
         chosen = KeysAndWeights.concatenate(list(run.policy.select(window, context).chunks))
         run.state_files = files.references()
         return chosen
 
     def _select_online(self, run_id: RunId, num_samples: int, tests_only: bool) -> KeysAndWeights:
         run = self._run(run_id)
-        if run.online is None or not run.boundaries:
+        if run.registration.online is None or not run.boundaries:
             raise ConflictError(f"run '{run_id}' has no online trigger")
         reader, size = MemoryReader(run.selectable), run.policy.config.maximum_keys_in_memory
-        deleted = self._deleted_keys(run.dataset, run.dataset_identity)
+        deleted = self._deleted_keys(run.registration.dataset, run.registration.dataset_identity)
         window = window_of_trigger(reader, 0, num_samples, size, deleted)
         num_new = len(window_of_trigger(reader, run.boundaries[-1], num_samples, size, deleted))
         trigger_id, ends = len(run.boundaries), self._ends(run)
         files = StateFiles(self._folder / run_id, trigger_id, {})
-        context = SelectionContext(run.seed, trigger_id, files, lambda: np.array(ends, np.int64))
-        selection = select_online(run.online, window, len(window) - num_new, context, tests_only=tests_only)
+        context = SelectionContext(run.registration.seed, trigger_id, files, lambda: np.array(ends, np.int64))
+        selection = select_online(run.registration.online, window, len(window) - num_new, context, tests_only=tests_only)
         return KeysAndWeights.concatenate(list(selection.chunks))
 
     def _ends(self, run: _RegisteredRun) -> list[int]:
@@ -220,7 +215,7 @@ class FakeSelectorClient(FakeClient):
         keys, size = run.sets[trigger_id].keys, run.policy.config.maximum_keys_in_memory
         checksum = hashlib.sha256(keys.astype("<i8").tobytes()).hexdigest()
         feedback = () if trigger_id in run.online_triggers else run.policy.feedback
-        return TriggerSetInfo(run_id, trigger_id, len(keys), size, checksum, run.dataset_identity, feedback)
+        return TriggerSetInfo(run_id, trigger_id, len(keys), size, checksum, run.registration.dataset_identity, feedback)
 
     def put_feedback(self, header: FeedbackHeader, rows: Callable[[], Iterable[FeedbackRows]]) -> FeedbackHeader:
         """Store the scores of a training. Raises ConflictError: the trigger set has another checksum."""
@@ -304,7 +299,7 @@ def example_sets(
     [[0, 1], [2, 3, 4]]
     """
     client, run_id, end = FakeSelectorClient(read_column=read_column), RunId("example"), 0
-    client.register_run(run_id, "d", {"maximum_keys_in_memory": 1000, **strategy}, seed=0, online=online)
+    client.register_run(RunRegistration(run_id, "d", {"maximum_keys_in_memory": 1000, **strategy}, seed=0, online=online))
     for number, new in enumerate(labels):
         positions = np.arange(end, end + len(new))
         client.inform(run_id, end, SampleBatch(positions, positions, np.array(new)))

@@ -13,7 +13,7 @@ import pytest
 from modyn.analysis.chosen_samples import ChosenTable, chosen_samples
 from modyn.analysis.selection_rows import rows_of
 from modyn.cli.views.dataset_views import show_chosen
-from modyn.records import FeedbackHeader, FeedbackRows, RunId, SampleBatch
+from modyn.records import FeedbackHeader, FeedbackRows, RunId, RunRegistration, SampleBatch
 from modyn.selector.client import SelectorClient
 from modyn.testing.fake_selector import FakeSelectorClient
 from modyn.testing.fake_storage import FakeStorage
@@ -28,7 +28,7 @@ def informed(storage: FakeStorage, labels: Sequence[int] | None = None) -> Selec
     storage.add_dataset("d")
     storage.add_samples("d", timestamps=range(100, 110), labels=labels)
     selector = cast("SelectorClient", FakeSelectorClient())
-    selector.register_run(RUN, "d", {"name": "NewDataStrategy", "maximum_keys_in_memory": 4, "limit": 6}, 1)
+    selector.register_run(RunRegistration(RUN, "d", {"name": "NewDataStrategy", "maximum_keys_in_memory": 4, "limit": 6}, 1))
     keys = np.array([sample.key for sample in storage.client().locate("d", np.arange(10))])
     selector.inform(RUN, 0, SampleBatch(keys, np.arange(100, 110), np.arange(10) % 2))
     selector.trigger(RUN, 0, 10)

@@ -17,7 +17,7 @@ from modyn.cli.main import app
 from modyn.cli.views.run_tables import print_score_summary, print_scores
 from modyn.client import Client
 from modyn.errors import NotFoundError
-from modyn.records import FeedbackHeader, FeedbackRows, RunId, SampleBatch
+from modyn.records import FeedbackHeader, FeedbackRows, RunId, RunRegistration, SampleBatch
 from modyn.selector.client import SelectorClient
 from modyn.testing.fake_selector import FakeSelectorClient
 
@@ -28,7 +28,7 @@ RUN = RunId("r-1")
 def selector() -> SelectorClient:
     """Two triggers of five samples: one training kept losses in two epochs and gradients in the last, the other saw none."""
     fake = cast("SelectorClient", FakeSelectorClient())
-    fake.register_run(RUN, "d", {"name": "NewDataStrategy", "maximum_keys_in_memory": 4, "keep_scores": True}, 1)
+    fake.register_run(RunRegistration(RUN, "d", {"name": "NewDataStrategy", "maximum_keys_in_memory": 4, "keep_scores": True}, 1))
     fake.inform(RUN, 0, SampleBatch(np.arange(10), np.arange(10), np.arange(10)))
     for trigger_id in range(2):
         fake.trigger(RUN, trigger_id, 5 * trigger_id + 5)

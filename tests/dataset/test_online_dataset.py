@@ -19,7 +19,7 @@ import modyn.dataset
 from modyn.config.system import SystemConfig
 from modyn.dataset import Batch, BatchLoader, BatchPosition, OnlineDataset, load_keys, on_device
 from modyn.errors import ConfigError, ConflictError, InvalidArgumentError, NotFoundError
-from modyn.records import Interval, RunId
+from modyn.records import Interval, RunId, RunRegistration
 from modyn.rpc.logs import get_logger
 from modyn.rpc.server import ServiceContext, start_server
 from modyn.selector.client import SelectorClient
@@ -49,7 +49,7 @@ def config(
         running.ingest()
         selector = stack.enter_context(SelectorClient(config.endpoint("selector")))
         for run, data in (("known", DATA), ("old", None)):
-            selector.register_run(RunId(run), "numbers", STRATEGY, 7, data)
+            selector.register_run(RunRegistration(RunId(run), "numbers", STRATEGY, 7, data))
             for batch in running.client.samples_in_interval("numbers", Interval(), 1000):
                 selector.inform(RunId(run), 0, batch)
             selector.trigger(RunId(run), 0, NUM_SAMPLES)

@@ -20,7 +20,7 @@ from modyn.evaluator.evaluate import EvaluationInput, evaluate, measure
 from modyn.evaluator.outputs import KeptOutputs, OutputCache
 from modyn.evaluator.records import AtPositions, InIntervals, MeasureRequest, OfKeys, OutputKind, Rows, SampleSource, Score
 from modyn.evaluator.wire import measure_request_from_proto, measure_request_to_proto, part_from_proto, parts_to_proto
-from modyn.records import Interval, RunId, SampleBatch, StreamWindow
+from modyn.records import Interval, RunId, RunRegistration, SampleBatch, StreamWindow
 from modyn.selector.client import SelectorClient
 from modyn.testing.fake_selector import FakeSelectorClient
 from modyn.testing.fake_storage import FakeStorage
@@ -71,7 +71,7 @@ class Place:
         self.storage.client().delete_samples("test", np.array(sorted(deleted), np.int64))
         self.selector = FakeSelectorClient()
         strategy = {"name": "NewDataStrategy", "maximum_keys_in_memory": 100, "tail_triggers": 0}
-        self.selector.register_run(RUN, "test", strategy, 1, dataset_identity=self.identity)
+        self.selector.register_run(RunRegistration(RUN, "test", strategy, 1, dataset_identity=self.identity))
         order = np.array(keys[::-1], np.int64)
         self.selector.inform(RUN, 0, SampleBatch(order, np.array(timestamps, np.int64)[order], order % 2))
 

@@ -28,7 +28,7 @@ from modyn.evaluator.measure_drift import DriftMemory, measure_within
 from modyn.evaluator.records import AtPositions, ComparedData, DriftQuestion, DriftRequest, MeasuredDrift, WindowPair
 from modyn.evaluator.session_model import SessionModel
 from modyn.evaluator.versions import DataVersion
-from modyn.records import Interval, LabelArray, RunId, SampleBatch, StreamWindow
+from modyn.records import Interval, LabelArray, RunId, RunRegistration, SampleBatch, StreamWindow
 from modyn.selector.client import SelectorClient
 from modyn.testing.fake_selector import FakeSelectorClient
 from modyn.testing.fake_storage import FakeStorage
@@ -70,7 +70,7 @@ class Place:
         self.identity = self.storage.client().dataset("test").identity
         self.selector = FakeSelectorClient()
         strategy = {"name": "NewDataStrategy", "maximum_keys_in_memory": 100, "tail_triggers": 0}
-        self.selector.register_run(RUN, "test", strategy, 1, dataset_identity=self.identity)
+        self.selector.register_run(RunRegistration(RUN, "test", strategy, 1, dataset_identity=self.identity))
         order = np.array(keys[::-1], np.int64)
         self.selector.inform(
             RUN, 0, SampleBatch(order, np.array(timestamps, np.int64)[order], order % 3 if labels is None else labels[order])

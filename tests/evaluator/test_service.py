@@ -37,7 +37,7 @@ from modyn.evaluator.versions import DataVersion
 from modyn.model_storage import service as model_storage_service
 from modyn.model_storage.client import ModelHeader, ModelStorageClient
 from modyn.models.weights import build_model, save_weights
-from modyn.records import EvalInterval, Interval, JobState, RunId, StreamWindow
+from modyn.records import EvalInterval, Interval, JobState, RunId, RunRegistration, StreamWindow
 from modyn.rpc.logs import get_logger
 from modyn.rpc.retry import CancellationToken
 from modyn.rpc.server import ServiceContext, start_server
@@ -122,7 +122,7 @@ def stream(system_config: SystemConfig, stack: ExitStack, storage: RunningStorag
 def inform(system_config: SystemConfig, stack: ExitStack, storage: StorageClient) -> None:
     selector = stack.enter_context(SelectorClient(system_config.endpoint("selector")))
     strategy = {"name": "NewDataStrategy", "maximum_keys_in_memory": 100, "tail_triggers": 0}
-    selector.register_run(RUN, "numbers", strategy, 1, dataset_identity=storage.dataset("numbers").identity)
+    selector.register_run(RunRegistration(RUN, "numbers", strategy, 1, dataset_identity=storage.dataset("numbers").identity))
     selector.inform(RUN, 0, storage.samples_by_key("numbers", np.arange(99, -1, -1)))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from modyn.errors import ConfigError
-from modyn.records import RunId, SampleBatch
+from modyn.records import RunId, RunRegistration, SampleBatch
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
 from modyn.supervisor.client import RunState
@@ -100,7 +100,7 @@ def selected(killed: KilledStack, run_id: str, column: str, disturb: Callable[[i
     """The keys of four triggers of a run, of which the second has no new samples; `disturb` is called before each, with its number."""
     config = killed.client.config
     with SelectorClient(config.endpoint("selector"), wait_s=PATIENCE_S) as selector:
-        selector.register_run(RunId(run_id), f"sites-{kind}", section(column), 5)
+        selector.register_run(RunRegistration(RunId(run_id), f"sites-{kind}", section(column), 5))
         for trigger_id, num_samples in enumerate((30, 30, 60, 100)):
             keys = np.arange(num_samples)
             selector.inform(RunId(run_id), 0, SampleBatch(keys, keys, keys % 3))
@@ -131,7 +131,7 @@ def test_kills_of_the_selector_while_it_selects_change_no_key(killed: KilledStac
     for pause in (None, *pauses):
         run_id = RunId(f"{dataset}-{pause}".replace(".", "-"))
         with SelectorClient(config.endpoint("selector"), wait_s=PATIENCE_S) as selector:
-            selector.register_run(run_id, dataset, {**section("meta.site"), "maximum_keys_in_memory": 10**6}, 5)
+            selector.register_run(RunRegistration(run_id, dataset, {**section("meta.site"), "maximum_keys_in_memory": 10**6}, 5))
             selector.inform(run_id, 0, SampleBatch(keys, keys, keys % 3))
             checksums = []
             for trigger_id, num_samples in enumerate(sizes):

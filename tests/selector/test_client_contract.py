@@ -18,7 +18,7 @@ from modyn.errors import (
     ModynError,
     NotFoundError,
 )
-from modyn.records import ClassCount, FeedbackHeader, FeedbackRows, Int64Array, RunId, SampleBatch
+from modyn.records import ClassCount, FeedbackHeader, FeedbackRows, Int64Array, RunId, RunRegistration, SampleBatch
 from modyn.selector.client import SelectorClient
 from modyn.selector.deletions import StorageDeletions
 from modyn.testing.fake_selector import FakeSelectorClient
@@ -58,7 +58,7 @@ def test_the_fake_lacks_no_call() -> None:
 
 
 def test_the_dataset_of_a_run_is_known(client: SelectorClient) -> None:
-    client.register_run(RUN, "d", SECTION, 1, dataset_identity="5eed")
+    client.register_run(RunRegistration(RUN, "d", SECTION, 1, dataset_identity="5eed"))
     assert client.dataset(RUN) == ("d", "5eed")
     assert client.data_section(RUN) is None
     with pytest.raises(NotFoundError):
@@ -66,7 +66,7 @@ def test_the_dataset_of_a_run_is_known(client: SelectorClient) -> None:
 
 
 def test_what_is_informed_again_is_skipped_and_nothing_is_lost_in_silence(client: SelectorClient) -> None:
-    client.register_run(RUN, "d", SECTION, 1)
+    client.register_run(RunRegistration(RUN, "d", SECTION, 1))
     assert client.inform(RUN, 0, SampleBatch.empty()) == 0
     assert client.inform(RUN, 0, stream(0, 10)) == 10
     assert client.inform(RUN, 4, stream(4, 20)) == 20
@@ -86,7 +86,7 @@ def test_what_is_informed_again_is_skipped_and_nothing_is_lost_in_silence(client
 
 @pytest.mark.parametrize("dtype", [np.int64, np.float64])
 def test_samples_come_back_as_they_were_informed(client: SelectorClient, dtype: type[np.generic]) -> None:
-    client.register_run(RUN, "d", SECTION, 1)
+    client.register_run(RunRegistration(RUN, "d", SECTION, 1))
     assert len(client.samples(RUN, 0, 5)) == 0
     client.inform(RUN, 0, stream(0, 30, dtype))
     for position, limit in ((0, 30), (0, 7), (25, 7), (29, 1), (30, 1)):
@@ -103,7 +103,7 @@ def test_samples_come_back_as_they_were_informed(client: SelectorClient, dtype: 
 
 def test_samples_that_are_only_tested_come_alone_and_are_history_later(client: SelectorClient) -> None:
     online = {"trigger": {"id": "DataAmountTrigger", "num_samples": 6}, "step_samples": 3, "history_samples": 2}
-    client.register_run(RUN, "d", SECTION, 1, online=online)
+    client.register_run(RunRegistration(RUN, "d", SECTION, 1, online=online))
     client.inform(RUN, 0, stream(0, 24))
     client.trigger(RUN, 0, 6)
     for trigger_id, tests_only in ((1, False), (2, True), (3, False)):
@@ -122,7 +122,7 @@ def test_samples_that_are_only_tested_come_alone_and_are_history_later(client: S
 def drawn_behind_tests(client: SelectorClient, seed: int, online: dict[str, Any]) -> list[int]:
     """Steps draw from samples after those that were only tested."""
     run = RunId(f"run-{seed + 2}")
-    client.register_run(run, "d", SECTION, seed, online=online)
+    client.register_run(RunRegistration(run, "d", SECTION, seed, online=online))
     client.inform(run, 0, stream(0, 24))
     client.trigger(run, 0, 12)
     client.trigger(run, 1, 18, online=True, tests_only=True)
@@ -132,7 +132,7 @@ def drawn_behind_tests(client: SelectorClient, seed: int, online: dict[str, Any]
 
 
 def test_a_trigger_is_fixed_once_and_comes_in_order(client: SelectorClient) -> None:
-    client.register_run(RUN, "d", {**SECTION, "tail_triggers": 0}, 1)
+    client.register_run(RunRegistration(RUN, "d", {**SECTION, "tail_triggers": 0}, 1))
     client.inform(RUN, 0, stream(0, 40))
     first = client.trigger(RUN, 0, 15)
     assert (first.num_keys, first.partition_size, first.num_partitions) == (15, 10, 2)
@@ -159,7 +159,7 @@ def test_a_trigger_is_fixed_once_and_comes_in_order(client: SelectorClient) -> N
 
 
 def test_what_a_trigger_chose_from_is_counted_the_same_each_time(client: SelectorClient) -> None:
-    client.register_run(RUN, "d", {**SECTION, "limit": 20}, 1)
+    client.register_run(RunRegistration(RUN, "d", {**SECTION, "limit": 20}, 1))
     client.inform(RUN, 0, stream(0, 60))
     for trigger_id, end in enumerate((30, 60)):
         client.trigger(RUN, trigger_id, end)
@@ -190,7 +190,7 @@ def test_deleted_samples_leave_windows_ratios_and_limits(
     client: SelectorClient, storage: FakeStorage, section: dict[str, Any], sizes: list[int]
 ) -> None:
     """25 of 40 are deleted before the first trigger, none of the next 20, and all before the last."""
-    client.register_run(RUN, "d", section, 1)
+    client.register_run(RunRegistration(RUN, "d", section, 1))
     client.inform(RUN, 0, stream(0, 40))
     deleted = stream(3, 28).keys
     storage.client().delete_samples("d", deleted)
@@ -210,7 +210,7 @@ def test_deleted_samples_leave_windows_ratios_and_limits(
 
 
 def test_a_dataset_that_storage_does_not_know_is_named(client: SelectorClient) -> None:
-    client.register_run(RUN, "unknown", SECTION, 1)
+    client.register_run(RunRegistration(RUN, "unknown", SECTION, 1))
     client.inform(RUN, 0, stream(0, 40))
     with pytest.raises(NotFoundError, match="no dataset 'unknown'"):
         client.trigger(RUN, 0, 40)
@@ -218,7 +218,7 @@ def test_a_dataset_that_storage_does_not_know_is_named(client: SelectorClient) -
 
 def test_a_run_belongs_to_one_registration_of_its_dataset(client: SelectorClient, storage: FakeStorage) -> None:
     identity = storage.client().dataset("d").identity
-    client.register_run(RUN, "d", SECTION, 1, dataset_identity=identity)
+    client.register_run(RunRegistration(RUN, "d", SECTION, 1, dataset_identity=identity))
     client.inform(RUN, 0, stream(0, 40))
     assert client.trigger(RUN, 0, 20).dataset_identity == client.trigger_set(RUN, 0).dataset_identity == identity
     storage.add_dataset("d")
@@ -226,26 +226,26 @@ def test_a_run_belongs_to_one_registration_of_its_dataset(client: SelectorClient
         client.trigger(RUN, 1, 40)
     assert client.trigger(RUN, 0, 20).num_keys == 20  # Readers of the set compare its identity.
     with pytest.raises(AlreadyExistsError, match="another registration of it"):
-        client.register_run(RUN, "d", SECTION, 1, dataset_identity=storage.client().dataset("d").identity)
+        client.register_run(RunRegistration(RUN, "d", SECTION, 1, dataset_identity=storage.client().dataset("d").identity))
 
 
 def test_runs_are_registered_once_and_with_names_that_files_can_have(client: SelectorClient) -> None:
     data = {"dataset_id": "d"}
-    client.register_run(RUN, "d", SECTION, 1, data)
-    client.register_run(RUN, "d", SECTION, 1)
+    client.register_run(RunRegistration(RUN, "d", SECTION, 1, data))
+    client.register_run(RunRegistration(RUN, "d", SECTION, 1))
     assert client.data_section(RUN) == data
     for dataset, section, seed in (("e", SECTION, 1), ("d", {**SECTION, "limit": 3}, 1), ("d", SECTION, 2)):
         with pytest.raises(AlreadyExistsError, match="choose another run id"):
-            client.register_run(RUN, dataset, section, seed)
+            client.register_run(RunRegistration(RUN, dataset, section, seed))
     with pytest.raises(ConfigError, match="limt"):
-        client.register_run(RunId("other"), "d", {**SECTION, "limt": 3}, 1)
+        client.register_run(RunRegistration(RunId("other"), "d", {**SECTION, "limt": 3}, 1))
     for name in ("", "../up", ".hidden", "a/b", "x" * 201, "a\nb"):
         with pytest.raises(InvalidArgumentError, match="cannot name a run"):
-            client.register_run(RunId(name), "d", SECTION, 1)
+            client.register_run(RunRegistration(RunId(name), "d", SECTION, 1))
 
 
 def test_an_unknown_run_and_one_that_was_deleted_are_refused_by_every_call(client: SelectorClient) -> None:
-    client.register_run(RUN, "d", SECTION, 1)
+    client.register_run(RunRegistration(RUN, "d", SECTION, 1))
     client.inform(RUN, 0, stream(0, 20))
     before = client.trigger(RUN, 0, 20)
     client.delete_run(RUN)
@@ -260,7 +260,7 @@ def test_an_unknown_run_and_one_that_was_deleted_are_refused_by_every_call(clien
     ):
         with pytest.raises(NotFoundError, match="no run 'run-1'"):
             call()
-    client.register_run(RUN, "d", SECTION, 1)
+    client.register_run(RunRegistration(RUN, "d", SECTION, 1))
     assert client.inform(RUN, 0, stream(100, 120)) == 20
     client.trigger(RUN, 0, 20)
     with pytest.raises(ConflictError, match="was deleted and started again"):
@@ -281,7 +281,7 @@ def header_of(client: SelectorClient, trigger_id: int, num_rows: int, attempt: i
 
 def triggered(client: SelectorClient, section: dict[str, Any] = SECTION) -> None:
     """Two triggers over 10 and 20 samples."""
-    client.register_run(RUN, "d", section, 1)
+    client.register_run(RunRegistration(RUN, "d", section, 1))
     client.inform(RUN, 0, stream(0, 20))
     client.trigger(RUN, 0, 10)
     client.trigger(RUN, 1, 20)
@@ -377,7 +377,7 @@ def test_a_trigger_set_names_the_scores_that_its_run_asks_for(client: SelectorCl
 
 def test_trigger_sets_are_selected_from_samples_with_labels_in_the_order_of_these(client: SelectorClient) -> None:
     """The first ten samples came with their labels; then those of later ones came in another order."""
-    client.register_run(RUN, "d", SECTION | {"tail_triggers": 0}, seed=1)
+    client.register_run(RunRegistration(RUN, "d", SECTION | {"tail_triggers": 0}, seed=1))
     client.inform(RUN, 0, stream(0, 10))
     assert client.trigger(RUN, 0, 4).num_keys == 4
     assert client.inform_labels(RUN, 10, SampleBatch.empty()) == 10
@@ -407,7 +407,7 @@ def test_trigger_sets_are_selected_from_samples_with_labels_in_the_order_of_thes
 
 
 def test_without_a_label_nothing_is_selected(client: SelectorClient) -> None:
-    client.register_run(RUN, "d", SECTION, seed=1)
+    client.register_run(RunRegistration(RUN, "d", SECTION, seed=1))
     client.inform_labels(RUN, 0, SampleBatch.empty())
     client.inform(RUN, 0, stream(0, 30, np.float64))
     assert client.trigger(RUN, 0, 0).num_keys == 0

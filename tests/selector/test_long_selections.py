@@ -16,7 +16,7 @@ from modyn._core import KeySet
 from modyn.config.system import SystemConfig
 from modyn.db.engine import Database
 from modyn.errors import CancelledError, NotFoundError
-from modyn.records import RunId, SampleBatch
+from modyn.records import RunId, RunRegistration, SampleBatch
 from modyn.rpc.retry import CancellationToken
 from modyn.selector.selector import Selector
 from modyn.selector.window import NO_KEYS
@@ -69,7 +69,7 @@ def test_everything_else_continues_while_a_trigger_set_is_selected(selector: Sel
             return int(session.scalar(text(f"SELECT count(*) FROM selector.samples_{number}")) or 0)
 
     for run_id, dataset in ((RUN, "slow"), (OTHER, "d")):
-        selector.register_run(run_id, dataset, section("database"), 1)
+        selector.register_run(RunRegistration(run_id, dataset, section("database"), 1))
         selector.inform(run_id, 0, stream(0, 20))
     with ThreadPoolExecutor(2) as pool:
         calls = [pool.submit(selector.trigger, RUN, 0, 20) for _ in range(2)]
@@ -87,7 +87,7 @@ def test_everything_else_continues_while_a_trigger_set_is_selected(selector: Sel
 
 
 def test_a_cancelled_selection_leaves_nothing_and_can_be_made_again(selector: Selector, gate: Gate) -> None:
-    selector.register_run(RUN, "slow", section(), 1)
+    selector.register_run(RunRegistration(RUN, "slow", section(), 1))
     selector.inform(RUN, 0, stream(0, 20))
     selecting, waiting = CancellationToken(), CancellationToken()
     with ThreadPoolExecutor(2) as pool:
@@ -107,7 +107,7 @@ def test_a_cancelled_selection_leaves_nothing_and_can_be_made_again(selector: Se
 
 
 def test_a_run_that_is_deleted_ends_its_selection(selector: Selector, gate: Gate, tmp_path: Path) -> None:
-    selector.register_run(RUN, "slow", section(), 1)
+    selector.register_run(RunRegistration(RUN, "slow", section(), 1))
     selector.inform(RUN, 0, stream(0, 20))
     selecting = CancellationToken()
     with ThreadPoolExecutor(2) as pool:
@@ -126,7 +126,7 @@ def test_a_caller_that_cancels_ends_the_selection_at_the_service(system_config: 
     storage = FakeStorage()
     storage.add_dataset("d")
     with serving(system_config, storage) as client, ThreadPoolExecutor(1) as pool:
-        client.register_run(RUN, "d", section(), 1)
+        client.register_run(RunRegistration(RUN, "d", section(), 1))
         client.inform(RUN, 0, stream(0, 20))
         token = CancellationToken()
         with storage.arrived:  # Storage does not answer, so that the selection does not end by itself.

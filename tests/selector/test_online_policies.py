@@ -17,7 +17,7 @@ from scipy.stats import chi2
 from modyn._core import KeySet
 from modyn.config.system import SystemConfig
 from modyn.errors import ConfigError, ModynError
-from modyn.records import FeedbackHeader, FeedbackRows, Int64Array, RunId, SampleBatch
+from modyn.records import FeedbackHeader, FeedbackRows, Int64Array, RunId, RunRegistration, SampleBatch
 from modyn.selector.deletions import StorageDeletions
 from modyn.selector.presampling.buffered import Decider
 from modyn.selector.presampling.class_balanced_reservoir import ClassBalancedReservoir
@@ -296,7 +296,7 @@ def test_a_small_window_ends_no_run_whose_buffer_holds_all_classes(name: str, ta
     labels = np.concatenate([np.arange(400) % 40, np.zeros(9, np.int64), [41], np.arange(50) % 3])
     deleted = [set[int](), *[set(range(395))] * 3]
     client = FakeSelectorClient(lambda *_: KeySet(np.array(sorted(deleted[len(client.runs[RUN].sets)]), np.int64)))
-    client.register_run(RUN, "d", section(name, {"buffer_size": 100}, tail_triggers=tail_triggers), 3)
+    client.register_run(RunRegistration(RUN, "d", section(name, {"buffer_size": 100}, tail_triggers=tail_triggers), 3))
     client.inform(RUN, 0, SampleBatch(np.arange(len(labels)), np.arange(len(labels)), labels))
     for trigger_id, end in enumerate((400, 410, 411, len(labels))):
         client.trigger(RUN, trigger_id, end)
@@ -307,7 +307,7 @@ def test_a_small_window_ends_no_run_whose_buffer_holds_all_classes(name: str, ta
 
 def test_the_share_of_gdumb_is_one_of_the_buffer_not_of_a_small_window() -> None:
     client = FakeSelectorClient()
-    client.register_run(RUN, "d", section("GDumb", {"buffer_size": 100}), 3)
+    client.register_run(RunRegistration(RUN, "d", section("GDumb", {"buffer_size": 100}), 3))
     client.inform(RUN, 0, SampleBatch(np.arange(10), np.arange(10), np.array([B] * 2 + [A] * 8)))
     assert client.trigger(RUN, 0, 10).num_keys == 10
 
@@ -391,7 +391,7 @@ def train(client: Any, run: RunId, trigger_id: int, epochs: int = 2) -> None:
 
 def run_of(client: Any, run: RunId, strategy: dict[str, Any]) -> list[list[int]]:
     """The trigger sets of a whole run."""
-    client.register_run(run, "d", strategy, 3)
+    client.register_run(RunRegistration(run, "d", strategy, 3))
     client.inform(run, 0, stream())
     found = []
     for trigger_id, end in enumerate(ENDS):
@@ -465,7 +465,7 @@ def test_deleted_samples_leave_the_buffer_and_others_take_their_places(name: str
     storage.add_dataset("d")
     storage.add_samples("d", timestamps=range(1000))
     client = FakeSelectorClient(StorageDeletions(storage.client()))
-    client.register_run(RUN, "d", section(name), 3)
+    client.register_run(RunRegistration(RUN, "d", section(name), 3))
     client.inform(RUN, 0, stream())
     client.trigger(RUN, 0, 60)
     train(client, RUN, 0)
@@ -488,7 +488,7 @@ def test_a_trigger_that_was_cut_off_selects_the_same_keys_again(system_config: S
             run = RunId(f"run-{number}")
             expected = run_of(client, run, section(name))
             again = RunId(f"again-{number}")
-            client.register_run(again, "d", section(name), 3)
+            client.register_run(RunRegistration(again, "d", section(name), 3))
             client.inform(again, 0, stream())
             client.trigger(again, 0, ENDS[0])
             train(client, again, 0)

@@ -13,7 +13,7 @@ import pytest
 from modyn.config.base import Severity
 from modyn.config.selection_parts import GDUMB_FULL
 from modyn.errors import ConfigError
-from modyn.records import RunId, SampleBatch
+from modyn.records import RunId, RunRegistration, SampleBatch
 from modyn.selector.presampling import PRESAMPLING, PresamplingConfig
 from modyn.selector.selection import SELECTION, build_selection, validate_selection
 from modyn.selector.window import Selection, SelectionContext, SelectionWindow, uniform
@@ -139,7 +139,7 @@ def run(strategy: dict[str, Any], boundaries: tuple[int, ...] = (10, 25, 30, 50)
     """Keys of each trigger over a stream of keys 100, 101, …"""
     run_id = RunId("r")
     with FakeSelectorClient() as client:
-        client.register_run(run_id, "d", {"maximum_keys_in_memory": 4, **strategy}, seed)
+        client.register_run(RunRegistration(run_id, "d", {"maximum_keys_in_memory": 4, **strategy}, seed))
         positions = np.arange(boundaries[-1])
         client.inform(run_id, 0, SampleBatch(positions + 100, positions, positions % 3))
         for trigger_id, boundary in enumerate(boundaries):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from modyn.config.system import SystemConfig
 from modyn.db.engine import Database, open_database
 from modyn.errors import CorruptStateError, NotFoundError
-from modyn.records import KeysAndWeights, RunId, SampleBatch
+from modyn.records import KeysAndWeights, RunId, RunRegistration, SampleBatch
 from modyn.selector.sample_log import GROUP, SampleLog
 from modyn.selector.selector import Selector
 from modyn.selector.trigger_set import TriggerSet, write_trigger_set
@@ -145,7 +145,7 @@ def test_a_trigger_set_is_whole_or_not_there(tmp_path: Path, by_ranges: bool) ->
 
 def work(selector: Selector, disk: DiskRecording) -> None:
     """Two triggers of a run, with samples before each; then the run is deleted. What has ended is noted."""
-    selector.register_run(RUN, "numbers", {"name": "NewDataStrategy", "maximum_keys_in_memory": 10}, 7)
+    selector.register_run(RunRegistration(RUN, "numbers", {"name": "NewDataStrategy", "maximum_keys_in_memory": 10}, 7))
     disk.note("registered")
     for trigger_id in range(2):
         selector.inform(RUN, 30 * trigger_id, stream(30 * trigger_id, 30 * trigger_id + 30))
@@ -229,7 +229,7 @@ def inform_and_trigger(database: Database, folder: Path, number: int) -> None:
     selector = Selector(database, folder, nothing_deleted)
     try:
         selector.recover()
-        selector.register_run(RUN, "numbers", {"name": "NewDataStrategy", "maximum_keys_in_memory": 100}, 7)
+        selector.register_run(RunRegistration(RUN, "numbers", {"name": "NewDataStrategy", "maximum_keys_in_memory": 100}, 7))
         selector.inform(RUN, 10 * number, stream(10 * number, 10 * number + 10))
         for trigger_id in range(number + 1):
             num_samples = 10 * trigger_id + 10

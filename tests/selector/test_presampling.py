@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from modyn._core import KeySet
 from modyn.db.engine import Database
 from modyn.errors import ConfigError
-from modyn.records import Int64Array, RunId, SampleBatch
+from modyn.records import Int64Array, RunId, RunRegistration, SampleBatch
 from modyn.selector.selection import build_selection
 from modyn.selector.selector import Selector
 from modyn.selector.window import NO_KEYS, SelectionContext, StateFiles, window_of_trigger
@@ -65,7 +65,7 @@ def run_of(
     client = FakeSelectorClient(
         lambda dataset, identity: KeySet(3 * np.array(sorted(set(deleted(len(client.runs[RUN].sets)))), np.int64)), sites
     )
-    client.register_run(RUN, "d", {"maximum_keys_in_memory": 10, **section}, 5)
+    client.register_run(RunRegistration(RUN, "d", {"maximum_keys_in_memory": 10, **section}, 5))
     client.inform(RUN, 0, samples)
     for trigger_id, end in enumerate(ends):
         client.trigger(RUN, trigger_id, end)
@@ -273,7 +273,7 @@ def test_an_unused_sample_and_a_used_one_are_drawn_uniformly() -> None:
     for seed in range(400):
         with FakeSelectorClient() as client:
             section = {"name": "FreshnessSamplingStrategy", "maximum_keys_in_memory": 10, "limit": 10}
-            client.register_run(RUN, "d", section, seed)
+            client.register_run(RunRegistration(RUN, "d", section, seed))
             client.inform(RUN, 0, batch(np.zeros(30)))
             client.trigger(RUN, 0, 10)
             client.trigger(RUN, 1, 30)
@@ -339,7 +339,7 @@ def test_both_backends_and_the_fake_select_the_same(selector: Selector, policy: 
         run_id = RunId(f"run-{backend}")
         section = {"maximum_keys_in_memory": 37, "tail_triggers": 2, **POLICIES[policy]}
         section |= {"storage_backend": "database"} if backend == "database" else {}
-        one.register_run(run_id, "d", section, 5)
+        one.register_run(RunRegistration(run_id, "d", section, 5))
         for first in range(0, 1500, step):
             again = max(first - 7, 0)
             held = one.inform(run_id, again, batch(labels[again : first + step], first=again))
@@ -353,7 +353,7 @@ def test_both_backends_and_the_fake_select_the_same(selector: Selector, policy: 
 @pytest.mark.parametrize("policy", ["LabelBalanced", "Random", "RandomNoReplacement", "Freshness", "ColumnBalanced by a column"])
 def test_memory_is_bounded_by_the_keys_configured_not_by_the_data(selector: Selector, policy: str) -> None:
     """Two million samples, 16 MB a column, of which 65,536 keys are held at once."""
-    selector.register_run(RUN, "d", {"maximum_keys_in_memory": 65_536, **POLICIES[policy]}, 1)
+    selector.register_run(RunRegistration(RUN, "d", {"maximum_keys_in_memory": 65_536, **POLICIES[policy]}, 1))
     for first in range(0, 2_000_000, 500_000):
         selector.inform(RUN, first, batch(np.arange(500_000) % 1000, first=first))
     selector.trigger(RUN, 0, 1_000_000)

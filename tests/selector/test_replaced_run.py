@@ -11,7 +11,7 @@ from modyn.config.system import SystemConfig
 from modyn.dataset.order.batch_plan import Plan
 from modyn.dataset.trigger_set import keys_of_partition
 from modyn.errors import ConflictError
-from modyn.records import RunId, SampleBatch, TriggerSetInfo
+from modyn.records import RunId, RunRegistration, SampleBatch, TriggerSetInfo
 from modyn.selector.client import SelectorClient
 from tests.support.selecting import serving
 
@@ -28,7 +28,7 @@ def begin(client: SelectorClient, first_key: int) -> TriggerSetInfo:
     """Register the run again, with as many samples but other keys."""
     keys = np.arange(first_key, first_key + 20)
     client.delete_run(RUN)
-    client.register_run(RUN, "d", {"name": "NewDataStrategy", "maximum_keys_in_memory": 10}, 1)
+    client.register_run(RunRegistration(RUN, "d", {"name": "NewDataStrategy", "maximum_keys_in_memory": 10}, 1))
     client.inform(RUN, 0, SampleBatch(keys, keys, keys))
     return client.trigger(RUN, 0, 20)
 

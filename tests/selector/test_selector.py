@@ -27,7 +27,7 @@ from modyn.errors import (
     NotFoundError,
     UnavailableError,
 )
-from modyn.records import RunId, SampleBatch
+from modyn.records import RunId, RunRegistration, SampleBatch
 from modyn.selector.sample_log import unseen
 from modyn.selector.selector import Selector
 from modyn.selector.trigger_set import TriggerSetHeader, write_trigger_set
@@ -52,7 +52,7 @@ def strategy(backend: str = "local", **options: Any) -> dict[str, Any]:
 
 def register(selector: Selector, num_samples: int, *arguments: Any, **options: Any) -> None:
     """Register RUN with the options of `strategy`, and inform it of the first samples of the stream."""
-    selector.register_run(RUN, "d", strategy(*arguments, **options), 1)
+    selector.register_run(RunRegistration(RUN, "d", strategy(*arguments, **options), 1))
     selector.inform(RUN, 0, stream(0, num_samples))
 
 
@@ -96,7 +96,7 @@ def test_repetitions_do_not_change_the_stream(cuts: list[tuple[int, int]]) -> No
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [np.int64, np.float64])
 def test_every_column_comes_back_as_it_was(selector: Selector, backend: str, dtype: type[np.generic]) -> None:
-    selector.register_run(RUN, "d", strategy(backend), 1)
+    selector.register_run(RunRegistration(RUN, "d", strategy(backend), 1))
     extremes = np.array([0, 2**62, 5])
     labels = np.array([-1, 0, 3]).astype(dtype) if dtype is np.int64 else np.array([np.inf, -0.5, 1e-300])
     selector.inform(RUN, 0, SampleBatch(extremes, np.array([-(2**63), 2**63 - 1, 0]), labels))
@@ -117,7 +117,7 @@ def test_runs_on_one_dataset_do_not_disturb_each_other(selector: Selector) -> No
 
     def drive(number: int) -> list[int]:
         run_id = RunId(f"run-{number}")
-        selector.register_run(run_id, "d", strategy(BACKENDS[number % 2], tail_triggers=0), number)
+        selector.register_run(RunRegistration(run_id, "d", strategy(BACKENDS[number % 2], tail_triggers=0), number))
         for first in range(0, 200, 20):
             selector.inform(run_id, first, stream(first + 1000 * number, first + 20 + 1000 * number))
             selector.trigger(run_id, first // 20, first + 20 - number)
@@ -133,7 +133,7 @@ def test_runs_on_one_dataset_do_not_disturb_each_other(selector: Selector) -> No
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_one_run_informed_by_several_callers_at_once_holds_each_sample_once(selector: Selector, backend: str) -> None:
-    selector.register_run(RUN, "d", strategy(backend), 1)
+    selector.register_run(RunRegistration(RUN, "d", strategy(backend), 1))
 
     def send(first: int) -> int:
         return selector.inform(RUN, 0, stream(0, first))
@@ -177,7 +177,7 @@ def test_with_another_database_no_samples_are_deleted_and_none_mistaken_for_othe
     for restart in (1, 2):
         again = Selector(database, directory, nothing_deleted)
         again.recover()
-        again.register_run(RUN, "d", strategy(), 1)  # of the same name and number
+        again.register_run(RunRegistration(RUN, "d", strategy(), 1))  # of the same name and number
         assert again.inform(RUN, 0, SampleBatch.empty()) == 0, restart
     (kept,) = (directory / "orphans").glob("*/samples")
     assert kept.read_bytes() == samples
@@ -189,7 +189,7 @@ def test_one_damaged_run_keeps_no_other_from_being_used(
 ) -> None:
     other = RunId("run-2")
     for run_id in (RUN, other):
-        selector.register_run(run_id, "d", strategy(), 1)
+        selector.register_run(RunRegistration(run_id, "d", strategy(), 1))
         selector.inform(run_id, 0, stream(0, 20))
     (path,) = (directory / "runs").glob(f"{RUN}.*/samples")
     content = path.read_bytes()
@@ -205,7 +205,7 @@ def test_one_damaged_run_keeps_no_other_from_being_used(
         with pytest.raises((CorruptStateError, UnavailableError), match=str(path)):
             call()
     again.delete_run(RUN)
-    again.register_run(RUN, "d", strategy(), 1)
+    again.register_run(RunRegistration(RUN, "d", strategy(), 1))
     assert again.inform(RUN, 0, stream(0, 5)) == 5
 
 
@@ -214,7 +214,7 @@ def test_a_deletion_that_fails_is_told_and_keeps_no_other_run_from_being_used(
 ) -> None:
     other = RunId("run-2")
     for run_id in (RUN, other):
-        selector.register_run(run_id, "d", strategy(), 1)
+        selector.register_run(RunRegistration(run_id, "d", strategy(), 1))
         selector.inform(run_id, 0, stream(0, 20))
 
     def refuses(path: Path) -> None:
@@ -246,7 +246,7 @@ def test_without_a_restart_a_torn_tail_is_overwritten(selector: Selector, direct
 
 @pytest.mark.parametrize("slot", [4096, 8192])
 def test_a_count_that_was_torn_while_it_was_written_leaves_the_one_before(selector: Selector, directory: Path, slot: int) -> None:
-    selector.register_run(RUN, "d", strategy(), 1)
+    selector.register_run(RunRegistration(RUN, "d", strategy(), 1))
     held = [selector.inform(RUN, first, stream(first, first + 3)) for first in (0, 3, 6, 9)[: 2 + slot // 8192]]
     (path,) = (directory / "runs").glob("*/samples")
     with open(path, "r+b") as file:
@@ -275,7 +275,7 @@ def test_a_count_that_could_not_be_synced_does_not_count(
     selector: Selector, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the repeated call would learn that its samples are held, and nothing would be synced."""
-    selector.register_run(RUN, "d", strategy(), 1)
+    selector.register_run(RunRegistration(RUN, "d", strategy(), 1))
     for held in (0, 4):
         synced: list[int] = []
 
@@ -327,7 +327,7 @@ def test_a_log_that_lost_its_tail_is_corrupt_and_not_filled_with_zeros(selector:
 
 
 def test_columns_are_right_across_blocks(selector: Selector) -> None:
-    selector.register_run(RUN, "d", {**strategy(), "maximum_keys_in_memory": 50_000}, 1)
+    selector.register_run(RunRegistration(RUN, "d", {**strategy(), "maximum_keys_in_memory": 50_000}, 1))
     for first in range(0, 300_000, 70_001):
         selector.inform(RUN, first, stream(first, min(first + 70_001, 300_000)))
     selector.trigger(RUN, 0, 300_000)
@@ -353,7 +353,7 @@ def test_a_trigger_set_that_is_not_what_was_written_is_corrupt(selector: Selecto
 
 
 def test_triggers_of_all_history_do_not_store_it_each_time(selector: Selector, directory: Path) -> None:
-    selector.register_run(RUN, "d", strategy(), 1)
+    selector.register_run(RunRegistration(RUN, "d", strategy(), 1))
     for trigger_id in range(50):
         selector.inform(RUN, 1000 * trigger_id, stream(1000 * trigger_id, 1000 * (trigger_id + 1)))
         assert selector.trigger(RUN, trigger_id, 1000 * (trigger_id + 1)).num_keys == 1000 * (trigger_id + 1)
@@ -371,7 +371,7 @@ def rows(database: Database, run_number: int = 1) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("dtype", [np.int64, np.float64])
 def test_rows_are_complete_when_a_trigger_selects(selector: Selector, database: Database, dtype: type[np.generic]) -> None:
     """The number of rows that were copied while samples came in does not matter."""
-    selector.register_run(RUN, "d", strategy("database"), 1)
+    selector.register_run(RunRegistration(RUN, "d", strategy("database"), 1))
     for first in range(0, 300, 30):
         selector.inform(RUN, first, stream(first, first + 30, dtype))
     selector.trigger(RUN, 0, 300)
@@ -399,7 +399,7 @@ def test_a_failed_insert_fails_the_trigger_and_is_made_good(selector: Selector, 
 
 def test_copies_that_a_crash_cut_off_continue_where_they_stopped(database: Database, directory: Path) -> None:
     first = Selector(database, directory, nothing_deleted)
-    first.register_run(RUN, "d", strategy("database"), 1)
+    first.register_run(RunRegistration(RUN, "d", strategy("database"), 1))
     first.inform(RUN, 0, stream(0, 10))
     first.trigger(RUN, 0, 10)
     first.close()  # Nothing is copied any more.
@@ -430,7 +430,7 @@ def test_a_trigger_with_nothing_to_copy_leaves_the_row_of_the_run(selector: Sele
         with database.session() as session:
             return session.scalar(text("SELECT xmin FROM selector.runs"))
 
-    selector.register_run(RUN, "d", strategy("database"), 1)
+    selector.register_run(RunRegistration(RUN, "d", strategy("database"), 1))
     before = version()
     selector.trigger(RUN, 0, 0)
     assert version() == before
@@ -452,7 +452,7 @@ def test_a_disk_that_is_full_fails_the_call_and_counts_nothing(selector: Selecto
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_database_that_drops_its_connections_loses_nothing(selector: Selector, database: Database, backend: str) -> None:
-    selector.register_run(RUN, "d", strategy(backend), 1)
+    selector.register_run(RunRegistration(RUN, "d", strategy(backend), 1))
     held = 0
     for first in range(0, 100, 10):
         with database.session() as session:
@@ -476,7 +476,7 @@ def test_deleting_a_run_deletes_it_and_nothing_else(
 ) -> None:
     other = RunId("run-2")
     for run_id in (RUN, other):
-        selector.register_run(run_id, "d", strategy(backend), 1)
+        selector.register_run(RunRegistration(run_id, "d", strategy(backend), 1))
         selector.inform(run_id, 0, stream(0, 20))
         selector.trigger(run_id, 0, 20)
     selector.delete_run(RUN)
@@ -490,7 +490,7 @@ def test_deleting_a_run_deletes_it_and_nothing_else(
         assert session.scalar(
             text("SELECT count(*) FROM pg_tables WHERE schemaname = 'selector' AND tablename LIKE 'samples%'")
         ) == (backend == "database")
-    selector.register_run(RUN, "another", strategy(backend), 2)
+    selector.register_run(RunRegistration(RUN, "another", strategy(backend), 2))
     assert selector.inform(RUN, 0, SampleBatch.empty()) == 0
 
 
@@ -566,5 +566,5 @@ def test_a_deletion_that_was_cut_off_is_finished(selector: Selector, database: D
     if by == "recover":
         selector.recover()
         assert not list((directory / "runs").iterdir())
-    selector.register_run(RUN, "other", strategy(), 1)
+    selector.register_run(RunRegistration(RUN, "other", strategy(), 1))
     assert selector.inform(RUN, 0, SampleBatch.empty()) == 0

@@ -16,7 +16,7 @@ import pytest
 from modyn.config.base import Problem
 from modyn.config.system import SystemConfig
 from modyn.errors import NotFoundError
-from modyn.records import RunId, SampleBatch
+from modyn.records import RunId, RunRegistration, SampleBatch
 from modyn.selector.client import SelectorClient
 from modyn.testing.fake_selector import FakeSelectorClient
 from modyn.testing.waiting import PATIENCE_S
@@ -36,7 +36,7 @@ def client(system_config: SystemConfig) -> Iterator[SelectorClient]:
 def test_a_run_over_the_wire(client: SelectorClient) -> None:
     data = {"dataset_id": "d", "record_layout": {"dtype": "u1", "shape": [2, 3]}}
     for _ in range(2):
-        client.register_run(RUN, "d", {**SECTION, "uses_weights": True}, seed=2**62 + 1, data=data)
+        client.register_run(RunRegistration(RUN, "d", {**SECTION, "uses_weights": True}, seed=2**62 + 1, data=data))
     assert client.data_section(RUN) == data
     assert client.inform(RUN, 0, stream(0, 300_001)) == 300_001
     assert client.inform(RUN, 0, stream(0, 300_002)) == 300_002
@@ -75,7 +75,7 @@ def test_messages_are_no_larger_than_configured(make_config: Callable[..., Syste
     """Neither informing nor reading, of numbers that cannot be packed."""
     samples = SampleBatch(*(np.random.default_rng(column).integers(-(2**63), 2**63, 20_000) for column in range(3)))
     with serving(make_config(selector={"max_message_bytes": 65_536})) as client:
-        client.register_run(RUN, "d", SECTION, 1)
+        client.register_run(RunRegistration(RUN, "d", SECTION, 1))
         assert client.inform(RUN, 0, samples) == len(samples)
         client.trigger(RUN, 0, len(samples))
         assert np.array_equal(client.keys(RUN, 0, 0).keys, samples.keys)
@@ -91,7 +91,7 @@ def drive(client: SelectorClient | FakeSelectorClient, number: int, answered: Ca
         "storage_backend": ("local", "database")[number % 2],
         "presampling_config": {"strategy": "Random", "ratio": 50},
     }
-    client.register_run(run_id, "d", section, number)
+    client.register_run(RunRegistration(run_id, "d", section, number))
     checksums = []
     for step in range(12):
         held = client.inform(run_id, step * 700, stream(step * 700, step * 700 + 700))
@@ -170,7 +170,7 @@ def test_keys_are_waited_for_while_the_selector_starts_again(system_config: Syst
         SelectorClient(system_config.endpoint("selector"), wait_s=PATIENCE_S) as client,
         ThreadPoolExecutor(1) as pool,
     ):
-        client.register_run(RUN, "d", SECTION, 1)
+        client.register_run(RunRegistration(RUN, "d", SECTION, 1))
         client.inform(RUN, 0, stream(0, 100))
         client.trigger(RUN, 0, 100)
         process.kill()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from modyn.config.system import SystemConfig
 from modyn.db.engine import Database
 from modyn.errors import CorruptStateError, UnavailableError
-from modyn.records import Int64Array, KeysAndWeights, RunId, SampleBatch
+from modyn.records import Int64Array, KeysAndWeights, RunId, RunRegistration, SampleBatch
 from modyn.selector.selection import SELECTION, SelectionConfig, SelectionPolicy
 from modyn.selector.selector import Selector
 from modyn.selector.window import Selection, SelectionContext, SelectionWindow, StateFiles
@@ -88,7 +88,7 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def undisturbed(section: dict[str, Any], num_triggers: int) -> list[list[int]]:
     """Keys of each trigger of a run over memory."""
     with FakeSelectorClient(read_column=sites) as client:
-        client.register_run(RUN, "d", section, 7)
+        client.register_run(RunRegistration(RUN, "d", section, 7))
         client.inform(RUN, 0, stream(0, 10 * num_triggers))
         for trigger_id in range(num_triggers):
             client.trigger(RUN, trigger_id, 10 * (trigger_id + 1))
@@ -159,7 +159,7 @@ def test_a_writer_that_fails_leaves_what_was(tmp_path: Path) -> None:
 
 def test_only_the_state_of_the_newest_trigger_is_kept(database: Database, tmp_path: Path) -> None:
     selector = Selector(database, tmp_path, nothing_deleted)
-    selector.register_run(RUN, "d", SECTION, 7)
+    selector.register_run(RunRegistration(RUN, "d", SECTION, 7))
     expected = undisturbed(SECTION, 8)
     for trigger_id, kept in enumerate([0, 1, 1, 3, 4, 4, 6, 7]):
         selector.inform(RUN, 10 * trigger_id, stream(10 * trigger_id, 10 * trigger_id + 10))
@@ -182,7 +182,7 @@ def test_only_the_state_of_the_newest_trigger_is_kept(database: Database, tmp_pa
 def test_a_lost_state_fails_the_trigger_and_no_other_run(database: Database, tmp_path: Path) -> None:
     selector, other = Selector(database, tmp_path, nothing_deleted), RunId("run-2")
     for run_id in (RUN, other):
-        selector.register_run(run_id, "d", SECTION, 7)
+        selector.register_run(RunRegistration(run_id, "d", SECTION, 7))
         selector.inform(run_id, 0, stream(0, 20))
         selector.trigger(run_id, 0, 10)
     (path,) = tmp_path.glob(f"runs/{RUN}.*/triggers/*.state")
@@ -198,7 +198,7 @@ def triggers(database: Database, folder: Path, section: dict[str, Any], count: i
     selector = Selector(database, folder, nothing_deleted, sites)
     try:
         selector.recover()
-        selector.register_run(RUN, "numbers", section, 7)
+        selector.register_run(RunRegistration(RUN, "numbers", section, 7))
         selector.inform(RUN, 0, stream(0, 10 * count))
         for trigger_id in range(count):
             selector.trigger(RUN, trigger_id, 10 * trigger_id + 10)

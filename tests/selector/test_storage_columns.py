@@ -18,7 +18,7 @@ from modyn.config.system import SystemConfig
 from modyn.config.system_sections.endpoint import Endpoint
 from modyn.db.engine import Database, open_database
 from modyn.errors import ConfigError, NotFoundError, UnavailableError
-from modyn.records import Int64Array, RunId, SampleBatch
+from modyn.records import Int64Array, RunId, RunRegistration, SampleBatch
 from modyn.selector.selection import build_selection
 from modyn.selector.selector import Selector
 from modyn.selector.storage_columns import StorageColumns, stratum, validate_columns
@@ -73,7 +73,7 @@ def test_each_value_gets_the_same_share_and_is_asked_for_once(data: st.DataObjec
     deleted = [set().union(*gone[: number + 1]) for number in range(len(ends))]
     column = Sites(strata)
     client = FakeSelectorClient(lambda *_: KeySet(3 * np.array(sorted(deleted[len(client.runs[RUN].sets)]), np.int64)), column)
-    client.register_run(RUN, "d", {**section(tail=tail), "warmup_triggers": warmup}, 3)
+    client.register_run(RunRegistration(RUN, "d", {**section(tail=tail), "warmup_triggers": warmup}, 3))
     client.inform(RUN, 0, batch(0, ends[-1]))
     for number, end in enumerate(ends):
         client.trigger(RUN, number, end)
@@ -99,7 +99,7 @@ def test_both_backends_select_the_same(
     selector = Selector(system_database, tmp_path_factory.mktemp("selector"), lambda *_: KeySet(np.zeros(0, np.int64)), column)
     found = []
     for backend in ("local", "database"):
-        selector.register_run(RunId(backend), "d", {**section(strategy), "storage_backend": backend}, 3)
+        selector.register_run(RunRegistration(RunId(backend), "d", {**section(strategy), "storage_backend": backend}, 3))
         selector.inform(RunId(backend), 0, batch(0, ends[-1]))
         found.append([selector.trigger(RunId(backend), number, end).keys_checksum for number, end in enumerate(ends)])
         selector.delete_run(RunId(backend))
@@ -117,7 +117,7 @@ def system_database(tmp_path_factory: pytest.TempPathFactory, postgres_server: A
 
 def test_stratified_keeps_the_shares_of_a_column() -> None:
     client = FakeSelectorClient(read_column=Sites(np.repeat([4, 9, 2], [10, 30, 60])))
-    client.register_run(RUN, "d", section("Stratified"), 3)
+    client.register_run(RunRegistration(RUN, "d", section("Stratified"), 3))
     client.inform(RUN, 0, batch(0, 100))
     client.trigger(RUN, 0, 100)
     found = client.runs[RUN].sets[0].keys // 3
@@ -150,7 +150,7 @@ def test_a_range_of_deleted_samples_costs_nothing() -> None:
     column = Sites(np.arange(size) % 2)
     gone = KeySet(3 * np.arange(10, size - 10))
     client = FakeSelectorClient(lambda *_: gone, column)
-    client.register_run(RUN, "d", section(ratio=100), 3)
+    client.register_run(RunRegistration(RUN, "d", section(ratio=100), 3))
     client.inform(RUN, 0, batch(0, size))
     for number, end in enumerate((size - 5, size)):
         client.trigger(RUN, number, end)
@@ -160,7 +160,7 @@ def test_a_range_of_deleted_samples_costs_nothing() -> None:
 
 def test_too_many_values_are_refused() -> None:
     client = FakeSelectorClient(read_column=Sites(np.arange(MOST_STRATA + 1)))
-    client.register_run(RUN, "d", {**section(), "maximum_keys_in_memory": 2**20}, 3)
+    client.register_run(RunRegistration(RUN, "d", {**section(), "maximum_keys_in_memory": 2**20}, 3))
     client.inform(RUN, 0, batch(0, MOST_STRATA + 1))
     with pytest.raises(ConfigError, match="has more than 1048576 values of the column, too many to divide a trigger set among"):
         client.trigger(RUN, 0, MOST_STRATA + 1)
@@ -168,7 +168,7 @@ def test_too_many_values_are_refused() -> None:
 
 def test_forced_balance_names_what_is_balanced() -> None:
     client = FakeSelectorClient(read_column=Sites(np.arange(10)))
-    client.register_run(RUN, "d", section(force_column_balancing=True), 3)
+    client.register_run(RunRegistration(RUN, "d", section(force_column_balancing=True), 3))
     client.inform(RUN, 0, batch(0, 10))
     with pytest.raises(ConfigError, match="4 samples are fewer than the 10 values of the column of the window"):
         client.trigger(RUN, 0, 10)
@@ -235,7 +235,7 @@ def test_over_the_wire(system_config: SystemConfig) -> None:
         (problem,) = client.validate(pipeline)
         assert problem.path == "selection_strategy.presampling_config.column"
         assert "did you mean 'site'" in problem.message
-        client.register_run(RUN, "d", section(column="site"), 3)
+        client.register_run(RunRegistration(RUN, "d", section(column="site"), 3))
         client.inform(RUN, 0, SampleBatch(np.arange(40), np.arange(40), np.zeros(40, np.int64)))
         client.trigger(RUN, 0, 20)
         info = client.trigger(RUN, 1, 40)
@@ -258,7 +258,7 @@ class Interrupted(Sites):
 def test_a_trigger_without_storage_fails_and_is_made_later(database: Database, tmp_path: Path) -> None:
     column = Interrupted(np.arange(20) % 2)
     selector = Selector(database, tmp_path, lambda *_: KeySet(np.zeros(0, np.int64)), column)
-    selector.register_run(RUN, "d", section(), 3)
+    selector.register_run(RunRegistration(RUN, "d", section(), 3))
     selector.inform(RUN, 0, batch(0, 20))
     selector.trigger(RUN, 0, 10)
     with pytest.raises(UnavailableError, match="away"):

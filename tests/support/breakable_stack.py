@@ -23,7 +23,7 @@ import numpy as np
 
 from modyn.config.system import SystemConfig
 from modyn.local.service_process import is_alive
-from modyn.records import Int64Array, Interval, RunId, SampleBatch
+from modyn.records import Int64Array, Interval, RunId, RunRegistration, SampleBatch
 from modyn.rpc.channel import is_serving
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
@@ -65,7 +65,7 @@ class BreakableStack:
         strategy = {"name": NAME, "maximum_keys_in_memory": partition}
         parts = [np.empty(0, np.int64)]
         with self.selector() as selector, self.storage() as storage:
-            selector.register_run(RunId(run), dataset, strategy, 7, keyed_data(dataset))
+            selector.register_run(RunRegistration(RunId(run), dataset, strategy, 7, keyed_data(dataset)))
             held = 0
             for batch in storage.samples_in_interval(dataset, Interval(), 50_000):
                 held = selector.inform(RunId(run), sum(map(len, parts)), batch)

@@ -26,7 +26,7 @@ from modyn.evaluator.measure_drift import DriftMemory, measure_drifts
 from modyn.evaluator.records import AtPositions, DriftQuestion, DriftRequest
 from modyn.evaluator.session_model import SessionModel
 from modyn.evaluator.versions import DataVersion
-from modyn.records import RunId, SampleBatch, StreamWindow
+from modyn.records import RunId, RunRegistration, SampleBatch, StreamWindow
 from modyn.selector.client import SelectorClient
 from modyn.testing.fake_selector import FakeSelectorClient
 from modyn.testing.fake_storage import FakeStorage
@@ -65,7 +65,7 @@ def main() -> None:
     identity = storage.client().dataset("large").identity
     selector = FakeSelectorClient()
     strategy = {"name": "NewDataStrategy", "maximum_keys_in_memory": 100, "tail_triggers": 0}
-    selector.register_run(_RUN, "large", strategy, 1, dataset_identity=identity)
+    selector.register_run(RunRegistration(_RUN, "large", strategy, 1, dataset_identity=identity))
     selector.inform(_RUN, 0, SampleBatch(keys, keys, np.zeros(len(keys), np.int64)))
     inputs = EvaluationInput(
         load_section(DriftDataConfig, _SECTION, "data"),

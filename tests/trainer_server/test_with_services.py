@@ -18,7 +18,7 @@ from modyn.config.dataset import DatasetConfig
 from modyn.config.system import SystemConfig, load_system_config
 from modyn.errors import DataError, UserCodeError
 from modyn.model_storage.client import ModelStorageClient
-from modyn.records import Interval, JobState, RunId
+from modyn.records import Interval, JobState, RunId, RunRegistration
 from modyn.rpc.channel import is_serving
 from modyn.rpc.logs import get_logger
 from modyn.rpc.server import ServiceContext, start_server
@@ -78,7 +78,7 @@ def write_samples(path: Path) -> None:
 
 def select_all(storage: StorageClient, selector: SelectorClient) -> None:
     strategy = {"name": "NewDataStrategy", "maximum_keys_in_memory": 30, "storage_backend": "local", "tail_triggers": None}
-    selector.register_run(RUN, "numbers", strategy, 7)
+    selector.register_run(RunRegistration(RUN, "numbers", strategy, 7))
     position = 0
     for batch in storage.samples_in_interval("numbers", Interval(), 1000):
         selector.inform(RUN, position, batch)

@@ -16,7 +16,7 @@ from modyn.config.online import ONLINE
 from modyn.config.pipeline import load_pipeline
 from modyn.config.system import SupervisorConfig
 from modyn.errors import CorruptStateError
-from modyn.records import SampleBatch
+from modyn.records import RunRegistration, SampleBatch
 from modyn.rpc.logs import bind
 from modyn.rpc.retry import CancellationToken, Retrier
 from modyn.storage.client import LateLabelBatch
@@ -120,9 +120,17 @@ class RunExecutor:
     def _restore(self) -> None:
         """Register the run at the selector, and restore policies and evaluations at the cursor."""
         pipeline, snapshot = self._pipeline, self._snapshot
-        data, seed, identity = pipeline.section("data"), snapshot.selection_seed, snapshot.dataset_identity
-        strategy, online = pipeline.selection_strategy, pipeline.section(ONLINE) or None
-        self._selector.register(pipeline.dataset_id, strategy, seed, data, identity, online)
+        self._selector.register(
+            RunRegistration(
+                run_id=self._run_id,
+                dataset=pipeline.dataset_id,
+                selection_strategy=pipeline.selection_strategy,
+                seed=snapshot.selection_seed,
+                data=pipeline.section("data"),
+                dataset_identity=snapshot.dataset_identity,
+                online=pipeline.section(ONLINE) or None,
+            )
+        )
         if (state := snapshot.policy_state) is not None:
             self._retrainings.load_state(state if self._online is None else state["policy"])
             if self._online is not None:

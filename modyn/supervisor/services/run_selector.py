@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from modyn.records import KeysAndWeights, RunId, SampleBatch, StreamWindow, TriggerSetInfo
+from modyn.records import KeysAndWeights, RunId, RunRegistration, SampleBatch, StreamWindow, TriggerSetInfo
 from modyn.rpc.retry import Retrier
 from modyn.selector.client import SelectorClient
 
@@ -16,18 +15,9 @@ class RunSelector:
     def __init__(self, client: SelectorClient, run_id: RunId, retrier: Retrier) -> None:
         self._client, self._run_id, self._retrier = client, run_id, retrier
 
-    def register(
-        self,
-        dataset: str,
-        strategy: Mapping[str, Any],
-        seed: int,
-        data: Mapping[str, Any] | None = None,
-        dataset_identity: str = "",
-        online: Mapping[str, Any] | None = None,
-    ) -> None:
+    def register(self, run: RunRegistration) -> None:
         """See `SelectorClient.register_run`."""
-        run = self._run_id, dataset, strategy, seed, data, dataset_identity, online
-        self._retrier.call(self._client.register_run, *run)
+        self._retrier.call(self._client.register_run, run)
 
     def inform(self, position: int, samples: SampleBatch) -> int:
         """See `SelectorClient.inform`."""

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from modyn.errors import ConflictError, InvalidArgumentError, UnavailableError
 from modyn.evaluator.client import ComparedData, DriftQuestion, Question
-from modyn.records import RunId, SampleBatch
+from modyn.records import RunId, RunRegistration, SampleBatch
 from modyn.rpc.retry import Retrier
 from modyn.selector.client import SelectorClient
 from modyn.storage.client import StorageClient
@@ -68,6 +68,7 @@ class SimulatedDataset:
         self._labels: StreamLabels
         self._source = source
         self._storage = storage
+        self._run_id = run_id
         self._selector = RunSelector(selector, run_id, retrier)
         self._retrier = retrier
         self._is_registered = False
@@ -103,7 +104,8 @@ class SimulatedDataset:
             if self._is_registered:
                 self._selector.delete()  # An earlier error has left only some samples in the selector.
             self._is_registered = True
-            self._selector.register(source.dataset, _STRATEGY, 0, dataset_identity=source.identity)
+            registration = RunRegistration(self._run_id, source.dataset, _STRATEGY, 0, dataset_identity=source.identity)
+            self._selector.register(registration)
             self._held = Cursor()
             self._labels = StreamLabels(self._label_delay, self._selector, self._held)
             self._hold_earlier()
