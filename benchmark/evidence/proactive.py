@@ -50,7 +50,7 @@ WHOLE_HISTORY: Final = {"name": "NewDataStrategy", "maximum_keys_in_memory": 100
 class Outcome:
     """One run; all but `total_s` is about the samples after the initial model.
 
-    num_tested: samples that `error` is over. num_trainings: retrainings, or stretches of steps. num_trained: samples that these were trained on, each
+    num_tested: samples that `error` is over. num_trainings: retrainings, or step batches. num_trained: samples that these were trained on, each
     epoch. curve: (samples tested, cumulated error). cost: (cumulated seconds of training, cumulated error until then), after each training.
     """
 
@@ -219,7 +219,7 @@ def _run(client: Client, stream: OnlineStream, path: Path, name: str, seed: int,
     if run.state is not RunState.FINISHED:
         raise SystemExit(f"{stream.name}, {name}, seed {seed}: {run.run_id} is {run.state}: {run.error}")
     _, *records = client.supervisor.triggers(run.run_id)
-    tested = _tested_steps(client, run.run_id) if is_online else _tested_stretches(client, stream, run.run_id)
+    tested = _tested_steps(client, run.run_id) if is_online else _tested_step_batches(client, stream, run.run_id)
     rows = np.unique(np.linspace(0, len(tested) - 1, 200).astype(int))
     outcome = Outcome(
         stream=stream.name,
@@ -261,7 +261,7 @@ def _tested_steps(client: Client, run_id: str) -> list[ErrorSoFar]:
     return [ErrorSoFar(int(num), float(error), int(trigger_id)) for num, error, trigger_id in columns]
 
 
-def _tested_stretches(client: Client, stream: OnlineStream, run_id: str) -> list[ErrorSoFar]:
+def _tested_step_batches(client: Client, stream: OnlineStream, run_id: str) -> list[ErrorSoFar]:
     cells = client.results(run_id).evaluations.dropna(subset="value").sort_values("start")
     counts = cells["num_samples"].cumsum()
     errors = (cells["value"].map(stream.error) * cells["num_samples"]).cumsum() / counts
@@ -284,7 +284,7 @@ def _train_s(record: TriggerRecord) -> float:
 def table_of(outcomes: Sequence[Outcome]) -> str:
     base = {o.seed: o for o in outcomes if o.scenario.startswith("C")}
     lines = [
-        "| scenario | cumulated error | trainings | samples trained on | training, s | of that with batches, s | selection beside, s | "
+        "| scenario | cumulated error | trainings | samples trained on | training, s | of that with batches, s | selection in addition, s | "
         "training time, C uniform = 1 |",
         "|---|---|---|---|---|---|---|---|",
     ]
@@ -335,7 +335,7 @@ def _explained(num_samples: int) -> str:
         f"counted nowhere below). Each scenario is tested on the other {num_samples - initial:,}. A: steps on {BATCH // 8} new samples each. "
         f"B: {RETRAININGS} retrainings on all samples so far, {INITIAL_EPOCHS} epochs, each of which is followed by tests. C: steps on "
         f"{BATCH // 2} new and {BATCH // 2} drawn samples. A and C store {VERSIONS} versions, the last one at the end of the stream. B is "
-        "tested by the version that a server has, A and C by the weights within a stretch of steps (`benchmark/evidence/proactive.py`). "
-        "Trainings: retrainings, or stretches of steps. Training: seconds of the trainer, with start, payloads, tests and storing; selection: "
+        "tested by the version that a server has, A and C by the weights within a step batch (`benchmark/evidence/proactive.py`). "
+        "Trainings: retrainings, or step batches. Training: seconds of the trainer, with start, payloads, tests and storing; selection: "
         "history sampling and trigger sets."
     )

@@ -47,7 +47,7 @@ LOSS_CURVES = 30
 
 CACHED_COLUMNS = ("cached_encoded", "cached_decoded", "cached_augmented")
 """Number of samples that a training took from each tier of the cache; missing means 0."""
-CACHE_WORK_COLUMNS = ("decoded_beside", "evicted")
+CACHE_WORK_COLUMNS = ("decoded_for_cache", "evicted")
 """Number of samples that were decoded only for the cache, and number of values that a training's sampler evicted; missing means 0."""
 
 LEARNED_COLUMNS = ("skipped_steps", "ignored_labels")
@@ -204,7 +204,7 @@ def _trigger_row(trigger: TriggerRecord) -> dict[str, Any]:
     }
     if cache is not None:
         row |= {f"cached_{tier}": num_samples for tier, num_samples in cache.num_cached.items()}
-        row |= {"decoded_beside": cache.cache_work.get("decoded"), "evicted": cache.cache_work.get("evicted")}
+        row |= {"decoded_for_cache": cache.cache_work.get("decoded"), "evicted": cache.cache_work.get("evicted")}
     return row
 
 

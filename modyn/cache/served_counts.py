@@ -18,11 +18,11 @@ class ServedCounts:
     encoded: int
     decoded: int
     augmented: int
-    beside_read: int = 0
+    fill_read: int = 0
     """Samples that were read from storage for the cache only, to fill the cache in the background, or to measure sizes before the first batch."""
-    beside_decoded: int = 0
+    fill_decoded: int = 0
     """Samples that were decoded for the cache only."""
-    beside_augmented: int = 0
+    fill_augmented: int = 0
     """Samples that were augmented for the cache only."""
     evicted: int = 0
     """Values that the training's sampler removed from the cache."""
@@ -34,10 +34,10 @@ class ServedCounts:
         """Count the samples of a training. Args: num_loaded: number of samples that the training received. num_cached: tier → number of samples from
         this tier. work: the fields of `CacheWork`."""
         cached = {name: int(num_cached.get(name, 0)) for name in ("encoded", "decoded", "augmented")}
-        beside = {f"beside_{name}": int(work.get(name, 0)) for name in ("read", "decoded", "augmented")}
+        fills = {f"fill_{name}": int(work.get(name, 0)) for name in ("read", "decoded", "augmented")}
         # At least 0: `num_loaded` omits bad samples, which `num_cached` may contain.
         storage = max(0, num_loaded - sum(cached.values()))
-        return cls(storage=storage, **cached, **beside, **{name: int(work.get(name, 0)) for name in ("evicted", "not_asked")})
+        return cls(storage=storage, **cached, **fills, **{name: int(work.get(name, 0)) for name in ("evicted", "not_asked")})
 
     @property
     def served(self) -> int:
@@ -52,7 +52,7 @@ class ServedCounts:
     @property
     def decodings(self) -> int:
         """Number of decodings, for batches and for the cache only."""
-        return self.storage + self.encoded + self.beside_decoded
+        return self.storage + self.encoded + self.fill_decoded
 
     @property
     def preparations(self) -> float:
@@ -65,4 +65,4 @@ class ServedCounts:
         """
         hits = self.encoded + self.decoded + self.augmented
         saved = profile.preparation_s(hits, self.decoded + self.augmented, self.augmented)
-        return saved - profile.preparation_s(self.beside_read, self.beside_decoded, self.beside_augmented)
+        return saved - profile.preparation_s(self.fill_read, self.fill_decoded, self.fill_augmented)

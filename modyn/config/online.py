@@ -153,7 +153,7 @@ class OnlineConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _updates_beside_steps(self) -> Self:
+    def _check_updates(self) -> Self:
         if self.update_samples is None:
             return self
         if not self.history_samples:

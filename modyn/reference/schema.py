@@ -240,13 +240,13 @@ def policies(registry: Registry[Any], plugins: bool) -> dict[str, Any]:
 
 
 def _variant(id_: str, key: str, policy: object, options: JsonSchema) -> JsonSchema:
-    beside = {name: value for name, value in options.get("properties", {}).items() if name != key}
+    others = {name: value for name, value in options.get("properties", {}).items() if name != key}
     return {
         "title": id_,
         # Examples are removed, because they are for authors of policies.
         "description": (inspect.getdoc(policy) or "").partition(">>>")[0].strip(),
         "type": "object",
-        "properties": {key: {"const": id_, "description": "chooses this one"}, **beside},
+        "properties": {key: {"const": id_, "description": "chooses this one"}, **others},
         "required": list(dict.fromkeys([key, *options.get("required", [])])),
         "additionalProperties": options.get("additionalProperties", False),
     }

@@ -72,7 +72,7 @@ class RunFiles:
             )
         return found
 
-    def names_beside_sets(self) -> set[str]:
+    def names_in_folder(self) -> set[str]:
         """Return the names of all files in the folder of the trigger sets, including the sets. Raises OSError."""
         return {path.name for path in self.triggers.iterdir()} if self.triggers.exists() else set()
 

@@ -366,7 +366,7 @@ class Selector:
             if files.labelled is not None:
                 files.labelled.repair()
             files.feedback.repair()
-            found = files.names_beside_sets()
+            found = files.names_in_folder()
         except (ModynError, OSError) as error:
             self._logger.error("run_not_repaired", run_id=run.run_id, path=str(files.directory), error=str(error))
         else:

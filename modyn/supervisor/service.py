@@ -178,10 +178,10 @@ def build(context: ServiceContext) -> Sequence[Registration]:
         context.on_shutdown(task.close)
 
     retention = Retention(journal, runs.removal, runs.clients.model_storage, config.retention)
-    repeat("retention", config.retention.every_s, retention.sweep, "retention_goes_on_later")
+    repeat("retention", config.retention.every_s, retention.sweep, "retention_failed")
     context.when_healthy.append(runs.reconciler.start)
     served = ServedHistory(journal)
     context.on_shutdown(served.flush)
-    repeat("served", FLUSH_S, served.flush, "served_requests_are_written_later")
+    repeat("served", FLUSH_S, served.flush, "served_requests_not_written")
     service = SupervisorService(runs, hub, served)
     return [Registration(supervisor_pb2_grpc.add_SupervisorServicer_to_server, service, "modyn.Supervisor")]

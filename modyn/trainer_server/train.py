@@ -85,7 +85,7 @@ def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | Trai
     connection.send(StageProgress())  # The first message changes the status from queued to running.
     configure_logs("trainer_worker", config.trainer_server.log_level)
     if request.pipeline.get(ONLINE) is not None:
-        give_way(config.trainer_server.online_niceness)
+        lower_priority(config.trainer_server.online_niceness)
     with bind(run_id=request.run_id, trigger_id=request.trigger_id):
         sections = TrainingSections.load(request.pipeline)
         source = dataset_source(config, cache_settings(config, request.pipeline), sections)
@@ -106,7 +106,7 @@ def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | Trai
         return run_training(request, sections, context, connection)
 
 
-def give_way(niceness: int) -> None:
+def lower_priority(niceness: int) -> None:
     """Lower the priority of this process for its lifetime, because the computations of other processes are more urgent."""
     os.nice(max(0, niceness - os.nice(0)))
 

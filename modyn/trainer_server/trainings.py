@@ -49,7 +49,7 @@ SAMPLES = Counter("modyn_training_samples", "Samples that finished trainings hav
 ROLLBACKS = Counter(
     "modyn_training_rollbacks", "Times that steps of proactive training went back to a snapshot because the error jumped"
 )
-LEFT_OUT = Counter("modyn_training_left_out_stretches", "Stretches of steps that made no version because the error jumped again")
+LEFT_OUT = Counter("modyn_training_left_out_step_batches", "Step batches that made no version because the error jumped again")
 TESTED = Counter("modyn_training_tested_samples", "New samples that were only tested, while steps paused or were left out")
 CACHED = Counter("modyn_cache_samples", "Samples that finished trainings took from a tier of the cache", ["tier"])
 SERVED = Counter("modyn_cache_served_samples", "Samples that finished trainings with a cache were given, from wherever")

@@ -197,7 +197,7 @@ def test_a_report_counts_what_was_prepared_for_the_cache_only_and_what_was_evict
     assert sources_note(table).endswith(
         "0.70 samples were decoded for each served one; 0 samples were decoded only for the cache."
     )
-    table = table.assign(decoded_beside=pd.array([1600, None], "Int64"), evicted=pd.array([2000, 1], "Int64"))
+    table = table.assign(decoded_for_cache=pd.array([1600, None], "Int64"), evicted=pd.array([2000, 1], "Int64"))
     assert sources_note(table).endswith(
         "8.70 samples were decoded for each served one; 1,600 samples were decoded only for the cache. Samplers evicted 2,001 values from the cache."
     )

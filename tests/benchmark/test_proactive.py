@@ -86,8 +86,8 @@ def test_an_error_stands_at_the_seconds_of_training_until_then() -> None:
 
     steps = [ErrorSoFar(64, 0.9, 1), ErrorSoFar(100, 0.8, 1), ErrorSoFar(164, 0.7, 2), ErrorSoFar(200, 0.6, 2)]
     assert cost_of([training(1, 2.0), training(2, 3.0)], steps) == [(2.0, 0.8), (5.0, 0.6), (5.0, 0.6)]
-    stretches = [ErrorSoFar(100, 0.9, 1), ErrorSoFar(200, 0.8, 2), ErrorSoFar(300, 0.7, None)]
-    assert cost_of([training(1, 20.0), training(2, 30.0)], stretches) == [(20.0, 0.9), (50.0, 0.8), (50.0, 0.7)]
+    step_batches = [ErrorSoFar(100, 0.9, 1), ErrorSoFar(200, 0.8, 2), ErrorSoFar(300, 0.7, None)]
+    assert cost_of([training(1, 20.0), training(2, 30.0)], step_batches) == [(20.0, 0.9), (50.0, 0.8), (50.0, 0.7)]
 
 
 def test_scenarios_go_side_by_side_where_there_are_fewer_seeds() -> None:

@@ -36,11 +36,11 @@ def sources_table(triggers: pd.DataFrame) -> pd.DataFrame:
 def sources_note(triggers: pd.DataFrame) -> str:
     """Return the note of the chart, with the decodings per served sample and the number of evictions. Args: triggers: the table of `read_results`."""
     table = sources_table(triggers)
-    beside, evicted = (int(triggers[name].fillna(0).sum()) for name in CACHE_WORK_COLUMNS)
+    for_cache, evicted = (int(triggers[name].fillna(0).sum()) for name in CACHE_WORK_COLUMNS)
     served = int(table[list(_COLOURS)].to_numpy().sum())
-    decoded = int(table[["storage", "encoded"]].to_numpy().sum()) + beside
+    decoded = int(table[["storage", "encoded"]].to_numpy().sum()) + for_cache
     text = f"{SOURCES_NOTE} {decoded / served:.2f} samples were decoded for each served one" if served else SOURCES_NOTE
-    text += f"; {beside:,} samples were decoded only for the cache." if served else ""
+    text += f"; {for_cache:,} samples were decoded only for the cache." if served else ""
     return text + (f" Samplers evicted {evicted:,} values from the cache." if evicted else "")
 
 

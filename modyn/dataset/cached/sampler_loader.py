@@ -240,7 +240,7 @@ class _BatchMaker(BatchMaker[_BatchOrder]):
     ) -> None:
         super().__init__(config, options, limits)
         self._connect, self._cache = connect, cache
-        self._fills_beside = limits is not None or not config.may_draw
+        self._fills_in_background = limits is not None or not config.may_draw
         self._fill: BackgroundFill[_BatchOrder] | None = None
         self._clients: DatasetClients | None = None
         self._tier: TierInUse | None = None
@@ -306,7 +306,7 @@ class _BatchMaker(BatchMaker[_BatchOrder]):
 
     def _take_refills(self, order: _BatchOrder) -> Filled:
         """Prepare the refills of a batch, now or in the background. Returns the work since the last batch."""
-        if not self._fills_beside:
+        if not self._fills_in_background:
             return reduce(Filled.plus, self._refill(order, len(order.batch.refilled)), Filled())
         if self._fill is None:
             self._fill = BackgroundFill(partial(self._refill, size=PIECE))

@@ -238,18 +238,18 @@ class OpenDataset:
         with self._arrived:
             self._arrived.notify_all()
 
-    def scrub(self, goes_on: Callable[[], bool] = lambda: True) -> list[FileProblem]:
+    def scrub(self, continues: Callable[[], bool] = lambda: True) -> list[FileProblem]:
         """Compare the files of the index with their checksums. Return the files that are damaged, missing or unreadable. `damaged` is updated after
         each file.
 
-        Args: goes_on: called after each file; if it returns False, the scrub ends.
+        Args: continues: called after each file; if it returns False, the scrub ends.
         Raises: NotFoundError: the dataset was deleted. UnavailableError: the dataset's publication cannot be read.
         """
         known_before, checked = self.damaged, dict[str, FileProblem | None]()
         for path, problem in scrub(self.folder):
             checked[path] = problem
             self.report_damage(path, problem)
-            if not goes_on():
+            if not continues():
                 break
         else:
             with self._damage_lock:

@@ -10,7 +10,7 @@ from modyn.config.durations import format_timestamp
 from modyn.records import SampleBatch
 
 
-class Stretch(NamedTuple):
+class SamplesSummary(NamedTuple):
     """Summary of one or more consecutive samples, and of the labels that arrive with these samples. The summary is the argument of `Cursor.after`."""
 
     number: int
@@ -85,9 +85,9 @@ class Cursor:
 
     def plus(self, samples: SampleBatch) -> Cursor:
         """Return the cursor after `samples`, if no trigger fires among the samples."""
-        return self.after(Stretch.of(samples)) if len(samples) else self
+        return self.after(SamplesSummary.of(samples)) if len(samples) else self
 
-    def after(self, samples: Stretch) -> Cursor:
+    def after(self, samples: SamplesSummary) -> Cursor:
         """Return the cursor after these samples, if no trigger fires among the samples."""
         last = samples.last
         first_pending, last_pending = self._pending_with(samples.labelled, samples.first_labelled, samples.last_labelled)
@@ -137,31 +137,31 @@ class Cursor:
         return replace(self, num_pending=0, first_pending=None, last_pending=None, num_triggers=self.num_triggers + 1)
 
 
-def explain_end(cursor: Cursor, trigger: Mapping[str, Any], lacking: str = "") -> str:
+def explain_end(cursor: Cursor, trigger: Mapping[str, Any], end_warning: str = "") -> str:
     """Return a message about the samples of an ended stream that were not trained on, with the reason; empty if all samples were trained on.
 
-    Args: trigger: section of the pipeline. lacking: the policy's reason, as `Trigger.lacking` returns it.
+    Args: trigger: section of the pipeline. end_warning: the policy's reason, as `Trigger.end_warning` returns it.
     """
     waiting = _without_labels(cursor)
     if cursor.num_triggers and not cursor.num_pending:
-        lacks = f"the trigger policy did not work as it is meant: {lacking}" if lacking else ""
+        lacks = f"the trigger policy did not work as it is meant: {end_warning}" if end_warning else ""
         return "; ".join(filter(None, (waiting, lacks)))
     if cursor.num_triggers:
         interval = next((f"{name}={value}" for name, value in trigger.items() if name.startswith("evaluation_interval")), "")
         is_unchecked = cursor.last_check <= cursor.position - cursor.num_pending
-        why = lacking or (f"no check came due since ({interval})" if interval and is_unchecked else "")
+        why = end_warning or (f"no check came due since ({interval})" if interval and is_unchecked else "")
         pending = f"{cursor.num_pending:,} samples wait for the next trigger, which has not fired"
         advice = f"{pending}{': ' * bool(why)}{why}; `modyn run --final-trigger` trains on them too"
         return "; ".join(filter(None, (waiting, advice)))
     if cursor.max_timestamp is None:
         return "the stream held no samples, so nothing was trained; ingest data, or choose another interval"
     if not cursor.num_triggers and not cursor.num_labelled:
-        return f"{waiting}, so nothing was trained{': ' * bool(lacking)}{lacking}"
+        return f"{waiting}, so nothing was trained{': ' * bool(end_warning)}{end_warning}"
     first, last = (format_timestamp(when or 0).partition(" ")[0] for when in (cursor.first_pending, cursor.max_timestamp))
     options = ", ".join(
         f"{name}={value}" for name, value in trigger.items() if name != "id" and not isinstance(value, Mapping | list)
     )
-    why = f": {lacking}" if lacking else ""
+    why = f": {end_warning}" if end_warning else ""
     after_waiting = f"{waiting}; " if waiting else ""
     return (
         f"{after_waiting}no trigger fired in {cursor.position} samples from {first} to {last}, "

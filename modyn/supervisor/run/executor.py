@@ -387,9 +387,9 @@ class RunExecutor:
             self._evaluations.drain()
         track, policy = self._final_track, self._retrainings.policy
         if (online := self._pipeline.online) is None or track is self._retrainings:
-            return explain_end(self._cursor, self._pipeline.trigger, policy.lacking())
+            return explain_end(self._cursor, self._pipeline.trigger, policy.end_warning())
         cursor = replace(track.cursor, num_pending=self._num_untrained())
-        return explain_end(cursor, online.trigger, track.policy.lacking() or policy.lacking())
+        return explain_end(cursor, online.trigger, track.policy.end_warning() or policy.end_warning())
 
     def _has_enough(self) -> bool:
         return self._run.max_triggers is not None and self._cursor.num_triggers >= self._run.max_triggers

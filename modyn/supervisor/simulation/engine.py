@@ -15,7 +15,7 @@ import numpy as np
 from modyn.errors import ModynError
 from modyn.evaluator.client import DriftQuestion
 from modyn.records import Int64Array, SampleBatch, all_labelled
-from modyn.supervisor.journal.cursor import Cursor, Stretch
+from modyn.supervisor.journal.cursor import Cursor, SamplesSummary
 from modyn.supervisor.run.trigger_track import TriggeredSamples
 from modyn.supervisor.simulation.training_forecast import TrainingForecast
 from modyn.supervisor.triggers.base import CheckContext, CheckRecord, Trigger, TriggerOutcome, next_position
@@ -49,7 +49,7 @@ class Received(NamedTuple):
     """Samples that a policy receives in one call."""
 
     samples: SampleBatch
-    stretch: Stretch
+    summary: SamplesSummary
     waited: int
     """Sum of the waiting times of these samples until the last of these samples arrives, in sample·seconds."""
 
@@ -80,7 +80,7 @@ class Arrivals:
             samples = self.batch.slice(start, stop)
             if len(self._received) >= _MOST_RECEIVED:
                 self._received.clear()
-            self._received[start, stop] = Received(samples, Stretch.of(samples), self.waited(start, stop))
+            self._received[start, stop] = Received(samples, SamplesSummary.of(samples), self.waited(start, stop))
         return self._received[start, stop]
 
     def waited(self, start: int, stop: int) -> int:
@@ -138,7 +138,7 @@ class SimulatedPolicy:
     def _receive(self, arrivals: Arrivals, start: int, stop: int) -> None:
         received, cursor = arrivals.received(start, stop), self.cursor
         self._policy.observe(received.samples)
-        self.cursor = after = cursor.after(received.stretch)
+        self.cursor = after = cursor.after(received.summary)
         assert after.max_timestamp is not None
         # Sample-seconds of waiting: all pending samples waited for the time between the two newest timestamps.
         since = 0 if cursor.max_timestamp is None else after.max_timestamp - cursor.max_timestamp

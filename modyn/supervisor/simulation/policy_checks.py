@@ -29,7 +29,7 @@ def check_policies(clients: SimulationClients, file: PolicyFile, options: Simula
     """
     options.check()
     policies = [(file.paths[name], section) for name, section in file.sections.items()]
-    found = [Problem(path, message) for path, section in policies if (message := lacking(section, options))]
+    found = [Problem(path, message) for path, section in policies if (message := missing_input(section, options))]
     if not found:
         pipeline: Mapping[str, Any] = {"data": {"dataset_id": options.dataset}}
         if options.run_id is not None:
@@ -41,7 +41,7 @@ def check_policies(clients: SimulationClients, file: PolicyFile, options: Simula
         raise ConfigError("\n".join(with_lines(found, file.source)))
 
 
-def lacking(section: Mapping[str, Any], options: SimulationOptions) -> str:
+def missing_input(section: Mapping[str, Any], options: SimulationOptions) -> str:
     """Return why a policy cannot be simulated with these options, or an empty text. Args: section: a `trigger` section without mistakes."""
     if options.run_id is not None:
         return ""

@@ -230,7 +230,7 @@ class Trigger(ABC):
         """Return a warning for the user if something keeps the policy from firing although samples arrive, or None. Changes nothing."""
         return None
 
-    def lacking(self) -> str:
+    def end_warning(self) -> str:
         """Return a clause for the end of the stream: what the policy lacked to fire as intended; empty if nothing. Changes nothing."""
         return ""
 

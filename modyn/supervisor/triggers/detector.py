@@ -128,10 +128,10 @@ class StreamDetectorTrigger(IntervalTrigger):
         """Whether a model computes the series."""
         return self.config.distance is None or self.config.distance.on.needs_model
 
-    def lacking(self) -> str:
+    def end_warning(self) -> str:
         """See `Trigger`. The result also names the windows, or the delay of labels, for which the stream was too short."""
-        watched = self._windows.lacking() if self._distances is None else self._distances.lacking()
-        return "; ".join(filter(None, [super().lacking(), watched]))
+        watched = self._windows.end_warning() if self._distances is None else self._distances.end_warning()
+        return "; ".join(filter(None, [super().end_warning(), watched]))
 
     def drift_question(self) -> DriftQuestion | None:
         """See `IntervalTrigger.drift_question`."""

@@ -145,12 +145,12 @@ class DataDriftTrigger(IntervalTrigger):
         """Whether a model computes the compared values."""
         return self.config.on.needs_model
 
-    def lacking(self) -> str:
+    def end_warning(self) -> str:
         """See `Trigger`. The result also names the windows for which the stream was too short, and the metrics for which windows had too few
         samples."""
         never = [name for name, has_measured in self._has_measured.items() if not has_measured]
         unmeasured = f"no check had enough samples for {', '.join(never)}, so nothing was measured by it" if never else ""
-        return "; ".join(filter(None, [super().lacking(), self._distances.lacking(), unmeasured]))
+        return "; ".join(filter(None, [super().end_warning(), self._distances.end_warning(), unmeasured]))
 
     def drift_question(self) -> DriftQuestion | None:
         """See `IntervalTrigger.drift_question`."""

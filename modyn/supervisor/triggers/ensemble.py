@@ -190,9 +190,9 @@ class EnsembleTrigger(Trigger):
         found = [f"{name}: {warning}" for name, child in self._children.items() if (warning := child.warning())]
         return "; ".join(found) or None
 
-    def lacking(self) -> str:
+    def end_warning(self) -> str:
         """Return what each subtrigger lacks. If a subtrigger waits for the next sample, the text says so."""
-        found = [f"{name}: {lacks}" for name, child in self._children.items() if (lacks := child.lacking())]
+        found = [f"{name}: {lacks}" for name, child in self._children.items() if (lacks := child.end_warning())]
         return "; ".join([*found, *([_NEXT_SAMPLE] if self._is_left else [])])
 
     def state(self) -> dict[str, Any]:

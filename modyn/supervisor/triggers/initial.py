@@ -52,7 +52,7 @@ class InitialTrigger(Trigger):
         """Never fire again."""
         self._fired = True
 
-    def lacking(self) -> str:
+    def end_warning(self) -> str:
         """Return the missing samples, if the policy has not fired."""
         return "" if self._fired else f"{self._missing:,} samples less than InitialTrigger waits for"
 

@@ -208,7 +208,7 @@ class IntervalTrigger(Trigger):
             "a whole batch: check less often, lower training.batch_size, or select earlier samples too (tail_triggers)"
         )
 
-    def lacking(self) -> str:
+    def end_warning(self) -> str:
         """Return the remaining checks of the warm-up, or the warning."""
         if not self._is_warming_up:
             return self.warning() or ""

@@ -153,9 +153,9 @@ class AvoidableMisclassificationCostTrigger(CostTrigger):
             newest = int(samples.timestamps.max())
             self._now = newest if self._now is None else max(self._now, newest)
 
-    def lacking(self) -> str:
-        """Return the clause of `CostTrigger.lacking`; without such a clause, a clause if labels arrived too late."""
-        return super().lacking() or self._windows.lacking()
+    def end_warning(self) -> str:
+        """Return the clause of `CostTrigger.end_warning`; without such a clause, a clause if labels arrived too late."""
+        return super().end_warning() or self._windows.end_warning()
 
     def regret(self, context: CheckContext) -> Sequence[Evidence]:
         """Evaluate the newest model, and count the avoidable misclassifications."""

@@ -113,9 +113,9 @@ class PerformanceTrigger(IntervalTrigger):
         """Return the warning that the policy waits for a model, or for labels."""
         return super().warning() or (None if self.model_id is None else self._meter.warning())
 
-    def lacking(self) -> str:
-        """Return the clause of `IntervalTrigger.lacking`; without such a clause, a clause if labels arrived too late."""
-        return super().lacking() or self._meter.lacking()
+    def end_warning(self) -> str:
+        """Return the clause of `IntervalTrigger.end_warning`; without such a clause, a clause if labels arrived too late."""
+        return super().end_warning() or self._meter.end_warning()
 
     def measure(self, context: CheckContext) -> CheckMeasurement:
         """Measure the scores, if there is a model."""

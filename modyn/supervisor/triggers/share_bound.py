@@ -101,9 +101,9 @@ class ShareBound(Trigger):
         """Return the warning of the policy."""
         return self._policy.warning()
 
-    def lacking(self) -> str:
+    def end_warning(self) -> str:
         """Return what the policy lacks."""
-        return self._policy.lacking()
+        return self._policy.end_warning()
 
     def state(self) -> dict[str, Any]:
         """Return the state of the policy and of the wait."""

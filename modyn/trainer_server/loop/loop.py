@@ -194,7 +194,7 @@ class Training:
                 if not self.finished:
                     self._end_epoch()
                 break
-            if not self._goes_on_with(batch):
+            if not self._continues_with(batch):
                 break
             self._take(batch)
             if self.plan.ends_epoch(batch.epoch, batch.index):
@@ -207,7 +207,7 @@ class Training:
                     raise stopped()
                 self.clock.lap("hooks")
 
-    def _goes_on_with(self, batch: Batch) -> bool:
+    def _continues_with(self, batch: Batch) -> bool:
         """End the earlier epochs and steps whose last batch is missing. Then return whether the training continues with this batch. A batch is
         missing if all of its samples were deleted after the selection.
         """

@@ -24,7 +24,7 @@ from modyn.state_folders import release_shared_memory, shared_folder
 from tests.support.running_redis import BreakableRedis, running_redis
 
 PLACE = TierPlace("decoded", b"twelve bytes", 102_400)
-COUNTS = ServedTraining("photos-0001", 3, ServedCounts(20, 10, 70, 0, beside_read=5, beside_decoded=10, evicted=9), None)
+COUNTS = ServedTraining("photos-0001", 3, ServedCounts(20, 10, 70, 0, fill_read=5, fill_decoded=10, evicted=9), None)
 
 
 @pytest.fixture

@@ -88,7 +88,7 @@ def test_limits_say_what_is_unusual() -> None:
     assert unusual_inputs(narrowly, InputGuardConfig()) == ["10.4 % of 'site' are unlike all before (limit 10 %)"]
 
 
-def test_a_stretch_without_rows_is_not_unusual() -> None:
+def test_a_step_batch_without_rows_is_not_unusual() -> None:
     made = pipeline({"id": "InputGuard"}, {"id": "Imputer"})
     found = {name: input_shares(counts) for name, counts in guard_of(made).counts().items()}
     assert found == {"n": InputShares(0, 0.0, 0.0)}

@@ -34,7 +34,7 @@ FINAL = "`modyn run --final-trigger`"
 
 
 @pytest.mark.parametrize(
-    ("cursor", "lacking", "said"),
+    ("cursor", "end_warning", "said"),
     [
         (RAN, "", "200 samples wait for the next trigger, which has not fired: no check came due since "
                   f"(evaluation_interval_data_points=400); {FINAL} trains on them too"),
@@ -47,5 +47,5 @@ FINAL = "`modyn run --final-trigger`"
          f"(evaluation_interval_data_points=400) fire earlier, replay a longer interval, or train on them with {FINAL}"),
     ],
 )  # fmt: skip
-def test_the_end_is_explained(cursor: Cursor, lacking: str, said: str) -> None:
-    assert explain_end(cursor, TRIGGER, lacking) == said
+def test_the_end_is_explained(cursor: Cursor, end_warning: str, said: str) -> None:
+    assert explain_end(cursor, TRIGGER, end_warning) == said

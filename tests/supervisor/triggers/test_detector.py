@@ -238,8 +238,8 @@ def test_labels_that_come_too_late_for_the_stream_are_said() -> None:
     samples = stream([1] * 100)
     trigger = build_trigger(section("HDDM_A", label_delay=1000), TriggerContext(seed=3))
     decide(trigger, [samples], source=FakeEvidence(samples))
-    assert "(label_delay: 1000 s), so nothing was measured" in trigger.lacking()
-    assert build_trigger(section("HDDM_A", label_delay=1000)).lacking() == ""
+    assert "(label_delay: 1000 s), so nothing was measured" in trigger.end_warning()
+    assert build_trigger(section("HDDM_A", label_delay=1000)).end_warning() == ""
 
 
 @pytest.mark.parametrize("id_", sorted(DETECTORS.builtin))

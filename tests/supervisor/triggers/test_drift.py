@@ -154,7 +154,7 @@ def test_a_trigger_that_trained_nothing_is_told_where_a_model_is_needed() -> Non
         assert policy.warning() is None
         decide(policy, [samples], source=FakeEvidence(samples))
         assert ("no trigger so far has trained a model" in (policy.warning() or "")) == on.needs_model, on
-        assert policy.lacking() == (policy.warning() or ""), "the end of the run says so too"
+        assert policy.end_warning() == (policy.warning() or ""), "the end of the run says so too"
 
 
 TIME = {"id": "TimeWindowingStrategy", "limit_ref": "1d", "limit_cur": "1h"}
@@ -178,10 +178,10 @@ def test_what_it_lacks_at_the_end_is_told(options: dict[str, Any], said: str) ->
     samples = stream((0, 60), every=61)
     policy = build_trigger(drift(**options))
     decide(policy, [samples], source=FakeEvidence(samples))
-    assert policy.lacking() == said
+    assert policy.end_warning() == said
     both = build_trigger({"id": "EnsembleTrigger", "subtriggers": {"a": drift(**options)}, "ensemble_strategy": {"id": "All"}})
     decide(both, [samples], source=FakeEvidence(samples))
-    assert both.lacking() == (f"a: {said}" if said else "")
+    assert both.end_warning() == (f"a: {said}" if said else "")
 
 
 class _Untrained(DataDriftTrigger):

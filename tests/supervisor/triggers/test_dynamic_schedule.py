@@ -142,7 +142,7 @@ def test_the_wait_is_what_predictions_need() -> None:
     assert [served.check(now, 100, 0.01) for now in (1602.9, 1603.1)] == [False, True], "as long as after steps"
 
 
-def test_a_stretch_without_a_model_takes_its_share_of_the_time_too() -> None:
+def test_an_interval_without_a_model_takes_its_share_of_the_time_too() -> None:
     """It was left out, or its samples were only tested."""
     served = Served(evaluation_interval_data_points=1, max_share=0.1)
     served.train(online=True, seconds=10.0, ended=1010.0)

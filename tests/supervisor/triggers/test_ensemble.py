@@ -306,13 +306,13 @@ def test_what_is_due_after_the_very_last_sample_is_said_to_wait() -> None:
     samples = stream((0, 15))
     trigger = build_trigger(ensemble(at_least(1), amount=AMOUNT, time=TIME))
     assert decide(trigger, [samples]) == []
-    assert "due after the very last sample" in trigger.lacking()
+    assert "due after the very last sample" in trigger.end_warning()
     alone = build_trigger(ensemble(at_least(1), amount=AMOUNT))
     assert [record.position for record in decide(alone, [samples])] == [15]
-    assert alone.lacking() == ""
+    assert alone.end_warning() == ""
     more = build_trigger(ensemble(at_least(1), amount=AMOUNT, time=TIME))
     assert [record.position for record in decide(more, [stream((0, 16))])] == [15]
-    assert more.lacking() == ""
+    assert more.end_warning() == ""
 
 
 def test_a_module_that_fails_when_it_is_imported_is_named(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,10 +87,10 @@ def test_a_metric_that_never_had_enough_samples_of_a_class_is_told(num_classes: 
     )
     records = decide(policy, [samples], source=MeasuredEvidence(samples))
     assert all(("chi_squared" in record.numbers) == (not said) for record in records[1:])
-    assert policy.lacking().startswith(said)
-    assert bool(policy.lacking()) == bool(said)
+    assert policy.end_warning().startswith(said)
+    assert bool(policy.end_warning()) == bool(said)
     policy.load_state(policy.state())
-    assert policy.lacking().startswith(said)
+    assert policy.end_warning().startswith(said)
 
 
 @pytest.mark.parametrize("id_", ["DataDriftTrigger", "AutoDrift"])

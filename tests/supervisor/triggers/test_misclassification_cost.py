@@ -281,4 +281,4 @@ def test_labels_that_come_too_late_for_the_stream_are_said() -> None:
     for delay, is_said in ((1000, True), (15, False)):
         policy = build_trigger(section(label_delay=delay))
         decide(policy, [samples], source=FakeEvidence(samples))
-        assert ("so nothing was measured" in policy.lacking()) is is_said, delay
+        assert ("so nothing was measured" in policy.end_warning()) is is_said, delay

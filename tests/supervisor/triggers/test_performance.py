@@ -431,7 +431,7 @@ def test_labels_that_come_too_late_for_the_stream_are_said() -> None:
     for delay, is_said in (("1h", True), ("15s", False), (0, False)):
         policy = build_trigger(performance(label_delay=delay))
         decide(policy, [samples], source=FakeEvidence(samples))
-        assert ("so nothing was measured" in policy.lacking()) is is_said, delay
+        assert ("so nothing was measured" in policy.end_warning()) is is_said, delay
 
 
 def test_one_class_only_is_estimated_and_is_no_change() -> None:
@@ -578,7 +578,7 @@ def test_estimates_wait_for_the_first_label_and_say_so() -> None:
     policy = build_trigger(section)
     assert fired(decide(policy, [samples.slice(0, 20)], source=FakeEvidence(samples))) == [10]
     assert "cannot be calibrated" in (policy.warning() or "")
-    assert policy.lacking() == policy.warning()
+    assert policy.end_warning() == policy.warning()
 
     policy = build_trigger(section)
     records = decide(policy, [samples], source=FakeEvidence(samples))

@@ -19,7 +19,7 @@ from modyn.supervisor.detectors import DETECTORS
 from modyn.supervisor.detectors.adwin import ADWIN
 from modyn.supervisor.pipeline_checks.validation import check_batch_size, check_windows
 from modyn.supervisor.simulation.dataset_evidence import NO_DATA, NO_SECONDS
-from modyn.supervisor.simulation.policy_checks import lacking
+from modyn.supervisor.simulation.policy_checks import missing_input
 from modyn.supervisor.simulation.stream import SimulationOptions
 from modyn.supervisor.triggers import TRIGGERS, Trigger, with_defaults
 from modyn.supervisor.triggers.measures.window_distances import ComparedWindows
@@ -150,8 +150,8 @@ def test_windows_that_the_dataset_cannot_fill_are_found() -> None:
 
 def test_a_simulation_says_what_it_lacks() -> None:
     section = {"id": "Own", "inner": {"on": "payload"}}
-    assert lacking(section, SimulationOptions(dataset="d")) == f"{NO_SECONDS}; {NO_DATA}"
-    assert lacking(section, SimulationOptions(run_id="r-0001")) == ""
+    assert missing_input(section, SimulationOptions(dataset="d")) == f"{NO_SECONDS}; {NO_DATA}"
+    assert missing_input(section, SimulationOptions(run_id="r-0001")) == ""
 
 
 def test_trigger_sets_of_a_known_size_are_compared_with_a_batch() -> None:

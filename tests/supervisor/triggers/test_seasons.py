@@ -98,7 +98,7 @@ def test_the_reference_of_a_trigger_before_a_season_are_the_first_ones() -> None
     end = (CHANGE * A_DAY + 72) * DAY // A_DAY  # after the newest sample at the trigger
     assert references[1].start == end - DAY // A_DAY - 2 * DAY + 1
     assert len(references) == 2
-    assert policy.lacking() == ""
+    assert policy.end_warning() == ""
 
 
 def test_the_reference_is_the_same_window_one_season_ago() -> None:
@@ -116,7 +116,7 @@ def test_a_stream_that_is_shorter_than_its_windows_is_told() -> None:
     for windows, said in ((WHOLE, "limit_ref=172800s"), (SAME, "season + limit_cur=108000s")):
         policy = build_trigger(drift(evaluation_interval_data_points=24, windowing_strategy=windows))
         decide(policy, [samples], source=FakeEvidence(samples))
-        assert said in policy.lacking()
+        assert said in policy.end_warning()
 
 
 @pytest.mark.parametrize(

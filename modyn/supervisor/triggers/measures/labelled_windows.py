@@ -60,7 +60,7 @@ class LabelledWindows:
         """Record the number of samples that a check has evaluated."""
         self._has_measured = bool(self._has_measured) or num_samples > 0
 
-    def lacking(self) -> str:
+    def end_warning(self) -> str:
         """Return a clause for the end of the stream if labels arrived too late; empty otherwise."""
         if not self._is_late or self._has_measured or (self._has_measured is None and self._labelled):
             return ""

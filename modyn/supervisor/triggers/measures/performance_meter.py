@@ -299,9 +299,9 @@ class PerformanceMeter:
             "(training.validation), and they are calibrated on these"
         )
 
-    def lacking(self) -> str:
+    def end_warning(self) -> str:
         """Return a clause for the end of the stream if no label arrived in time; empty otherwise, or if the policy needs no label."""
-        return self._windows.lacking()
+        return self._windows.end_warning()
 
     def state(self) -> dict[str, Any]:
         """Return the state that survives a restart, as JSON."""

@@ -133,7 +133,7 @@ class WindowDistances:
             ),
         ]
 
-    def lacking(self) -> str:
+    def end_warning(self) -> str:
         """Return a clause with the windows for which the stream was too short, or an empty text."""
         short = self._options.windowing_strategy.unfilled(self._index)
         what = f"the {self._index.position:,} samples of the stream are fewer than its windows are meant to hold ({', '.join(short)})"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from multiprocessing import get_context
 
-from modyn.trainer_server.train import give_way
+from modyn.trainer_server.train import lower_priority
 
 
 def niceness_after(steps: tuple[int, ...]) -> list[int]:
     """Return the niceness of this process after each time that it lowered its priority, relative to its start."""
     before, found = os.nice(0), []
     for step in steps:
-        give_way(before + step)
+        lower_priority(before + step)
         found.append(os.nice(0) - before)
     return found
 
