@@ -34,7 +34,6 @@ from modyn.storage.ingest.limits import IngestLimits
 from modyn.storage.ingest.publisher import Publisher
 from modyn.storage.model.dataset_records import AppendedRecord, DatasetInfo, FileProblem, LateLabelBatch, located
 from modyn.storage.model.file_table import FileTable
-from modyn.storage.model.records import AppendedRecord, DatasetInfo, FileProblem, LateLabelBatch, located
 from modyn.storage.model.schema import DatasetSchema, listed
 from modyn.storage.read.locality import Proof
 from modyn.storage.read.publication import TOMBSTONES, last_published
