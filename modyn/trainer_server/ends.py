@@ -77,7 +77,7 @@ def _end(
 def end_tested(inputs: TrainingInputs, training: Training) -> TrainingResult:
     """End a training without a remaining step, after all of its new samples were tested."""
     found = sample_results(training)
-    guards = [hook for hook in training.hooks if isinstance(hook, StepGuard)]
+    guards = training.hooks_of(StepGuard)
     reason = left_out_reason(guards[0]) if guards else ONLY_TESTED
     counts = TrainingCounts(num_tested=0 if found.prequential is None else sum(found.prequential.num))
     return end_without_model(inputs, reason, replace(found, counts=counts))
@@ -86,9 +86,8 @@ def end_tested(inputs: TrainingInputs, training: Training) -> TrainingResult:
 def sample_results(training: Training, *, until_divergence: bool = False) -> TrainingResult:
     """Return the results on a training's samples: preprocessing, tests of new samples, and the actions of `StepGuard`."""
     found = TrainingResult(preprocessing=preprocessing_result(training))
-    for hook in training.hooks:
-        if isinstance(hook, Prequential):
-            found = replace(found, prequential=hook.result(until_divergence=until_divergence))
-        elif isinstance(hook, StepGuard):
-            found = replace(found, step_guard=hook.result())
+    for tests in training.hooks_of(Prequential):
+        found = replace(found, prequential=tests.result(until_divergence=until_divergence))
+    for guard in training.hooks_of(StepGuard):
+        found = replace(found, step_guard=guard.result())
     return found

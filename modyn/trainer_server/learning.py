@@ -153,9 +153,7 @@ def learning_warnings(training: Training, config: TrainingConfig) -> Iterator[st
         yield f"{progress.skipped_steps:,} of {progress.steps:,} steps were skipped, {why}"
     if _losses_are_zero(training):
         yield "the loss of every batch was 0: nothing was left to learn"
-    elif progress.made_steps and not all(
-        hook.have_changed(training) for hook in training.hooks if isinstance(hook, FirstWeights)
-    ):
+    elif progress.made_steps and not all(hook.have_changed(training) for hook in training.hooks_of(FirstWeights)):
         yield (
             f"no parameter changed in {progress.made_steps:,} steps, so the model is as it was: raise the learning rate or "
             "training.gradient_clip_norm, and look at training.lr_scheduler, which may set the rate to 0"
@@ -168,9 +166,8 @@ def learning_warnings(training: Training, config: TrainingConfig) -> Iterator[st
         )
     for found in shortfalls(config.lr_scheduler, num_batches=training.plan.num_steps, num_epochs=training.plan.num_epochs):
         yield f"{found.path}: {found.message}"
-    for hook in training.hooks:
-        if isinstance(hook, DownsamplingRecord):
-            yield from hook.warnings()
+    for hook in training.hooks_of(DownsamplingRecord):
+        yield from hook.warnings()
 
 
 def _no_step(training: Training, config: TrainingConfig) -> str:
@@ -197,7 +194,7 @@ def _scaler(config: TrainingConfig) -> GradScalerConfig:
 
 
 def _ignored(training: Training) -> IgnoredLabels:
-    return next((hook for hook in training.hooks if isinstance(hook, IgnoredLabels)), IgnoredLabels())
+    return next(iter(training.hooks_of(IgnoredLabels)), IgnoredLabels())
 
 
 def _losses_are_zero(training: Training) -> bool:
@@ -210,4 +207,5 @@ def _sampled_losses(training: Training) -> list[float]:
 
 
 def _losses(training: Training) -> Losses:
-    return next(hook for hook in training.hooks if isinstance(hook, Losses))
+    [losses] = training.hooks_of(Losses)
+    return losses

@@ -249,7 +249,7 @@ def put(inputs: TrainingInputs, result: TrainingResult, parent: StoredModel | No
 
 def _result(inputs: TrainingInputs, training: Training) -> TrainingResult:
     """Return the result that is stored with the model. Waits for the device to read the losses."""
-    progress, losses = training.progress, next(hook for hook in training.hooks if isinstance(hook, Losses))
+    progress, [losses] = training.progress, training.hooks_of(Losses)
     ignored, num_labels = count_ignored_labels(training)
     result = replace(
         sample_results(training),
@@ -273,11 +273,11 @@ def _result(inputs: TrainingInputs, training: Training) -> TrainingResult:
         bad_samples=_bad_samples(progress),
         cache=_cache_result(inputs, progress),
     )
-    for hook in training.hooks:
-        if isinstance(hook, DownsamplingRecord):
-            result = replace(result, downsampling=hook.result(training, inputs.num_candidates))
-        elif isinstance(hook, SampleScores | ChosenScores):
-            result = replace(result, feedback=hook.result(training))
+    for record in training.hooks_of(DownsamplingRecord):
+        result = replace(result, downsampling=record.result(training, inputs.num_candidates))
+    scores: list[SampleScores | ChosenScores] = [*training.hooks_of(SampleScores), *training.hooks_of(ChosenScores)]
+    for hook in scores:
+        result = replace(result, feedback=hook.result(training))
     return result
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from time import perf_counter
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +80,9 @@ class Hook:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore a result of `state` from an earlier process."""
+
+
+H = TypeVar("H", bound=Hook)
 
 
 class BatchPreprocessing(Protocol):
@@ -220,6 +223,10 @@ class Training:
         """End each earlier epoch that is still open, unless the training has finished."""
         while epoch > self.progress.epoch and not self.finished:
             self._end_epoch()
+
+    def hooks_of(self, kind: type[H]) -> list[H]:
+        """Return the hooks of a class, in their order."""
+        return [hook for hook in self.hooks if isinstance(hook, kind)]
 
     def scoring_model(self) -> ScoringModel:
         """The current model, for scoring samples."""

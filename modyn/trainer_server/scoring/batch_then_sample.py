@@ -44,7 +44,7 @@ class BatchThenSample:
         self._policy = policy
         self._training = training
         self._draw = draw
-        self._record = next(hook for hook in training.hooks if isinstance(hook, DownsamplingRecord))
+        [self._record] = training.hooks_of(DownsamplingRecord)
         self._uses_weights = uses_weights
 
     def __call__(self, candidates: Iterator[Batch]) -> Iterator[Batch]:

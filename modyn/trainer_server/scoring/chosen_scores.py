@@ -40,7 +40,7 @@ class ChosenScores(Hook):
 
     def result(self, training: Training) -> FeedbackResult | None:
         """Write the rows, and return the description of the file; None if the rows are lost, which is logged."""
-        record = next(hook for hook in training.hooks if isinstance(hook, DownsamplingRecord))
+        [record] = training.hooks_of(DownsamplingRecord)
         number = record.num_selections - 1
         try:
             self._write(read_chosen_set(chosen_path(self._folder, number)), number * self._period)

@@ -155,7 +155,7 @@ class SampleScores(Hook):
         """Return the downsampling scores of the samples of a batch, and their weights."""
         if DOWNSAMPLING_WEIGHT not in self.widths:
             return None, None
-        record = next(hook for hook in training.hooks if isinstance(hook, DownsamplingRecord))
+        [record] = training.hooks_of(DownsamplingRecord)
         assert record.chosen is not None
         return torch.from_numpy(record.chosen.scores_of(batch.keys.numpy())), batch.weights.detach().clone()
 

@@ -52,7 +52,7 @@ class SampleThenBatch:
         self._training = training
         self._draw = draw
         self._connection = connection
-        self._record = next(hook for hook in training.hooks if isinstance(hook, DownsamplingRecord))
+        [self._record] = training.hooks_of(DownsamplingRecord)
         self._folder = selections_dir(inputs.context.folder, inputs.request)
         self.period: int = policy.config.epochs_between(training.plan.num_epochs)
         """Number of epochs between two selections."""
