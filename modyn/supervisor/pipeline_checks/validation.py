@@ -22,7 +22,6 @@ from modyn.model_storage.client import ModelStorageClient
 from modyn.records import Interval
 from modyn.registry import nearest
 from modyn.storage.client import DatasetInfo, StorageClient
-from modyn.supervisor.checks.sections import OBSERVATIONS, check_online, check_serving, pinned_models, served_datasets
 from modyn.supervisor.evaluation import check_handlers
 from modyn.supervisor.journal.records import Run, RunMode, RunOptions
 from modyn.supervisor.pipeline_checks.sections import OBSERVATIONS, check_online, check_serving, pinned_models, served_datasets
