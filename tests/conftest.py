@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from modyn.workers.devices import num_gpus
-from modyn.workers.fork_server import warm_up
-from tests.support.preloaded import PRELOADED
+from tests.support.preloaded import held_fork_server, other_fork_server
 
 pytest_plugins = ["modyn.testing.stack"]
 
@@ -67,10 +66,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs a CUDA device")
 
 
+@pytest.fixture(scope="session")
+def preloaded_fakes() -> Iterator[None]:
+    """From now on, tests fork processes from a process that has imported the fakes and the modules of all services."""
+    with held_fork_server():
+        yield
+
+
 @pytest.fixture(scope="module")
-def preloaded_fakes() -> None:
-    """Tests of the module fork processes from a process that has imported the fakes."""
-    warm_up(PRELOADED, None)
+def bare_fork_server() -> Iterator[None]:
+    """Tests of the module fork processes from a process without PyTorch, whose memory would count as theirs."""
+    with other_fork_server(()):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -27,9 +27,9 @@ from modyn.serving.observations.storage_log import StorageObservationLog
 from modyn.supervisor.client import CheckRecord, RunMode, RunState
 from modyn.testing.stack import RunningStack, clean_environment, stack_on, tiny_evaluation, write_tiny_files
 from modyn.testing.waiting import PATIENCE_S, eventually
-from tests.support.serving_process import Serving, call, connect
+from tests.support.serving_process import Serving, call, connect, run_to_end
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("preloaded_fakes")]
 
 FREE_PORTS = ("--http-port", "0", "--grpc-port", "0")
 INFER = "/v2/models/tiny/infer"
@@ -122,9 +122,10 @@ def test_it_starts_again_at_its_ports_after_a_kill_and_ends_cleanly(
     held = connect(served.address)
     ask(held)  # a connection that is open when the process is killed
     assert served.end(signal.SIGKILL) == -signal.SIGKILL
-    with Serving(running_stack, run_id, "--name", "tiny", "--http-port", ports[0], "--grpc-port", ports[1]) as again:
+    typed = ("--name", "tiny", "--http-port", ports[0], "--grpc-port", ports[1])
+    with Serving(running_stack, run_id, *typed, own_interpreter=True) as again:
         assert again.call("POST", INFER, BODY)[0] == 200
-        taken = running_stack.modyn("serve", run_id, "--http-port", ports[0], "--grpc-port", "0", process=True)
+        taken = run_to_end(running_stack, "serve", run_id, "--http-port", ports[0], "--grpc-port", "0")
         assert taken.returncode == 1
         assert f"serving cannot listen on 127.0.0.1:{ports[0]}: Address already in use" in taken.stderr
         assert again.end(signal.SIGTERM) == 0, "".join(again.lines)
@@ -266,7 +267,7 @@ def test_what_is_served_is_watched_and_reported(running_stack: RunningStack) -> 
             made.end(signal.SIGTERM)
             watching.kill()
             watching.communicate()
-        assert (made.process.returncode, watching.returncode) == (0, 0), "".join(made.lines)
+        assert (made.returncode, watching.returncode) == (0, 0), "".join(made.lines)
         requests = client.served(run_id).groupby(["model_id", "role"])["num_requests"].sum()
         assert requests[second, "pinned"] == 1
         assert requests[second, "serving"] >= 40
@@ -310,7 +311,7 @@ def test_bad_input(running_stack: RunningStack, run_id: str, arguments: list[str
 def test_what_a_server_cannot_do_is_said_when_it_starts(
     running_stack: RunningStack, run_id: str, arguments: list[str], message: str
 ) -> None:
-    done = running_stack.modyn("serve", run_id, *arguments, process=True)
+    done = run_to_end(running_stack, "serve", run_id, *arguments)
     assert (done.returncode, message in done.stderr) == (1, True), done.stderr
 
 
@@ -346,7 +347,7 @@ def test_labels_come_back_and_are_trained_on(running_stack: RunningStack) -> Non
         assert post(labels)[1] == {"stored": 30, "waiting": 0, "repeated": 30}
         status, refused = post([{**labels[0], "label": 2}])
         assert (status, "came before with the label 0, now with 2" in str(refused)) == (409, True)
-        taken = running_stack.modyn("serve", run.run_id, *FREE_PORTS, process=True)
+        taken = run_to_end(running_stack, "serve", run.run_id, *FREE_PORTS)
         assert (taken.returncode, "another server keeps what waits for its label" in taken.stderr) == (1, True)
         connection.close()  # or the server has, which ends connections that are idle for so long
         wrong = {"name": "inputs", "datatype": "FP32", "shape": [1, 4], "data": [0.0] * 4}
@@ -370,7 +371,7 @@ def test_labels_come_back_and_are_trained_on(running_stack: RunningStack) -> Non
         connection.close()
     finally:
         made.end(signal.SIGTERM)
-    assert made.process.returncode == 0
+    assert made.returncode == 0
 
 
 def test_steps_pause_while_predictions_are_slow_and_catch_up(running_stack: RunningStack) -> None:

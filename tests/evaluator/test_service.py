@@ -50,6 +50,8 @@ from tests.support.processes import ServiceProcess
 from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 from tests.support.worker_imports import Imports, new_fork_server
 
+pytestmark = pytest.mark.usefixtures("preloaded_fakes")
+
 RUN = RunId("numbers-0001")
 DATASET: dict[str, Any] = {
     "dataset_id": "numbers",

@@ -30,6 +30,8 @@ from tests.support.comparison import differences, outcome
 from tests.support.killed_stack import WORKERS, KilledStack, trigger_set_keys
 from tests.support.serving_process import Serving, call, connect
 
+pytestmark = pytest.mark.usefixtures("preloaded_fakes")
+
 INITIAL, PER_TRIGGER, STEP, DRAWN, BATCH = 60, 20, 10, 6, 10
 AHEAD = 10
 """Number of observations between a prediction and its label."""

@@ -34,7 +34,7 @@ from tests.support.killed_stack import WORKERS, KilledStack, trigger_set_keys
 from tests.support.serving_process import Serving, call, connect
 from tests.support.trigger_sections import SECTIONS as TRIGGER_SECTIONS
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("preloaded_fakes")]
 
 NUM_SAMPLES, INITIAL, STEP, DRAWN, BATCH = 165, 60, 10, 6, 10
 LEARNING_RATE = 0.3

@@ -28,6 +28,8 @@ from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.killed_stack import KilledStack
 from tests.support.serving_process import Serving, connect
 
+pytestmark = pytest.mark.usefixtures("preloaded_fakes")
+
 HIDDEN, WIDTH, CLASSES = 256, 4, 3
 CONFIG = {"input_size": WIDTH, "hidden_sizes": [HIDDEN, HIDDEN], "num_classes": CLASSES}
 BODY = json.dumps({"inputs": [{"name": "input", "datatype": "FP32", "shape": [1, WIDTH], "data": [0.0] * WIDTH}]})

@@ -27,9 +27,9 @@ from modyn.serving.served_model import served_model
 from modyn.state_folders import shared_folder
 from modyn.testing.stack import NUM_CLASSES, TINY_PARSER, RunningStack
 from modyn.testing.waiting import eventually
-from tests.support.serving_process import Serving, call, connect
+from tests.support.serving_process import Serving, call, connect, run_to_end
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("preloaded_fakes")]
 
 NARROW_PARSER = TINY_PARSER.rstrip() + "[:2]\n"
 FREE_PORTS = ("--http-port", "0", "--grpc-port", "0")
@@ -159,15 +159,16 @@ def test_labels_of_each_reach_its_dataset(runs: TwoRuns, served: Serving) -> Non
 def test_what_is_ambiguous_is_refused_before_a_port_is_opened(runs: TwoRuns) -> None:
     """The port is taken, which would be the error once one is to be opened."""
     taken = socket.create_server(("127.0.0.1", 0))
-    ports = ["--http-port", taken.getsockname()[1], "--grpc-port", "0"]
+    ports = ["--http-port", str(taken.getsockname()[1]), "--grpc-port", "0"]
     clash = f"error: runs '{runs.wide}' and '{runs.narrow}' would both be model 'same', and requests address a model by its name"
-    for process, arguments, message in [
+    for makes_server, arguments, message in [
         (True, [f"same={runs.wide}", f"same={runs.narrow}"], clash),
         (False, [runs.wide, "other=no-such-run"], "error: there is no run 'no-such-run'"),
         (False, [runs.wide, runs.narrow, "--name", "same"], "error: --name describes one model, but several runs are served: write NAME=RUN"),
         (False, [runs.wide, runs.narrow, "--observations", "seen-wide"], "set serving.observations in their pipelines, or serve them separately"),
     ]:  # fmt: skip
-        done = runs.stack.modyn("serve", *arguments, *ports, process=process)
+        command = ("serve", *arguments, *ports)
+        done = run_to_end(runs.stack, *command) if makes_server else runs.stack.modyn(*command)
         assert (done.returncode, message in done.stderr) == (1, True), done.stderr
     taken.close()
 

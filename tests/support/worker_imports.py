@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing import forkserver
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -24,21 +23,24 @@ Imports = Callable[[str, object, Path], list[str]]
 @contextmanager
 def new_fork_server(preload: Sequence[str]) -> Iterator[Imports]:
     """Run a fork server that imports `preload` within the block."""
+    from tests.support.preloaded import other_fork_server  # this module imports nothing in the fork server
+
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")  # each child imports the main module: here it would be that of pytest
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]  # one that runs keeps the modules that it began with
-    pool = WorkerPool(1, preload=[*preload, __name__])
+    modules = [*preload, __name__]
+    pool = WorkerPool(1, preload=modules)
 
     def imports(task: str, request: object, log_path: Path) -> list[str]:
         name = f"{__name__}:run_and_list_imports"
         found: list[str] = pool.submit(JobSpec(name, (task, request), name="imports", log_path=log_path)).result(120)
         return found
 
-    try:
-        yield imports
-    finally:
-        pool.close()
-        sys.modules["__main__"] = main
+    with other_fork_server(modules):
+        try:
+            yield imports
+        finally:
+            pool.close()
+            sys.modules["__main__"] = main
 
 
 def run_and_list_imports(request: tuple[str, object], connection: JobConnection) -> list[str]:

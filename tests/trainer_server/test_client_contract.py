@@ -16,6 +16,8 @@ from modyn.testing.waiting import eventually
 from modyn.trainer_server.client import TrainerServerClient, TrainingRequest, TrainingResult, TrainingStatus
 from tests.support.training_service import RUN, training_service
 
+pytestmark = pytest.mark.usefixtures("preloaded_fakes")
+
 HERE = Path(__file__).parent
 RESULT = {"num_samples": 10, "num_batches": 2, "loss": 0.25, "losses": [[1, 0.75]], "seconds": {"load": 0.1}}
 

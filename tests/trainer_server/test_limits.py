@@ -21,6 +21,8 @@ from modyn.workers.limits import Watchdog
 from tests.support.preloaded import PRELOADED
 from tests.support.training import NUM_FEATURES, MemoryData, small_pipeline
 
+pytestmark = pytest.mark.usefixtures("preloaded_fakes")
+
 HERE = Path(__file__).parent
 SLEEPER = f"""
 def bytes_parser_function(data):

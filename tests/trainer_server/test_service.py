@@ -31,6 +31,8 @@ from modyn.workers import Job
 from tests.support.training import small_pipeline
 from tests.support.training_service import RUN, Room, training_service
 
+pytestmark = pytest.mark.usefixtures("preloaded_fakes")
+
 HERE = Path(__file__).parent
 
 

@@ -17,6 +17,8 @@ from modyn.workers import JobSpec, SessionRules, WorkerPool
 from tests.support.preloaded import PRELOADED
 from tests.support.training import MemoryData, RecordedReport, TrainingRoom, small_pipeline
 
+pytestmark = pytest.mark.usefixtures("preloaded_fakes")
+
 HERE = Path(__file__).parent
 
 CARELESS = """

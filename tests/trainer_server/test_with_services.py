@@ -33,6 +33,8 @@ from tests.support.running_storage import start_storage
 from tests.support.training import NUM_FEATURES, small_pipeline
 from tests.support.worker_imports import new_fork_server
 
+pytestmark = pytest.mark.usefixtures("preloaded_fakes")
+
 RUN = RunId("numbers-0001")
 RECORD = np.dtype([("label", "<i8"), ("features", "<f4", (NUM_FEATURES,))])
 NUM_SAMPLES = 100

@@ -15,6 +15,8 @@ from modyn.testing.waiting import PATIENCE_S, eventually
 from modyn.workers.bounded_process import AnswerError, BoundedProcess, Bounds, EndedError, available_memory, left_in_groups
 from modyn.workers.fork_server import PROCESS_TABLE
 
+pytestmark = pytest.mark.usefixtures("bare_fork_server")
+
 HERE = Path(__file__).parent
 MEMORY = 200 << 20
 Start = Callable[..., BoundedProcess]

@@ -17,6 +17,8 @@ from modyn.testing.waiting import PATIENCE_S, eventually
 from modyn.workers import Job, JobSpec, SessionRules, WorkerLimits, WorkerPool
 from tests.support.preloaded import PRELOADED
 
+pytestmark = pytest.mark.usefixtures("preloaded_fakes")
+
 FOR_LONG = SessionRules(idle_s=600.0)
 
 Make = Callable[..., WorkerPool]

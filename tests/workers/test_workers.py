@@ -34,6 +34,8 @@ from modyn.testing.waiting import PATIENCE_S, eventually
 from modyn.workers import Job, JobSpec, JobState, SessionRules, WorkerPool
 from tests.support.preloaded import PRELOADED
 
+pytestmark = pytest.mark.usefixtures("preloaded_fakes")
+
 HERE = Path(__file__).parent
 
 

@@ -32,6 +32,8 @@ from modyn.workers.bounded_process import BoundedProcess, EndedError
 from tests.support.running_storage import RunningStorage, binary_dataset, start_storage, write_records
 from tests.support.unruly_formats import Unruly, UnrulyHere, UnrulyTogether
 
+pytestmark = pytest.mark.usefixtures("bare_fork_server")
+
 MEMORY = 1 << 28
 
 

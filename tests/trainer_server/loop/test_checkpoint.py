@@ -27,6 +27,8 @@ from modyn.workers import JobSpec, KeptModels, WorkerPool
 from tests.support.preloaded import PRELOADED
 from tests.support.training import MemoryData, Outcome, RecordedReport, TrainingRoom, small_pipeline
 
+pytestmark = pytest.mark.usefixtures("preloaded_fakes")
+
 HERE = Path(__file__).parent.parent
 
 

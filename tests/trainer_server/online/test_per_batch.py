@@ -17,6 +17,8 @@ from modyn.trainer_server.trainings import Trainings
 from modyn.workers import WorkerPool
 from tests.support.training import MemoryData, TrainingRoom, small_pipeline
 
+pytestmark = pytest.mark.usefixtures("preloaded_fakes")
+
 
 class ReadingBack(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts how often a value of a tensor is read by Python: on a GPU, each such reading waits for all that was begun there."""
