@@ -17,7 +17,7 @@ from modyn.testing.stack import clean_environment
     ("arguments", "code"),
     [
         (["explain", "training.seed"], 0),
-        (["check", "none.yaml"], 1),
+        pytest.param(["check", "none.yaml"], 1, marks=pytest.mark.slow),
         pytest.param(["chek"], 2, marks=pytest.mark.slow),
         (["--state-dir", "here", "rm", "r"], 1),
     ],

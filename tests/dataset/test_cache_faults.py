@@ -279,6 +279,7 @@ def slow(redis: BreakableRedis) -> Iterator[DrippingProxy]:
     path.unlink()
 
 
+@pytest.mark.slow
 @FLIGHT_IN_SLOW
 def test_batches_are_the_same_while_redis_is_slow(slow: DrippingProxy, short_cut: bool) -> None:
     """It serves samples before, and again after."""

@@ -67,6 +67,7 @@ def test_a_drift_policy_decides_as_in_its_run_and_others_beside_it(running_stack
     assert "600 of 600 samples through 4 policies" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_performance_policy_decides_as_in_its_run(running_stack: RunningStack) -> None:
     running_stack.tiny_dataset("scored", num_samples=600, num_files=6)
     dataset = {"dataset_id": "scored", "bytes_parser_function": TINY_PARSER, "batch_size": 50, "metrics": [{"name": "Accuracy"}]}

@@ -227,7 +227,7 @@ def test_a_cache_keeps_payloads_and_changes_nothing(clicks: RunningStack, split:
 @pytest.mark.parametrize(
     ("name", "on"),
     [
-        ("PerformanceTrigger", "predictions"),
+        pytest.param("PerformanceTrigger", "predictions", marks=pytest.mark.slow),
         ("DataDriftTrigger", "embeddings"),
         pytest.param("StreamDetectorTrigger on distance", "predictions", marks=pytest.mark.slow),
         pytest.param("PerformanceTrigger", "embeddings", marks=pytest.mark.slow),

@@ -306,9 +306,9 @@ def test_a_service_folder_that_cannot_be_written_is_named(tmp_path: Path) -> Non
     config = SystemConfig(state_dir=tmp_path)
     (tmp_path / "selector").write_text("a file where a folder should be")
     program = (  # services are forked, and this process has threads
-        "from pathlib import Path; from modyn.config.system import SystemConfig; from modyn.local.stack import ServiceProcess\n"
+        "import time; from pathlib import Path; from modyn.config.system import SystemConfig; from modyn.local.stack import ServiceProcess\n"
         f"service = ServiceProcess('selector', SystemConfig(state_dir=Path({str(tmp_path)!r})), None); service.start()\n"
-        "while service.pid is not None: pass"
+        "while service.pid is not None: time.sleep(0.02)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE_S)
     assert re.search(

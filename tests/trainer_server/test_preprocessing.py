@@ -129,8 +129,14 @@ def test_a_training_starts_from_the_statistics_of_its_parent_and_a_cold_one_from
     np.testing.assert_equal(statistics(room, cold).state(), preprocessing_of_keys(DENSE, *batches(24)).state())
 
 
-@pytest.mark.parametrize("when", ["while_training", "before_training"])
-@pytest.mark.parametrize("stop_after", [3, 7, 11])
+@pytest.mark.parametrize(
+    ("stop_after", "when"),
+    [
+        pytest.param(stop_after, when, marks=[] if (stop_after == 7) == (when == "before_training") else pytest.mark.slow)
+        for stop_after in (3, 7, 11)
+        for when in ("while_training", "before_training")
+    ],
+)
 def test_a_training_that_was_stopped_counts_each_sample_once(stop_after: int, when: str, tmp_path: Path) -> None:
     section = {**SPARSE, "statistics": when}
     training = {"epochs_per_trigger": 2, "shuffle": True, "checkpointing": {"activated": True, "interval": 2}}

@@ -55,7 +55,7 @@ def test_orders_of_jobs_in_step_show_nothing_of_keys_and_neighbours(rule: str, m
     assert np.mean(apart < 0.01) < 0.035
 
 
-@pytest.mark.parametrize(("share", "correlation"), [(0.2, 0.55), (1.0, 0.31)])
+@pytest.mark.parametrize(("share", "correlation"), [(0.2, 0.55), pytest.param(1.0, 0.31, marks=pytest.mark.slow)])
 def test_epochs_of_coordinated_jobs_apart_are_as_similar_as_documented(share: float, correlation: float, tmp_path: Path) -> None:
     """benchmark/README.md documents these numbers for three jobs that are a third of an epoch apart."""
     found = orders(tmp_path, "coordinated", share, 3, apart=1 / 3)

@@ -219,6 +219,7 @@ def test_no_question_says_that_an_older_batch_is_made_before_it_is(tmp_path: Pat
     assert state.asked[-1].reading == -1
 
 
+@pytest.mark.parametrize("home", [pytest.param("memory", marks=pytest.mark.slow), "redis"], indirect=True)
 def test_opportunistic_jobs_meet_cached_samples_first_and_prepare_others_in_the_background(home: Home) -> None:
     keys, tier = np.arange(1000) * 3, Values()
     jobs = [SharedJob(home.state(200), keys, seed, True, rule=RULES["opportunistic"]) for seed in range(3)]
@@ -234,6 +235,7 @@ def test_opportunistic_jobs_meet_cached_samples_first_and_prepare_others_in_the_
     assert not any(batch.admitted.any() for training in trainings for batch in training.batches)
 
 
+@pytest.mark.parametrize("home", ["memory", pytest.param("redis", marks=pytest.mark.slow)], indirect=True)
 def test_jobs_with_some_samples_in_common(home: Home) -> None:
     tier: Values = {}
     sets = [np.arange(0, 2000), np.arange(1000, 3000)]

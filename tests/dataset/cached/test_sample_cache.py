@@ -233,9 +233,15 @@ def test_encoded_samples_are_decoded_again(tmp_path: Path, short_cut: bool) -> N
     assert sorted(asked) == sorted(KEYS)
 
 
-@BOTH_WAYS
-@pytest.mark.parametrize("tier", ["encoded", "decoded"])
-@pytest.mark.parametrize("harm", ["lost", "damaged", "empty"])
+@pytest.mark.parametrize(
+    ("short_cut", "tier", "harm"),
+    [
+        pytest.param(way, tier, harm, marks=[] if (number + way + (tier == "decoded")) % 2 else pytest.mark.slow)
+        for number, harm in enumerate(("lost", "damaged", "empty"))
+        for tier in ("encoded", "decoded")
+        for way in (False, True)
+    ],
+)
 def test_what_the_cache_loses_is_read(tmp_path: Path, short_cut: bool, tier: TierName, harm: str) -> None:
     """This includes losses between the check for a sample, which is made in advance, and its use."""
     folder = tmp_path / "cache"

@@ -289,7 +289,7 @@ class Crossing:
             job.check()
 
 
-@pytest.mark.parametrize("lead", [3, 6])
+@pytest.mark.parametrize("lead", [3, pytest.param(6, marks=pytest.mark.slow)])
 def test_a_value_that_is_dropped_later_is_not_taken_for_the_next_one(lead: int, tmp_path: Path) -> None:
     """The first training waits for storage, and is to drop a value then; the second one is to prepare the sample again, and waits too; the third one,
     which has been served the old value, is to be served the new one."""

@@ -388,7 +388,7 @@ def test_a_dataset_that_is_deleted_in_between(numbers: RunningStorage) -> None:
         list(fetched)
 
 
-@pytest.mark.parametrize("num_clients", [1, 16])
+@pytest.mark.parametrize("num_clients", [pytest.param(1, marks=pytest.mark.slow), 16])
 def test_many_fetches_at_once(numbers: RunningStorage, stack: ExitStack, serve: StartServer, num_clients: int) -> None:
     endpoints = [serve(), serve()]
     clients = [stack.enter_context(PayloadClient(endpoints, 1 + seed % 3, SMALL_FETCHING)) for seed in range(num_clients)]

@@ -19,7 +19,9 @@ from tests.support.trigger_sections import SECTIONS
 HOUR, NUM_SAMPLES = 3600, 240
 
 
-@pytest.mark.parametrize("name", ["DataDriftTrigger of whole seasons", "DataDriftTrigger of the same phase"])
+@pytest.mark.parametrize(
+    "name", ["DataDriftTrigger of whole seasons", pytest.param("DataDriftTrigger of the same phase", marks=pytest.mark.slow)]
+)
 def test_live_samples_are_compared_as_those_of_a_replay(name: str, system_config: SystemConfig, tmp_path: Path) -> None:
     services = InMemoryServices(tmp_path)
     services.storage.add_dataset("train", records=True)

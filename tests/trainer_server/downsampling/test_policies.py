@@ -300,9 +300,21 @@ def test_every_policy_works_on_a_gpu(tmp_path: Path, config: dict[str, Any], fir
         torch.testing.assert_close(on_gpu.weights[name].cpu(), value, rtol=0, atol=0.2)
 
 
-@pytest.mark.parametrize("first", [False, True], ids=["batch-then-sample", "sample-then-batch"])
-@pytest.mark.parametrize("strategy", ["Loss", "GradNorm", "Uncertainty", "EL2N", "GraNd", "RS2"])
-@pytest.mark.parametrize("kind", ["one logit", "regression"])
+@pytest.mark.parametrize(
+    ("kind", "strategy", "first"),
+    [
+        pytest.param(
+            kind,
+            strategy,
+            first,
+            id=f"{kind}-{strategy}-{'sample-then-batch' if first else 'batch-then-sample'}",
+            marks=[] if (number + (kind == "regression") + first) % 2 else pytest.mark.slow,
+        )
+        for kind in ("one logit", "regression")
+        for number, strategy in enumerate(("Loss", "GradNorm", "Uncertainty", "EL2N", "GraNd", "RS2"))
+        for first in (False, True)
+    ],
+)
 def test_one_logit_and_regression_train_where_it_makes_sense(tmp_path: Path, kind: str, strategy: str, first: bool) -> None:
     config = {"strategy": strategy, **({"score_metric": "Entropy"} if strategy == "Uncertainty" else {})}
     loss = {"name": "BCEWithLogitsLoss" if kind == "one logit" else "MSELoss"}
