@@ -149,21 +149,23 @@ FAULTS: dict[str, Fault] = {
 WAYS = {False: "flight", True: "local"}
 FLIGHT_IN_SLOW = pytest.mark.parametrize("short_cut", [pytest.param(False, marks=pytest.mark.slow), True], ids=WAYS.values())
 LOCAL_IN_SLOW = pytest.mark.parametrize("short_cut", [False, pytest.param(True, marks=pytest.mark.slow)], ids=WAYS.values())
-IN_GATE = ("killed", "stopped", "out of memory", "evicting", "asks for a password")
-EACH_FAULT = pytest.mark.parametrize(
-    ("fault", "short_cut"),
-    [
-        pytest.param(
-            fault, way, id=f"{fault}-{name}", marks=[] if fault in IN_GATE and (number + way) % 2 else [pytest.mark.slow]
-        )
-        for number, fault in enumerate(FAULTS)
-        for way, name in WAYS.items()
-    ],
-)
-"""Half of the faults with one way each in the gate, and all in `slow`. The same code asks the cache in both ways."""
 
 
-@EACH_FAULT
+def each_fault(*in_gate: str) -> pytest.MarkDecorator:
+    """Parametrize a test with all faults. In the gate are those of `in_gate`, with one way each: the same code asks the cache in both ways."""
+    return pytest.mark.parametrize(
+        ("fault", "short_cut"),
+        [
+            pytest.param(
+                fault, way, id=f"{fault}-{name}", marks=[] if fault in in_gate and (number + way) % 2 else pytest.mark.slow
+            )
+            for number, fault in enumerate(FAULTS)
+            for way, name in WAYS.items()
+        ],
+    )
+
+
+@each_fault("killed", "out of memory", "asks for a password")
 def test_batches_are_the_same_for_any_fault_of_redis(redis: BreakableRedis, fault: str, short_cut: bool) -> None:
     """It serves samples before, and again after."""
     expected = read(None, short_cut).content
@@ -249,7 +251,7 @@ def test_trainings_that_share_samples_continue_when_a_node_of_a_cluster_dies(num
         end(jobs)
 
 
-@EACH_FAULT
+@each_fault("stopped", "evicting")
 def test_trainings_that_share_samples_continue_for_any_fault_of_redis(redis: BreakableRedis, fault: str, short_cut: bool) -> None:
     """Each serves every sample once an epoch, and none is served twice; they share before, and again after."""
     jobs = sharing_jobs(redis.url, short_cut)

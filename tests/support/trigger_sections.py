@@ -129,7 +129,7 @@ SECTIONS: Final[dict[str, dict[str, Any]]] = {
 def streams_of_each(configs: Mapping[str, Mapping[str, Any]], num_samples: int, *, all_timed: bool = False) -> list[Any]:
     """Cases of a configuration and titles of `example_streams`, for `parametrize`.
 
-    The streams differ in their times. In the gate a configuration with a duration meets half of them and the next one the other half, a
+    The streams differ in their times. In the gate a configuration with a duration meets a third of them and the next one another third, a
     single one meets all; a configuration that counts samples meets a fifth, the next one another fifth. Slow tests take the rest.
 
     Args: all_timed: the policy decides by the times of samples also where its configuration has no duration.
@@ -137,7 +137,7 @@ def streams_of_each(configs: Mapping[str, Mapping[str, Any]], num_samples: int, 
     titles, cases, seen = list(example_streams(num_samples)), list[Any](), {True: 0, False: 0}
     timed = {name: all_timed or bool(_DURATION.search(json.dumps(config))) for name, config in configs.items()}
     for name, is_timed in timed.items():
-        parts, number = min(2, sum(timed.values())) if is_timed else 5, seen[is_timed]
+        parts, number = min(3, sum(timed.values())) if is_timed else 5, seen[is_timed]
         seen[is_timed] += 1
         some, rest = titles[number % parts :: parts], [title for at, title in enumerate(titles) if at % parts != number % parts]
         cases.append(pytest.param(name, some, id=name))
