@@ -165,7 +165,7 @@ def each_fault(*in_gate: str) -> pytest.MarkDecorator:
     )
 
 
-@each_fault("killed", "out of memory", "asks for a password")
+@each_fault("killed", "stopped", "out of memory", "asks for a password")
 def test_batches_are_the_same_for_any_fault_of_redis(redis: BreakableRedis, fault: str, short_cut: bool) -> None:
     """It serves samples before, and again after."""
     expected = read(None, short_cut).content
@@ -251,7 +251,7 @@ def test_trainings_that_share_samples_continue_when_a_node_of_a_cluster_dies(num
         end(jobs)
 
 
-@each_fault("stopped", "evicting")
+@each_fault("killed", "stopped", "evicting")
 def test_trainings_that_share_samples_continue_for_any_fault_of_redis(redis: BreakableRedis, fault: str, short_cut: bool) -> None:
     """Each serves every sample once an epoch, and none is served twice; they share before, and again after."""
     jobs = sharing_jobs(redis.url, short_cut)

@@ -118,7 +118,6 @@ def test_ctrl_c_asks_and_enter_detaches(stack: RunningStack, following: tuple[Te
     assert state_of(stack, run_id) == "waiting_for_data"
 
 
-@pytest.mark.slow
 def test_ctrl_c_and_no_goes_on_watching(stack: RunningStack, following: tuple[Terminal, str]) -> None:
     terminal, run_id = following
     terminal.type(CTRL_C)

@@ -79,7 +79,6 @@ def test_steps_pause_and_start_again(running_stack: RunningStack) -> None:
     assert [event.detail.online for event in events if isinstance(event.detail, TriggerFired)] == [t.online for t in triggers]
 
 
-@pytest.mark.slow
 def test_online_updates_between_steps_pause_too(running_stack: RunningStack) -> None:
     shifting_dataset(running_stack, "updates", NUM_DAYS, SHIFT_DAY)
     text = pipeline(online={**ONLINE, "update_samples": 5, "rollback": {"every": 4}}).replace("shifting", "updates")

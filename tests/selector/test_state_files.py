@@ -209,7 +209,7 @@ def triggers(database: Database, folder: Path, section: dict[str, Any], count: i
 
 @pytest.mark.parametrize(
     "section",
-    [NO_REPLACEMENT, pytest.param(BALANCED, marks=pytest.mark.slow), pytest.param(FRESHNESS, marks=pytest.mark.slow)],
+    [NO_REPLACEMENT, BALANCED, pytest.param(FRESHNESS, marks=pytest.mark.slow)],
     ids=["epochs", "column", "freshness"],
 )
 def test_a_kill_at_any_moment_changes_no_key(system_config: SystemConfig, database: Database, section: dict[str, Any]) -> None:
