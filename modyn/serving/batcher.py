@@ -128,7 +128,7 @@ class Batcher:
         """Predict due batches in this thread. If `threads` batches are being predicted already, the threads of those batches predict the remaining
         requests."""
         for _ in range(_MAX_INLINE):
-            if not (batch := self._take()):
+            if not (batch := self._take(self._clock())):
                 break
             self._predict(batch)
             self._end_batch()
@@ -182,12 +182,12 @@ class Batcher:
             batch.clear()  # the variable would keep the inputs in memory until the next batch
             self._end_batch()
 
-    def _take(self) -> list[BatchedRequest]:
+    def _take(self, now: float) -> list[BatchedRequest]:
         """Return a due batch and count the batch as active. The list is empty if no batch is due, or if `threads` batches are active."""
         with self._lock:
             if self._active >= self._max_active:
                 return []
-            batch = self._queue.take(self._clock())
+            batch = self._queue.take(now)
             self._active += bool(batch)
             return batch
 
@@ -201,9 +201,11 @@ class Batcher:
         """Wait for the next batch; None: the batcher is closed, and this thread ends."""
         with self._changed:
             while True:
-                if batch := self._take():
+                # One time for both: a batch that became due between two times would not be taken, and this thread would wait without a limit.
+                now = self._clock()
+                if batch := self._take(now):
                     return batch
-                due_s = self._queue.due(self._clock())
+                due_s = self._queue.due(now)
                 # The last thread waits until no caller predicts, and then closes the predictor.
                 if due_s is None and self._closing and (self._active == 0 or self._alive > 1):
                     self._alive -= 1

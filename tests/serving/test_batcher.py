@@ -107,6 +107,23 @@ def test_each_request_gets_its_own_rows_in_any_interleaving(
     assert predictor.closed.is_set()
 
 
+def test_a_batch_that_becomes_due_while_its_thread_looks_is_predicted(make: Make) -> None:
+    """The clock goes on by 0.1 s at each look. The batch is not due at the first look after its requests came, and due at the next one."""
+    looks = list[float]()
+
+    def clock() -> float:
+        looks.append(0.1 * len(looks))
+        return looks[-1]
+
+    batcher = make(FakePredictor(), BatchLimits(max_delay_s=0.25), clock=clock)
+    eventually(lambda: looks)
+    batcher.run_due()  # returns when the thread waits for requests, since the thread holds the lock until then
+    futures = [Future[Tensors](), Future[Tensors]()]
+    for future, is_first in zip(futures, (True, False), strict=True):
+        batcher.submit({"input": np.zeros((1, 3), np.float32)}, functools.partial(settle, future), inline=is_first)
+    assert [future.result(PATIENCE_S)["sum"].tolist() for future in futures] == [[0], [0]]
+
+
 def test_requests_that_come_while_the_model_works_become_one_batch(make: Make) -> None:
     gate, reports = PredictorGate(), list[BatchReport]()
     predictor = FakePredictor(before=gate)
