@@ -333,21 +333,20 @@ class FolderScan:
     ) -> None:
         """`packed`: also collect files whose names end with `ending` followed by .gz, .zst or .bz2. `companion_ending`: replaces `ending` in the
         name of each file's companion; empty if there is none. `watch`: watches all folders that are entered.
-
-        `companion_ending`: of the name of the file beside each of the files, in place of `ending`; empty if there is none. `watch`: of all
-        folders that are entered.
         """
     def enter(self, path: PathLike) -> None:
-        """Scan the folder `path` below `base` and all folders in it. Each folder is scanned once, by whatever path. Links are not followed."""
+        """Scan the folder `path` below `base` and all folders in it. Each folder is scanned once, even if several paths lead to it. Links are not
+        followed.
+        """
     def look_at(self, paths: Sequence[PathLike]) -> None:
         """Look only at these paths: files, folders (which are scanned), or missing ones."""
     def absent(self, *, of_all: bool) -> npt.NDArray[np.int64]:
-        """Return the ids of known files that were not met, ascending: of all, or only of those at the paths of `look_at`."""
+        """Return the ids of known files that were not found, ascending: of all, or only of those at the paths of `look_at`."""
     def take_files(self, max_files: int) -> tuple[list[str], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the next found files, in order of modification time, then path: paths below `base`, sizes (bytes), modification times (ns), and
         the later of the file's own and its companion's time; the smallest int64 if the companion is missing. None at the end."""
     def take_links(self) -> list[str]:
-        """Return the paths of symbolic links that were met since the last call, sorted."""
+        """Return the paths of symbolic links that were found since the last call, sorted."""
     def take_refused(self) -> list[tuple[str, int]]:
         """Return the paths that could not be read since the last call, with the errno."""
 
