@@ -226,7 +226,7 @@ def _beyond_shares(detector: str, metric: object, path: str) -> Iterator[Problem
     kind, config = load_policy(DRIFT_METRICS, metric, "id", path)
     if kind.range_of(config) not in (None, UNIT):
         fitting = ", ".join(sorted(name for name in DRIFT_METRICS.builtin if DRIFT_METRICS.get(name).distance_range == UNIT))
-        message = f"{detector} takes distances from 0 to 1, and those of {metric['id']} may lie beyond"
+        message = f"{detector} takes distances from 0 to 1, and distances of {metric['id']} may exceed 1"
         yield Problem(f"{path}.id", f"{message}; use {fitting}, or another detector")
 
 
@@ -262,7 +262,10 @@ def _check_labels(criteria: object, dataset: object, path: str) -> Iterator[Prob
             message = f"evaluation.dataset has no metric '{metric}'{hint} There are: {', '.join(labels)}"
             yield Problem(f"{path}.{name}.metric", message)
         elif metric in errors:
-            message = f"low values of '{metric}' are the good ones, and this criterion takes low scores as bad: judge one where high is good"
+            message = (
+                f"lower values of '{metric}' are better, but this criterion fires on low values: "
+                "choose a metric whose higher values are better"
+            )
             yield Problem(f"{path}.{name}.metric", message)
         elif counts and metric in others:
             accuracies = [name for name in METRICS.builtin if METRICS.get(name).is_accuracy]

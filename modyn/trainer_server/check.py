@@ -279,15 +279,13 @@ def _embedding_notes(id_: str, network: nn.Module, embedding_path: str) -> list[
         return []
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     if linear:
-        what = "what needs gradients takes those by" if offers_embedding(network) else "what needs embeddings takes the input of"
-        message = (
-            f"'{id_}' offers no `last_layer`: {what} its last nn.Linear, '{linear[-1]}'; a property of that name chooses another"
-        )
+        taken = "gradients are taken at" if offers_embedding(network) else "embeddings are the input of"
+        message = f"'{id_}' offers no `last_layer`: {taken} the last nn.Linear, '{linear[-1]}'; define a property `last_layer` to choose another"
         return [Problem("model.id", message, Severity.WARNING)]
     if embedding_path and not offers_embedding(network):
         message = (
             f"embeddings are compared, and '{id_}' has none: it has no nn.Linear, and offers no `embedding(data)`; write predictions, payload or "
-            "labels, or add that"
+            "labels, or add one of the two"
         )
         return [Problem(embedding_path, message)]
     return []

@@ -52,7 +52,9 @@ ROLLBACKS = Counter(
 LEFT_OUT = Counter("modyn_training_left_out_step_batches", "Step batches that made no version because the error jumped again")
 TESTED = Counter("modyn_training_tested_samples", "New samples that were only tested, while steps paused or were left out")
 CACHED = Counter("modyn_cache_samples", "Samples that finished trainings took from a tier of the cache", ["tier"])
-SERVED = Counter("modyn_cache_served_samples", "Samples that finished trainings with a cache were given, from wherever")
+SERVED = Counter(
+    "modyn_cache_served_samples", "Samples that finished trainings with a cache received, from the cache or from storage"
+)
 DECODED = Counter(
     "modyn_cache_decoded_samples", "Samples that finished trainings with a cache decoded, for batches and for the cache only"
 )

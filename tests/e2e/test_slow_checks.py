@@ -103,7 +103,7 @@ def test_slow_checks_are_shown_and_are_made_one_after_the_other(stack: RunningSt
         positions = client.checks(run_id)["position"].tolist()
     watched = stack.modyn("watch", run_id)
     assert WARNING in watched.stdout + watched.stderr
-    assert "what the run warned of is over" in watched.stdout + watched.stderr
+    assert "the warning no longer applies" in watched.stdout + watched.stderr
     assert positions == list(range(EVERY, total + 1, EVERY)), "none is left out, none made twice"
     lines = (plugin / "compared").read_text().split()
     assert lines == ["begins", "ends"] * (len(lines) // 2), "none begins before the one before it has ended"

@@ -170,7 +170,7 @@ def test_detectors_of_shares_need_distances_from_0_to_1(biased: bool) -> None:
     for id_ in shares:
         (found,) = detects(id_, "MMDDriftMetric", biased=biased)
         assert found.startswith("trigger.distance.metric.id: ")
-        assert f"{id_} takes distances from 0 to 1, and those of MMDDriftMetric may lie beyond; use AlibiDetectKS" in found
+        assert f"{id_} takes distances from 0 to 1, and distances of MMDDriftMetric may exceed 1; use AlibiDetectKS" in found
         assert detects(id_, "HellingerDriftMetric") == []
     assert detects("ADWIN", "MMDDriftMetric") == []
 
@@ -251,7 +251,7 @@ F1 = {"name": "F1Score", "num_classes": 10, "average": "macro", "label": "F1"}
         (
             performance({"a": {"metric": "mse"}}, dataset=DATASET | {"metrics": [{"name": "MeanSquaredError", "label": "mse"}]}),
             "decision_criteria.a.metric",
-            "low values of 'mse' are the good ones, and this criterion takes low scores as bad: judge one where high is good",
+            "lower values of 'mse' are better, but this criterion fires on low values: choose a metric whose higher values are better",
         ),
         (
             performance({"a": COUNT | {"metric": "F1"}}, dataset=DATASET | {"metrics": [F1]}),

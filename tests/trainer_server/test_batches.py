@@ -142,7 +142,7 @@ def test_a_batch_size_of_one_is_refused_where_it_cannot_work(tmp_path: Path) -> 
     assert problem.path == "training.batch_size"
     assert "'Normed' has BatchNorm1d, which has no variance over a batch of 1" in problem.message
     assert (note.path, note.severity) == ("model.id", Severity.WARNING)
-    assert "'Normed' offers no `last_layer`: what needs embeddings takes the input of its last nn.Linear, '3'" in note.message
+    assert "'Normed' offers no `last_layer`: embeddings are the input of the last nn.Linear, '3'" in note.message
 
 
 CONVOLUTION = """

@@ -96,7 +96,7 @@ def check_history(pipeline: Mapping[str, Any]) -> list[Problem]:
     if asked := asked_scores(pipeline):
         which = f"selection_strategy asks trainings for scores of samples ({', '.join(asked)}), which proactive steps do not give"
         found.append(Problem(ONLINE, f"{which}; choose a selection without scores, or remove the section"))
-    which = "counts triggers, and those of proactive steps are among them, which is not available together yet"
+    which = "counts triggers, including those of proactive steps. The two are not available together yet"
     for path in _COUNT_TRIGGERS:
         value: Any = pipeline
         for name in path.split("."):

@@ -240,7 +240,7 @@ class Fetch:
             )
         if not _are_answers(request.keys[request.done : done], payloads.keys, self.asked.on_missing):
             raise ModynError(
-                f"the payload server at {thread.address} answered other keys of dataset '{self.asked.dataset}' than those it was asked for; "
+                f"the payload server at {thread.address} answered other keys of dataset '{self.asked.dataset}' than requested; "
                 f"{_SAME_VERSION}"
             )
         if done == request.done:

@@ -380,7 +380,7 @@ class RunJournal:
             if self._announced is None:  # Read before the first warning changes the message.
                 self._announced = write.session.scalar(select(RUNS.c.message).where(RUNS.c.run_id == self.run_id))
             write.changes["message"] = "\n".join(filter(None, (self._announced, sanitize(warning))))
-            write.message(warning or "what the run warned of is over")
+            write.message(warning or "the warning no longer applies")
 
         self._write(change)
 

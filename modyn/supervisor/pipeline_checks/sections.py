@@ -26,7 +26,10 @@ def check_online(pipeline: Mapping[str, Any]) -> list[Problem]:
     if isinstance(trigger, Mapping):
         found += check_trigger_section(trigger, f"{ONLINE}.trigger")
         if trigger.get("latency_limit_ms") is not None and section.get("max_samples") is None:
-            why = "samples that arrive while steps pause are taken at once, without stopping for predictions: set it to what is quickly done"
+            why = (
+                "samples that arrive while steps pause are taken together, without stopping for predictions: set it to a number of samples "
+                "that one step takes quickly"
+            )
             found.append(Problem(f"{ONLINE}.max_samples", why, Severity.WARNING))
     return found
 

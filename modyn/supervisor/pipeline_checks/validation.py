@@ -217,7 +217,7 @@ def label_among_features(pipeline: Mapping[str, Any], path: str, dataset: Datase
         label = names[index]
     columns = preprocessing.get("columns")
     if label is not None and isinstance(columns, Mapping) and label in columns:
-        what = f"'{label}' is the label of the dataset '{dataset.name}', and a model would read off what it is to predict; remove the column"
+        what = f"'{label}' is the label of the dataset '{dataset.name}', and the model would see the label; remove the column"
         return [Problem(f"{PREPROCESSING}.columns.{label}", what)]
     if label in (options.get("payload_columns") or ()):
         what = f"payloads of the dataset '{dataset.name}' hold its label, the column '{label}': unless the parser leaves it out, it is a feature"
