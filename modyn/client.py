@@ -113,7 +113,7 @@ class Client(ModelAccess):
         settings: Sequence[str] = (),
         tags: Sequence[str] = (),
     ) -> Run:
-        """Start a run of a pipeline and return it at once; `wait` and `watch` follow it. The run's `message` has the warnings of the checks.
+        """Start a run of a pipeline and return it immediately; `wait` and `watch` follow it. The run's `message` has the warnings of the checks.
 
         Args: pipeline: path of a file, or the content as a dictionary. mode: replay history (experiment), or follow live data (production).
         from_timestamp, to_timestamp: use only samples in [from, to); each is seconds since 1970, an ISO 8601 date or a datetime. max_triggers: end

@@ -27,7 +27,7 @@ class _Slot(Generic[T, R]):
 class Prefetcher(Generic[T, R]):
     """Runs `load` for each of `tasks` on threads, ahead of use, and yields each task with its results, in order.
 
-    Results can be used as soon as they arrive. An error of `tasks` or `load` is raised at once in the thread that takes results, even before earlier
+    Results can be used as soon as they arrive. An error of `tasks` or `load` is raised immediately in the thread that takes results, before earlier
     results. After `stop` nothing more is yielded, and the threads end. If the tasks come from another prefetcher, stop the other prefetcher first;
     otherwise `join` would wait for a thread that waits for it.
 

@@ -88,7 +88,7 @@ def start_fork_server() -> None:
     """Start the fork server of `batches_of_processes`, unless it runs, and wait until it has imported the needed modules."""
     first = _context().Process(target=_start_worker, args=(0,))
     first.start()
-    # The fork server forks this process after it has imported everything. The process ends at once.
+    # The fork server forks this process after it has imported everything. The process ends immediately.
     first.join()
 
 

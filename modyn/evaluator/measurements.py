@@ -87,7 +87,7 @@ class Measurements:
 
     @contextmanager
     def _permit(self) -> Iterator[None]:
-        # A request over the limit is refused at once, because each waiting request would occupy a thread of the server.
+        # A request over the limit is refused immediately, because each waiting request would occupy a thread of the server.
         if not self._permits.acquire(blocking=False):
             raise UnavailableError(f"{MAX_WAITING} passes are running or waiting at the evaluator; try again later")
         try:

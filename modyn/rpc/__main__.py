@@ -32,7 +32,7 @@ def main() -> int:
         keep_allowed(os.environ, settings.worker_environment)
     # structlog would import rich, which takes 5 MB, for a renderer that no service uses.
     sys.modules["rich"] = None  # type: ignore[assignment]
-    # A late import, so that a wrong configuration is reported at once.
+    # A late import, so that a wrong configuration is reported immediately.
     from modyn.rpc.server import run_service
 
     build: Any = load_object(f"modyn.{name}.service:build")

@@ -32,7 +32,7 @@ _ENDING_S = 60.0
 
 RENEW_AFTER_S = 5.0
 """Seconds of failure after which a connection is replaced. An attempt to connect may also take this long. gRPC resolves a name again after pauses
-that grow to two minutes, so an old connection may reach the server only long after an outage. A new connection resolves the name at once."""
+that grow to two minutes, so an old connection may reach the server only long after an outage. A new connection resolves the name immediately."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +63,7 @@ class Channel:
             ("grpc.max_receive_message_length", endpoint.max_message_bytes),
             ("grpc.max_send_message_length", endpoint.max_message_bytes),
             ("grpc.initial_reconnect_backoff_ms", 50),
-            # Despite its name, this option is the longest time of an attempt to connect. A refused attempt ends at once.
+            # Despite its name, this option is the longest time of an attempt to connect. A refused attempt ends immediately.
             ("grpc.min_reconnect_backoff_ms", 5000),
             ("grpc.max_reconnect_backoff_ms", 1000),
             # Timeout of a name server; the default is two minutes.

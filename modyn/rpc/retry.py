@@ -90,7 +90,7 @@ class CancellationToken:
 
     def on_cancel(self, callback: Callable[[ModynError], None]) -> Callable[[], None]:
         """Call `callback` with the cause when the token is cancelled, to wake a thread that waits elsewhere. If the token is already cancelled, the
-        callback is called at once.
+        callback is called immediately.
 
         Returns: a function that removes the callback; call this function once. If `cancel` is calling the callback at that moment, the callback may
         still run afterwards.
@@ -342,7 +342,7 @@ class ResumingStream(Iterator[T], Generic[T, Position]):
                 self._source = None
                 if self._clock() - began >= _LIVES_AFTER_S:
                     backoff.reset()
-                # An expired stream is normal: it is opened again at once, without a pause.
+                # An expired stream is normal: it is opened again immediately.
                 if not isinstance(error, StreamExpiredError):
                     backoff.wait(error)
             else:

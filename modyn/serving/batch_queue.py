@@ -48,7 +48,7 @@ class BatchedRequest:
 class BatchQueue:
     """Requests in order of arrival, in one queue for each group.
 
-    Rule: if one request waits, an idle model gets this request at once. If several requests wait, the model gets a batch from a group with
+    Rule: if one request waits, an idle model gets this request immediately. If several requests wait, the model gets a batch from a group with
     enough requests to fill one. If no group has enough, the model gets the oldest group after the first request of that group has waited
     `max_delay_s`. A batch consists of the oldest requests of one group that fit into it.
     """

@@ -63,7 +63,7 @@ class TrainingBatches:
         return reduce(PreparationTimes.plus, (loader.times for loader in self._loaders), NO_TIMES)
 
     def start(self, position: BatchPosition, num_seen: int, order: Mapping[str, Any] | None = None) -> Iterator[Batch]:
-        """Return the batches after `position`. Loading begins at once; scoring begins with the first request for a batch.
+        """Return the batches after `position`. Loading begins immediately; scoring begins with the first request for a batch.
 
         Args: num_seen: number of samples that earlier steps trained on. order: state of the sample order, from the checkpoint.
         """

@@ -39,7 +39,7 @@ _SLACK_BYTES: Final = 2 << 30
 _START_S: Final = 60.0
 """Seconds that a new process may take to import its modules."""
 _END_S: Final = 5.0
-"""Seconds to wait for the end of a killed process. A killed process ends at once, unless it waits in the kernel for a disk. After this time, the
+"""Seconds to wait for the end of a killed process. A killed process ends immediately, unless it waits in the kernel for a disk. After this time, the
 service stops waiting for the process.
 """
 
@@ -380,7 +380,7 @@ def _run(function: str, bounds: Bounds, connection: Connection[Any, Any]) -> Non
 def _answer(
     answer: Callable[[Any], Iterator[object]], request: bytes, messages: LargeMessages, kept_bytes: int
 ) -> _Done | _Raised:
-    """Answer a request. Each answer is sent at once, so that answers before a crash arrive. Returns the last message."""
+    """Answer a request. Each answer is sent immediately, so that answers before a crash arrive. Returns the last message."""
     try:
         for value in answer(pickle.loads(request)):
             _send(messages, _Answer(value))

@@ -87,7 +87,7 @@ class JobTable(Generic[K, S]):
 
     def attach(self, key: K, submit: Callable[[], Job]) -> None:
         """Submit the worker's job of `key`. Args: submit: called once, with `changed` held."""
-        with self.changed:  # the lock is held so that a job that ends at once finds its entry
+        with self.changed:  # the lock is held so that a job that ends immediately finds its entry
             self._jobs[key] = submit()
 
     def settle(self, key: K, end: Callable[[S], S]) -> None:

@@ -1,5 +1,5 @@
-"""Connections to the Redis of the cache. The connections do not repeat calls, bound the time of each answer, and raise an error at once for an
-invalid URL.
+"""Connections to the Redis of the cache. The connections do not repeat calls, bound the time of each answer, and raise an error immediately for
+an invalid URL.
 """
 
 from __future__ import annotations

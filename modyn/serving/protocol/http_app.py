@@ -99,7 +99,7 @@ class HttpApp:
     """
 
     open_requests: Sized = ()
-    """Requests that the HTTP server has read and not answered. If there is only one such request, a quick model predicts it at once."""
+    """Requests that the HTTP server has read and not answered. If there is only one such request, a quick model predicts it immediately."""
 
     def __init__(
         self,

@@ -127,7 +127,7 @@ class UnpackedCopies:
             self._num_bytes = None
 
     def keep_only(self, places: Set[str], tick: float) -> bool:
-        """Remove copies that no file needs. Unfinished copies are removed at once, outdated copies later. No copy may be in progress.
+        """Remove copies that no file needs. Unfinished copies are removed immediately, outdated copies later. No copy may be in progress.
 
         Args: places: paths of the needed copies. tick: seconds of a monotonic clock. Returns: whether there are copies to remove later.
         """

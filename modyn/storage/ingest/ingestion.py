@@ -71,7 +71,7 @@ def ingest(
     Args:
         roots: folders that may contain the files.
         num_threads: number of threads that index files.
-        patient: whether to wait for other ingestions and for files that are still being written. If not, the call returns at once if another
+        patient: whether to wait for other ingestions and for files that are still being written. If not, the call returns immediately if another
         ingestion runs, and leaves files that are being written to the next call. on_progress: gets the counts so far, in this thread.
         sleep: waits the given number of seconds between two scans, while files are being written.
     Raises: NotFoundError: the folder does not exist. UnavailableError: the database or the disk cannot be used.

@@ -55,7 +55,7 @@ class EventHub:
 
     def listen(self, listener: Callable[[str, RunEvent | None], None]) -> None:
         """Call `listener(run_id, None)` after each write that added events to a journal, and `listener(run_id, event)` for each progress event. The
-        listener must return at once.
+        listener must return immediately.
         """
         self._listener = listener
 
@@ -129,7 +129,7 @@ def watch(
             return
         if len(events) == EVENTS_PER_PAGE:  # The journal may have more events.
             continue
-        # A commit between the query above and this wait sets `changed`. The wait then ends at once, and no event is missed.
+        # A commit between the query above and this wait sets `changed`. The wait then ends immediately, and no event is missed.
         progress = watcher.wait(POLL_S)
         if watcher.closed:
             raise UnavailableError(f"the supervisor is stopping; watch {run_id} again when it is back")

@@ -412,7 +412,7 @@ class RunJournal:
         self._transact([change])
 
     def _write_of(self, trigger: TriggerRecord, change: Change, *, ends: bool = False) -> None:
-        """Make a change of a trigger. A change of an online trigger is queued, and the run continues at once. Args: ends: the trigger has ended."""
+        """Make a change of a trigger. A change of an online trigger is queued: the run continues immediately. Args: ends: the trigger has ended."""
         if self._outbox is not None and trigger.online:
             # If a change of an online trigger is lost, only the trigger's steps are repeated. The run waits for the commit of all other changes.
             self._outbox.put(change, ends_trigger=ends)

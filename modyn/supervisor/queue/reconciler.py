@@ -120,7 +120,7 @@ class Reconciler:
             self._thread.join(timeout_s)
 
     def take_over(self) -> None:
-        """Interrupt the runs of an earlier, ended supervisor, and resume interrupted runs; with `resume_on_start` the runs are resumed at once."""
+        """Interrupt the runs of an earlier, ended supervisor, and resume interrupted runs; with `resume_on_start`, runs are resumed immediately."""
         give_up = time.monotonic() + OWNER_GONE_S  # All runs share one deadline, because all belong to the same ended supervisor.
         for found in list(self._journal.each_run(with_pipelines=False, states=_WANTED)):
             if not found.is_terminal and not self._attempts.interrupt_if_abandoned(found.run_id, give_up - time.monotonic()):

@@ -14,7 +14,7 @@ class ProgressReports(Hook):
 
     The loss is read only when a message is sent, because the read waits for the device.
 
-    Args: between_steps: end the training between two steps, where a checkpoint can be written; otherwise at once.
+    Args: between_steps: end the training between two steps, where a checkpoint can be written; otherwise immediately.
     """
 
     def __init__(self, connection: JobConnection, interval_s: float, *, between_steps: bool) -> None:
@@ -32,7 +32,7 @@ class ProgressReports(Hook):
     def on_batch(self, training: Training) -> None:
         """Send progress if `interval_s` seconds have passed since the last message. Raises CancelledError on a request to stop."""
         if self._connection.stopping:
-            # Without checkpoints, nothing can be saved, and the training ends at once.
+            # Without checkpoints, nothing can be saved, and the training ends immediately.
             if not self._between_steps:
                 raise stopped()
             training.stopping = True
