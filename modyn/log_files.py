@@ -157,7 +157,7 @@ def write_output_to(path: Path, limits: LogLimits) -> None:
 
     def watch() -> None:
         while True:
-            time.sleep(limits.check_every_s)
+            time.sleep(limits.check_every_s)  # Nothing announces that a file grows. The daemon thread ends with the process.
             with _redirecting:
                 keep_output(_output[0], limits)
 

@@ -162,7 +162,7 @@ def _print_logs(find: Find, lines: int, follow: bool, json: bool) -> None:
         if not follow:
             return
         sys.stdout.flush()
-        time.sleep(0.3)
+        time.sleep(0.3)  # Log files are polled, because nothing announces new lines. Ctrl-C ends the loop.
         last = None
 
 

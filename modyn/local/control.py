@@ -99,7 +99,7 @@ def start_stack(
             time.sleep(0.2)
         elif process is None and status.pid is None:
             process = _launch(config, config_file)
-        time.sleep(0.03)
+        time.sleep(0.03)  # The stack reports its state in a file, which is polled until `deadline`.
     raise UnavailableError(f"the services did not become healthy; see the logs in {config.log_dir}")
 
 

@@ -141,7 +141,7 @@ class PostgresServer(ChildProcess):
                 raise UnavailableError(f"PostgreSQL in {self.folder} did not start; its log says:\n{log_tail(self._log)}")
             if self._process.poll() is not None:
                 return False
-            time.sleep(0.02)
+            time.sleep(0.02)  # The postmaster does not announce that it answers, so it is asked again until `deadline`.
         return True
 
 
@@ -177,7 +177,7 @@ class RedisServer(ChildProcess):
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise UnavailableError(f"Redis in {self.folder} did not start; its log says:\n{log_tail(log)}")
-            time.sleep(0.02)
+            time.sleep(0.02)  # Redis does not announce that it answers, so it is asked again until `deadline`.
         write_atomically(self.folder / "url", [self.url.encode()])
 
     def ask_to_stop(self) -> None:

@@ -115,7 +115,7 @@ class ServiceProcess(ChildProcess):
                 raise UnavailableError(
                     f"an old {self._name} service (process {owner}) still works on {lock.parent}; end it and try again"
                 )
-            time.sleep(0.02)
+            time.sleep(0.02)  # The old service is no child of this process, so only its lock shows that it has ended.
 
 
 def _end_group(pid: int) -> None:

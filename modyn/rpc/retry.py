@@ -153,6 +153,7 @@ class Backoff:
             if not policy.advice:
                 raise error
             raise UnavailableError(f"gave up after {policy.limit_s:.0f} s: {error.message}; {policy.advice}") from error
+        # The pause gives the service time to recover. Only a cancellation of the token ends it early.
         self._token.wait(min(self._pause_s * (1 - policy.jitter * random.random()), left_s))
         self._pause_s = min(2 * self._pause_s, policy.longest_pause_s)
 
@@ -285,6 +286,7 @@ class Retrier:
                 "what they were doing"
             ) from error
         self._report(f"{error.message} (another worker makes it again, attempt {deaths + 1} of {most})")
+        # The pause lets a short lack of memory pass, of which workers may have died. A cancellation of the token ends it early.
         self.token.wait(self.policy.longest_pause_s)
 
 

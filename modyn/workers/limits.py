@@ -119,6 +119,7 @@ class Watchdog:
 
 def _watch(limits: WorkerLimits, watchdog: Watchdog) -> None:
     while True:
+        # Calls do not announce that they take long. Short limits are checked more often; the daemon thread ends with the process.
         time.sleep(min(POLL_S, limits.user_function_timeout_s / 4))
         _arm(limits)
         watchdog.poll(time.monotonic())
