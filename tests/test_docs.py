@@ -54,6 +54,13 @@ def test_pages_that_the_code_names_exist() -> None:
     assert sorted(entry for entry in named if not (ROOT / entry[1]).exists()) == []
 
 
+def test_documentation_stays_short() -> None:
+    """Decisions are left out, because they record reasons and are not read to use Modyn."""
+    pages = [page for page in _tracked("docs/*.md") if "decisions" not in page.parts]
+    assert sum(len(page.read_text().split()) for page in pages) <= 50_000
+    assert len((ROOT / "README.md").read_text().split()) <= 700
+
+
 def test_pages_show_the_pipelines_of_the_examples() -> None:
     for page, examples in {"README.md": ["monthly"], "docs/tutorial.md": ["monthly", "accuracy"]}.items():
         shown = re.findall(r"```yaml\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
