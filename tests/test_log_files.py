@@ -23,7 +23,7 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("copy", [False, True], ids=["rename", "copy"])
-def test_so_many_older_files_are_kept(tmp_path: Path, copy: bool) -> None:
+def test_a_limited_number_of_older_files_is_kept(tmp_path: Path, copy: bool) -> None:
     log, limits = tmp_path / "x.log", LogLimits(max_bytes=3, keep=2)
     assert not rotate(log, limits, copy=copy)
     for line in ("a", "b", "c", "d"):
@@ -38,7 +38,7 @@ def test_so_many_older_files_are_kept(tmp_path: Path, copy: bool) -> None:
 
 
 @pytest.mark.parametrize("copy", [False, True], ids=["rename", "copy"])
-def test_a_reader_gets_each_line_once_whatever_is_rotated(tmp_path: Path, copy: bool) -> None:
+def test_a_reader_gets_each_line_once_regardless_of_rotations(tmp_path: Path, copy: bool) -> None:
     log, limits = tmp_path / "x.log", LogLimits(max_bytes=0, keep=3)
     append(log, "0\n1\n")
     rotate(log, limits, copy=copy)

@@ -111,7 +111,7 @@ def test_the_report_has_every_section_and_needs_no_network(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_scores_from_before_a_deletion_are_marked_beside_pipeline_scores_and_matrix() -> None:
+def test_scores_from_before_a_deletion_are_marked_next_to_pipeline_scores_and_matrix() -> None:
     found = results()
     mixed = found.evaluations.assign(num_deleted=found.evaluations["trigger_id"].map({0: 0, 1: 0, 2: 300}).astype("Int64"))
     page, note = (

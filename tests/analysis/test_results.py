@@ -190,7 +190,7 @@ def test_scores_of_two_registrations_of_a_dataset_stand_in_no_common_matrix() ->
     assert {series.dataset for series, _ in series_cells(evaluations_table(mixed[1:]))} == {"d"}
 
 
-def test_scores_from_before_a_deletion_are_named_where_they_stand_beside_newer_ones() -> None:
+def test_scores_from_before_a_deletion_are_named_where_they_stand_next_to_newer_ones() -> None:
     def scored(*num_deleted: int | None) -> list[str]:
         found = [replace(result(trigger_id, 10, 0.5), num_deleted=number) for trigger_id, number in enumerate(num_deleted)]
         return sample_notes(evaluations_table(found), "r-0001")
@@ -204,7 +204,7 @@ def test_scores_from_before_a_deletion_are_named_where_they_stand_beside_newer_o
     assert scored(3, 3) == scored(None, 3) == scored() == []
 
 
-def test_scores_of_an_interval_that_got_samples_are_named_where_they_stand_beside_newer_ones() -> None:
+def test_scores_of_an_interval_that_got_samples_are_named_where_they_stand_next_to_newer_ones() -> None:
     def scored(*cells: tuple[int, int, int]) -> list[str]:
         found = [replace(result(t, start, 0.5), num_samples=n, num_deleted=0) for t, start, n in cells]
         return sample_notes(evaluations_table(found), "r-0001")

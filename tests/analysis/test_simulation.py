@@ -79,7 +79,7 @@ def test_low_values_of_errors_are_the_good_ones(metric: str, front: list[bool]) 
     assert table.attrs["notes"][0] in page
 
 
-def test_points_have_the_names_of_their_policies_beside_them_unless_there_are_many() -> None:
+def test_points_have_the_names_of_their_policies_next_to_them_unless_there_are_many() -> None:
     table = table_of(reference("Accuracy"), often=5, seldom=20)
     shown = cost_figure(table, "estimated Accuracy", higher_is_better=True).data
     assert {name for trace in shown if "text" in trace["mode"] for name in trace["text"]} == {"often", "seldom"}

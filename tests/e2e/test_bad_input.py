@@ -108,7 +108,7 @@ def test_a_label_out_of_range(stack: RunningStack) -> None:
     assert "num_classes" in error or "classes" in error
 
 
-def test_a_truncated_file_is_set_aside_and_the_rest_goes_on(stack: RunningStack) -> None:
+def test_a_truncated_file_is_set_aside_and_the_other_files_are_indexed(stack: RunningStack) -> None:
     folder = stack.folder / "data" / "torn"
     write_tiny_files(folder, num_samples=60, num_files=3)
     torn = folder / "day-0001.bin"

@@ -63,7 +63,7 @@ def test_a_profile_is_measured_and_a_plan_follows_from_it(running_stack: Running
     assert table.stdout.splitlines()[0].split("\t") == ["use of the cache", "split", "samples/s", "below the best"]
 
 
-def test_a_dataset_that_was_registered_anew_is_to_be_measured_anew(running_stack: RunningStack) -> None:
+def test_a_dataset_that_was_registered_again_must_be_measured_again(running_stack: RunningStack) -> None:
     running_stack.tiny_dataset("renewed", num_samples=60)
     file = running_stack.pipeline_file("renewed")
     done = running_stack.modyn("cache", "profile", file, "--seconds", 1)

@@ -33,7 +33,7 @@ def stack(running_stack: RunningStack) -> RunningStack:
     "metrics",
     [pytest.param(("KS",), marks=pytest.mark.slow), ("KS", "CVM", "Energy", "MeanDistance", "SlicedWasserstein", "MMD")],
 )
-def test_checks_are_shown_while_the_run_goes_on_and_after_it(stack: RunningStack, metrics: tuple[str, ...]) -> None:
+def test_checks_are_shown_during_and_after_the_run(stack: RunningStack, metrics: tuple[str, ...]) -> None:
     path = stack.folder / "checked.yaml"
     path.write_text(drifting_pipeline("checked", trigger(*metrics)))
     done = stack.modyn("run", path)

@@ -28,7 +28,7 @@ DRIFT: dict[str, Any] = {
 
 
 @pytest.mark.slow
-def test_a_drift_policy_decides_as_in_its_run_and_others_beside_it(running_stack: RunningStack, tmp_path: Path) -> None:
+def test_a_drift_policy_decides_as_in_its_run_together_with_others(running_stack: RunningStack, tmp_path: Path) -> None:
     running_stack.tiny_dataset("simulated", num_samples=600, num_files=6)
     run = running_stack.run(tiny_pipeline("simulated", trigger=DRIFT, evaluation=tiny_evaluation("simulated", days=6)))
     assert run.state is RunState.FINISHED, run.error

@@ -118,7 +118,7 @@ def test_ctrl_c_asks_and_enter_detaches(stack: RunningStack, following: tuple[Te
     assert state_of(stack, run_id) == "waiting_for_data"
 
 
-def test_ctrl_c_and_no_goes_on_watching(stack: RunningStack, following: tuple[Terminal, str]) -> None:
+def test_ctrl_c_followed_by_no_continues_to_watch(stack: RunningStack, following: tuple[Terminal, str]) -> None:
     terminal, run_id = following
     terminal.type(CTRL_C)
     terminal.read_until("[Y/n]")

@@ -244,7 +244,7 @@ def test_what_is_evaluated_is_evaluated_again_when_its_data_has_changed(house: H
     assert {(r.interval.start, r.value, r.num_samples) for r in house.results()} == {(0, 0.5, 10), (10, 0.75, 11)}
 
 
-def test_a_dataset_registered_anew_is_another_one(house: House) -> None:
+def test_a_dataset_that_is_registered_again_is_another_one(house: House) -> None:
     first = _finished(house, request(), 0)
     house.end(first)
     house.register()
@@ -284,7 +284,7 @@ def test_scores_of_deleted_samples_are_not_used_again(house: House) -> None:
     assert {(r.handler, r.value, r.num_deleted) for r in house.results()} == {("matrix", 0.75, 1), ("other", 0.5, 0)}
 
 
-def test_other_code_of_the_user_is_evaluated_anew(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_code_of_the_user_is_evaluated_again(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "packages" / "noise_of_user"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()

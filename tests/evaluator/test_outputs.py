@@ -96,7 +96,7 @@ def test_two_jobs_that_kept_the_same_samples(tmp_path: Path) -> None:
     assert not first
 
 
-def test_what_is_torn_is_made_anew(tmp_path: Path) -> None:
+def test_a_torn_file_is_made_again(tmp_path: Path) -> None:
     keep(tmp_path, [1, 2])
     keep(tmp_path, [3])
     torn, _ = files(tmp_path)

@@ -195,7 +195,7 @@ def test_one_forward_pass_a_sample_over_handlers_and_restarts(
     assert bool(list((config.service_dir("evaluator") / "outputs").glob("*.outputs"))) == bool(outputs_bytes)
 
 
-def test_a_dataset_registered_anew_with_corrected_labels_gives_the_new_score(
+def test_a_dataset_registered_again_with_corrected_labels_gives_the_new_score(
     evaluator: EvaluatorClient, storage: RunningStorage, model_id: int, tmp_path: Path
 ) -> None:
     def accuracy(asked: EvaluationRequest) -> float | None:

@@ -203,7 +203,7 @@ if __name__ == "__main__":
         pytest.param("off", True, id="flight, processes", marks=pytest.mark.slow),
     ],
 )
-def test_a_killed_training_goes_on_with_what_is_missing(
+def test_a_killed_training_continues_with_what_is_missing(
     breakable: BreakableStack, keys: Int64Array, way: Way, per_sample: bool
 ) -> None:
     """Each time, the number of workers differs, and the training resumes after the last counted batch."""

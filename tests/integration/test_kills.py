@@ -258,7 +258,7 @@ def test_a_run_survives_the_death_of_what_it_needs(installation: Installation, n
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
-def test_a_run_whose_supervisor_died_is_interrupted_and_goes_on_when_resumed(installation: Installation, kills: int) -> None:
+def test_a_run_whose_supervisor_died_is_interrupted_and_continues_when_resumed(installation: Installation, kills: int) -> None:
     before = len(installation.client.supervisor.runs())
     disturb(installation, lambda: installation.kill("supervisor"), kills, f"supervisor {kills}")
     seen = states_of_runs(installation, before)

@@ -160,7 +160,7 @@ def test_late_samples_are_trained_on_once_in_the_order_of_arrival(running_stack:
     assert len({t.keys_checksum for t in arrived.triggers}) == 4
 
 
-def test_a_production_run_that_is_resumed_goes_on_behind_what_it_has_seen(running_stack: RunningStack, tmp_path: Path) -> None:
+def test_a_production_run_that_is_resumed_continues_after_what_it_has_seen(running_stack: RunningStack, tmp_path: Path) -> None:
     """Files arrive while it is stopped, while it resumes and afterwards."""
     folder = tmp_path / "paused"
     folder.mkdir()

@@ -93,7 +93,7 @@ def logits_by_grpc(address: str, model: str, *values: float) -> Sequence[float]:
     return found
 
 
-def test_both_answer_by_both_protocols_and_one_is_promoted_while_the_other_goes_on(runs: TwoRuns, served: Serving) -> None:
+def test_both_answer_by_both_protocols_and_one_is_promoted_while_the_other_continues(runs: TwoRuns, served: Serving) -> None:
     first, second = runs.versions(runs.wide)
     newest = runs.versions(runs.narrow)[-1]
     assert served.call("GET", "/v2/health/ready")[0] == 200

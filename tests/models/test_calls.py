@@ -1,4 +1,4 @@
-"""One way to call a model: inputs by position and by name, embeddings, and scores as autograd has them, which leave nothing behind."""
+"""One way to call a model: inputs by position and by name, embeddings, and scores as autograd has them. Scoring changes no state."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Pair(nn.Module):
         return logits
 
 
-class Behind(nn.Module):
+class SigmoidAfterLastLayer(nn.Module):
     """A model with code after the last layer. This code belongs to the loss."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ def small_cnn() -> nn.Module:
 CASES: list[Any] = [
     pytest.param(Pair, (drawn(7, 3), drawn(7, 2)), cross_entropy, id="by position"),
     pytest.param(Pair, {"right": drawn(7, 2), "left": drawn(7, 3)}, cross_entropy, id="by name"),
-    pytest.param(Behind, drawn(7, 3), binary, id="behind the last layer"),
+    pytest.param(SigmoidAfterLastLayer, drawn(7, 3), binary, id="code after the last layer"),
     pytest.param(small_cnn, drawn(7, 1, 8, 8), cross_entropy, id="ours"),
 ]
 
@@ -108,7 +108,9 @@ def test_scores_are_those_of_autograd_sample_by_sample(build: Callable[[], nn.Mo
 
 
 @pytest.mark.parametrize(("build", "data", "loss"), CASES)
-def test_scoring_leaves_nothing_behind(build: Callable[[], nn.Module], data: Any, loss: SampleLoss) -> None:
+def test_scoring_changes_neither_the_model_nor_the_random_generators(
+    build: Callable[[], nn.Module], data: Any, loss: SampleLoss
+) -> None:
     model = build().train()
     next(model.children()).eval()  # frozen by its user: stays so
     modes = [module.training for module in model.modules()]

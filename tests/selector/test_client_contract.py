@@ -115,11 +115,11 @@ def test_samples_that_are_only_tested_come_alone_and_are_history_later(client: S
     for number, keys in ((1, keys_of(client, 1)), (3, keys_of(client, 3))):
         assert keys[:3] + keys[5:8] == new[number - 1]
         assert len(keys) == 10
-    drawn = {key for seed in range(8) for key in drawn_behind_tests(client, seed, online)}
+    drawn = {key for seed in range(8) for key in drawn_after_tests(client, seed, online)}
     assert drawn & set(stream(12, 18).keys.tolist())
 
 
-def drawn_behind_tests(client: SelectorClient, seed: int, online: dict[str, Any]) -> list[int]:
+def drawn_after_tests(client: SelectorClient, seed: int, online: dict[str, Any]) -> list[int]:
     """Steps draw from samples after those that were only tested."""
     run = RunId(f"run-{seed + 2}")
     client.register_run(RunRegistration(run, "d", SECTION, seed, online=online))

@@ -67,7 +67,7 @@ def test_chi_squared_compares_categories() -> None:
 
 
 @given(counts=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=40), order=st.randoms())
-def test_rare_categories_share_a_cell_whatever_their_numbers(counts: list[tuple[int, int]], order: Random) -> None:
+def test_rare_categories_share_a_cell_for_any_numbers(counts: list[tuple[int, int]], order: Random) -> None:
     counts = [pair for pair in counts if sum(pair)]
     assume(counts)
     table = np.array(counts, np.int64).reshape(-1, 2).T

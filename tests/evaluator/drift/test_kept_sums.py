@@ -50,7 +50,7 @@ WINDOWS = st.tuples(st.integers(0, 20), st.integers(23, 50), st.integers(10, 50)
 @given(windows=st.lists(WINDOWS, min_size=1, max_size=4), seed=st.integers(0, 99), offset=st.sampled_from([0.0, 1e4]))
 @settings(max_examples=settings().max_examples // 2)
 @pytest.mark.parametrize("name", list(SECTIONS))
-def test_the_distance_is_that_of_all_pairs_and_the_same_whatever_was_asked_before(
+def test_the_distance_is_that_of_all_pairs_regardless_of_earlier_questions(
     name: str, windows: list[tuple[int, int, int, int]], seed: int, offset: float
 ) -> None:
     """This includes two windows with the same samples."""

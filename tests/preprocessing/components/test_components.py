@@ -77,7 +77,7 @@ def test_a_row_alone_has_the_bits_that_it_has_in_a_batch(name: str, stream: list
 @pytest.mark.parametrize("name", SECTIONS_TOO)
 @given(stream=STREAMS, cut=st.integers(0, 5))
 @settings(max_examples=settings().max_examples // 4)
-def test_a_restored_state_goes_on_as_if_nothing_had_been(name: str, stream: list[list[Any]], cut: int) -> None:
+def test_a_restored_state_continues_as_if_it_had_never_stopped(name: str, stream: list[list[Any]], cut: int) -> None:
     whole, restored, updated = made(name), made(name), made(name)
     for at, rows in enumerate(stream):
         if at == cut:

@@ -77,7 +77,7 @@ def test_kswin_finds_both_steps_within_half_a_window() -> None:
 @pytest.mark.parametrize("id_", DETECTORS.builtin)
 @given(cut=st.integers(0, 600), seed=st.integers(0, 20))
 @settings(max_examples=settings().max_examples // 3)
-def test_a_restored_detector_goes_on_as_if_nothing_had_been(id_: str, cut: int, seed: int) -> None:
+def test_a_restored_detector_continues_as_if_it_had_never_stopped(id_: str, cut: int, seed: int) -> None:
     series = steps(seed)[700:1300] if id_ in ("ADWIN", "PageHinkley", "KSWIN") else errors(seed)[700:1300]
     one, before = detector(id_), detector(id_)
     expected = found(one, series)

@@ -222,9 +222,7 @@ def test_a_run_whose_samples_are_all_late_says_so(
     assert wait_until_terminal(runs, run_id).state is RunState.STOPPED
 
 
-def test_what_the_trigger_policy_warns_of_stands_beside_what_the_checks_warned_of(
-    runs: RunQueue, services: InMemoryServices
-) -> None:
+def test_warnings_of_the_trigger_policy_are_added_to_those_of_the_checks(runs: RunQueue, services: InMemoryServices) -> None:
     services.storage.add_dataset("clock")
     services.storage.add_samples("clock", timestamps=[0, 4_102_444_800, *range(10, 40, 10)])
     section, trigger = evaluation({"name": "last", "execution_time": "after_pipeline"}), {"id": "TimeTrigger", "every": "10s"}

@@ -45,7 +45,7 @@ def runs(system_config: SystemConfig, services: InMemoryServices, database: Data
         yield runs
 
 
-def left_behind(runs: RunQueue, mode: RunMode = RunMode.EXPERIMENT) -> str:
+def run_of_killed_supervisor(runs: RunQueue, mode: RunMode = RunMode.EXPERIMENT) -> str:
     """A run that is streaming by the journal, as a killed supervisor leaves it."""
     new = NewRun(RunOptions(mode), "Test", pipeline_yaml(), "p.yaml", {}, selection_seed=1)
     run_id = runs.journal.create(new).run_id
@@ -62,7 +62,7 @@ def to_resume() -> float:
 
 
 def test_a_run_that_nothing_drives_is_interrupted_at_the_third_pass(runs: RunQueue) -> None:
-    run_id, live = left_behind(runs), left_behind(runs, RunMode.PRODUCTION)
+    run_id, live = run_of_killed_supervisor(runs), run_of_killed_supervisor(runs, RunMode.PRODUCTION)
     for _ in range(2):
         runs.reconciler.reconcile()
         assert (state(runs, run_id), state(runs, live)) == (RunState.STREAMING, RunState.STREAMING), "it may just be ending"
@@ -77,7 +77,7 @@ def test_a_run_that_nothing_drives_is_interrupted_at_the_third_pass(runs: RunQue
 
 
 def test_a_run_that_another_supervisor_executes_is_left_alone(runs: RunQueue, system_config: SystemConfig) -> None:
-    run_id = left_behind(runs)
+    run_id = run_of_killed_supervisor(runs)
     with ExitStack() as stack:
         other = stack.enter_context(closing(open_database(system_config, "supervisor", "modyn.supervisor.migrations")))
         assert stack.enter_context(other.advisory_lock(f"run/{run_id}"))
@@ -143,7 +143,7 @@ def test_runs_that_were_interrupted_unseen_are_resumed(
     config = SupervisorConfig(resume_on_start=resume_on_start)
     with closing(RunQueue(Journal(database), EventHub(), services.clients, config)) as runs:
         for mode in RunMode:
-            runs.journal.become(left_behind(runs, mode), RunState.INTERRUPTED, error=error)
+            runs.journal.become(run_of_killed_supervisor(runs, mode), RunState.INTERRUPTED, error=error)
         runs.reconciler.reconcile()
         assert to_resume() == (2 if resume_on_start else 1)
 
@@ -209,7 +209,7 @@ def test_pauses_double_until_a_run_was_executed_for_long(runs: RunQueue, error: 
         if errors:
             raise errors.pop()
 
-    run = runs.journal.become(left_behind(runs, RunMode.PRODUCTION), RunState.INTERRUPTED, error="storage is away")
+    run = runs.journal.become(run_of_killed_supervisor(runs, RunMode.PRODUCTION), RunState.INTERRUPTED, error="storage is away")
     pauses = reconciler_of(runs, resume, longest_pause_s=40.0, clock=lambda: now[0])
 
     def wait_until_resumed() -> float:
@@ -238,7 +238,7 @@ def test_pauses_double_until_a_run_was_executed_for_long(runs: RunQueue, error: 
 def test_an_interrupted_run_is_resumed_by_the_thread(runs: RunQueue) -> None:
     assert isinstance(runs.journal, LosesAnswers)
     runs.journal.lost = True
-    run = runs.journal.become(left_behind(runs, RunMode.PRODUCTION), RunState.INTERRUPTED, error="storage is away")
+    run = runs.journal.become(run_of_killed_supervisor(runs, RunMode.PRODUCTION), RunState.INTERRUPTED, error="storage is away")
     with closing(reconciler_of(runs, runs._resume_interrupted, first_pause_s=0.01)) as resuming:
         resuming.start()
         resuming.resume_later(run)

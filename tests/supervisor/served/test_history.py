@@ -97,7 +97,7 @@ def test_a_year_takes_a_bounded_number_of_rows(journal: Journal, clock: Clock) -
 
 @given(read=st.integers(0, 3 * 288), wait=st.sampled_from([0, HOUR, DAY, 2 * DAY, 95 * DAY]))
 @settings(max_examples=settings().max_examples // 4)
-def test_a_reader_gets_each_request_once_whatever_is_widened_meanwhile(
+def test_a_reader_gets_each_request_once_even_if_intervals_are_widened_meanwhile(
     journal: Journal, clock: Clock, read: int, wait: int
 ) -> None:
     """A report is read while servers report: an interval of one page may become part of a wider one before the next page is read."""

@@ -89,7 +89,7 @@ def test_where_the_run_trained_nothing_the_reference_stays_as_in_the_run() -> No
         for name in example_streams(1)
     ],
 )
-def test_all_policies_together_decide_as_each_alone_whatever_the_batches(name: str) -> None:
+def test_all_policies_together_decide_as_each_alone_for_any_batches(name: str) -> None:
     stream = example_streams(300)[name]
     whole = simulation(SECTIONS, SharedEvidence(FakeEvidence(stream)))
     whole.process(stream)

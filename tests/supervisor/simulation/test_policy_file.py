@@ -190,7 +190,7 @@ def test_more_policies_than_are_meant() -> None:
     assert "10,100 policies" in problem.message
 
 
-def test_how_samples_are_decoded_stands_beside_the_policies() -> None:
+def test_a_policy_file_says_next_to_its_policies_how_samples_are_decoded() -> None:
     policies = "policies: {a: {id: DataAmountTrigger, num_samples: 5}}\n"
     text = policies + "data: {record_layout: {dtype: uint8, shape: [4]}}\n"
     assert list(parsed(text).sections) == ["a"]

@@ -154,7 +154,7 @@ def test_evidence_at_a_detection_of_adwin() -> None:
     assert found["difference"] > found["difference.threshold"] > 0
 
 
-def test_the_detector_begins_anew_after_a_trigger_and_hears_all_before() -> None:
+def test_the_detector_begins_again_after_a_trigger_and_hears_all_before() -> None:
     samples = stream(([1] * 30 + [0] * 10) * 4)
     cooled = checks(section("HDDM_A", min_samples_between_triggers=100), samples)
     assert fired(cooled)[:1] == [10]
@@ -203,7 +203,7 @@ def test_a_detection_is_kept_through_a_restart() -> None:
     assert whole[:2] == [50, 1550]
 
 
-def test_a_detection_of_the_warm_up_fires_behind_it() -> None:
+def test_a_detection_of_the_warm_up_fires_after_it() -> None:
     samples = errors((410, 0.02), (800, 0.6))
     warm_up: dict[str, Any] = {"warmup_intervals": 10, "warmup_policy": {"id": "DataAmountTrigger", "num_samples": 200}}
     records = checks(section("HDDM_A", detector={"id": "HDDM_A"}, evaluation_interval_data_points=50, **warm_up), samples)

@@ -506,7 +506,7 @@ WHOLE_EVALUATION = {
 
 
 @pytest.mark.parametrize("criterion", WHOLE_CRITERIA, ids=lambda criterion: criterion["id"])
-def test_every_option_may_stand_beside_every_criterion(criterion: dict[str, Any]) -> None:
+def test_every_option_may_be_used_together_with_every_criterion(criterion: dict[str, Any]) -> None:
     written = performance(criterion, evaluation=WHOLE_EVALUATION, **DEFAULTS)
     assert check_trigger_section(written) == []
     assert check_of_evaluator({"trigger": written}) == []
@@ -526,7 +526,7 @@ def test_options_of_forecasts_are_for_criteria_of_misclassifications() -> None:
     assert check_trigger_section(performance(STATIC, COUNT, **changed)) == []
 
 
-def test_a_label_transformer_beside_the_dataset_reaches_the_evaluator() -> None:
+def test_a_label_transformer_next_to_the_dataset_reaches_the_evaluator() -> None:
     asked: list[Mapping[str, Any]] = []
 
     class Source(FakeEvidence):

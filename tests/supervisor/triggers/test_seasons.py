@@ -58,7 +58,7 @@ def test_a_cycle_alone_fires_nothing_but_without_its_season(start: int) -> None:
     assert len(days_fired(PLAIN, samples)) > DAYS
 
 
-def test_a_drift_beside_the_cycle_is_found() -> None:
+def test_a_drift_in_addition_to_the_cycle_is_found() -> None:
     samples = cycle(change=0.8)
     assert days_fired(WHOLE, samples) == [0.25, CHANGE + 0.75], "the day that ended then is new for 18 of its hours, 0.6"
     again = [CHANGE + 0.25, CHANGE + 0.5, CHANGE + 0.75, CHANGE + 1]
