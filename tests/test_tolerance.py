@@ -94,7 +94,7 @@ def test_a_value_like_all_before_it_is_usual(tenths: int, number: int, worse: Wo
 
 
 @pytest.mark.parametrize(("threshold", "fires"), [(0.3, False), (0.299_999, True)])
-def test_a_sum_of_deviations_that_equals_the_threshold_is_no_change(threshold: float, fires: bool) -> None:
+def test_a_sum_of_deviations_that_equals_the_threshold_is_not_a_change(threshold: float, fires: bool) -> None:
     # With a mean of 0 so far, what rises by 0.1 three times, less the share of each in the mean, rises by 0.05 + 0.1 + 0.15 = 0.3.
     detector = PageHinkley(PageHinkleyConfig(min_instances=1, delta=0, threshold=threshold, alpha=1.0, mode="up"))
     assert [detector.update(value) for value in (0.0, 0.1, 0.2, 0.3)] == [False, False, False, fires]

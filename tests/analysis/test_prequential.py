@@ -74,7 +74,7 @@ def test_without_classes_there_is_a_loss_alone() -> None:
     assert len(figure.layout["shapes"]) == 2
 
 
-def test_losses_that_are_no_numbers_count_as_tested_alone() -> None:
+def test_losses_that_are_not_finite_count_as_tested_only() -> None:
     table = prequential_table([of_steps(1, [2, 2, 4], [float("nan"), 4.0, float("inf")], [2, 1, 4])], window=4)
     assert table["tested"].tolist() == [2, 4, 8]
     assert table["cumulated_error"].tolist() == [1.0, 0.75, 7 / 8]

@@ -232,7 +232,7 @@ def test_a_checksum_needs_memory_in_order() -> None:
 
 
 @given(st.binary(max_size=100))
-def test_any_bytes_are_no_sample(content: bytes) -> None:
+def test_arbitrary_bytes_are_not_a_sample(content: bytes) -> None:
     assert SampleCodec().decode(content) is None
 
 

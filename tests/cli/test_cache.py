@@ -167,9 +167,7 @@ def test_parameters_have_their_units_and_their_names_in_the_paper(capsys: pytest
     assert "a sample, decoded\tnot kept\tbytes" in capsys.readouterr().out
 
 
-def test_services_that_cannot_be_reached_are_no_hindrance_to_a_plan(
-    profile: CacheProfile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_services_that_cannot_be_reached_do_not_prevent_a_plan(profile: CacheProfile, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as held:  # Bound, and nothing listens.
         held.bind(("127.0.0.1", 0))
         monkeypatch.setenv("MODYN_STORAGE__ADDRESS", f"127.0.0.1:{held.getsockname()[1]}")

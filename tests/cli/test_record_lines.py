@@ -62,7 +62,7 @@ def test_the_kinds_of_payload() -> None:
         (b'{"key": "a", "label": 1, "payload": "", "timestmp": 1}', "there is no field 'timestmp', did you mean 'timestamp'?"),
     ],
 )
-def test_a_line_that_is_no_record(line: bytes, message: str, tmp_path: Path) -> None:
+def test_a_line_that_is_not_a_record_is_refused(line: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     path.write_bytes(b'{"key": "first", "label": 1, "payload": "x"}\n\n' + line + b"\n")
     found: list[NewRecord] = []

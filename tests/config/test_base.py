@@ -158,7 +158,7 @@ def test_without_a_prefix_the_path_starts_at_the_root() -> None:
     assert str(Problem("", "the whole is wrong")) == "the whole is wrong"
 
 
-def test_what_is_no_mapping_is_a_problem_too() -> None:
+def test_a_value_that_is_not_a_mapping_is_a_problem_too() -> None:
     assert problem(7).path == "drawing"
 
 
@@ -199,7 +199,7 @@ class Counted(Section):
         ),
     ],
 )
-def test_true_and_false_are_no_numbers(data: object, path: str, message: str) -> None:
+def test_true_and_false_are_not_numbers(data: object, path: str, message: str) -> None:
     assert check_section(Counted, data, "counts") == [Problem(path, message)]
 
 

@@ -44,12 +44,12 @@ def test_values_are_set_and_comments_kept() -> None:
         ("training.batch_size.x=1", "goes through a value that has no fields"),
     ],
 )
-def test_what_is_no_setting(setting: str, message: str) -> None:
+def test_a_text_that_is_not_a_setting_is_refused(setting: str, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         override(TEXT, "p.yaml", [setting])
 
 
-def test_a_value_or_file_that_is_no_yaml() -> None:
+def test_a_value_or_file_that_is_not_yaml_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--set training.a=\[1"):
         override(TEXT, "p.yaml", ["training.a=[1"])
     with pytest.raises(ConfigError, match=r"p.yaml:1"):

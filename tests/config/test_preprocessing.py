@@ -46,7 +46,7 @@ def test_every_section_that_decodes_samples_has_the_columns() -> None:
     assert with_columns({"data": {"dataset_id": "d"}}) == {"data": {"dataset_id": "d"}}
 
 
-def test_what_is_no_section_is_left_to_those_that_check_it() -> None:
+def test_a_value_that_is_not_a_section_is_left_to_those_that_check_it() -> None:
     wrong: dict[str, Any] = {"preprocessing": SECTION, "data": 3, "trigger": [], "evaluation": {"datasets": [4, None]}}
     assert with_columns(wrong) == wrong
     assert with_columns({**wrong, "preprocessing": "json"}) == {**wrong, "preprocessing": "json"}

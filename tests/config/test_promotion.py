@@ -41,7 +41,7 @@ def test_names_of_metrics_may_have_spaces() -> None:
     ["", "Accuracy >= 0.9", "Accuracy on test", "Accuracy on test => 0.9", "Accuracy on test >= much", "Accuracy on test >= 1e999",
      "Accuracy on test not worse than serving", "Accuracy on test not worse than promoted by -1"],
 )  # fmt: skip
-def test_what_is_no_condition_is_named(text: str) -> None:
+def test_a_text_that_is_not_a_condition_is_named(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"'{re.escape(text)}' is not a condition of a promotion; write, for example"):
         parse_condition(text)
 

@@ -33,6 +33,6 @@ def test_keys_that_follow_one_another_are_not_kept() -> None:
 
 
 @pytest.mark.parametrize("weight", [np.nan, np.inf])
-def test_weights_that_are_no_finite_numbers_stay_what_they_are(weight: float) -> None:
+def test_weights_that_are_not_finite_are_kept(weight: float) -> None:
     found = PartitionKeys(KeysAndWeights(np.arange(3), np.array([1, weight, weight], np.float32))).look_up(np.array([2, 0]))
     assert found.weights.tolist() == pytest.approx([weight, 1], nan_ok=True)

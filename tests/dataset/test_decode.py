@@ -262,7 +262,7 @@ def test_threads_do_not_disturb_what_each_other_draw() -> None:
         assert data.tolist() == torch.as_tensor(expected[seed % 4]).tolist()
 
 
-def test_labels_that_are_no_class_are_named_and_the_ignored_one_is_none_of_these() -> None:
+def test_labels_that_are_not_a_class_are_named_except_the_ignored_one() -> None:
     """Labels are what the function makes of them: here those of the samples, 0 to 2, less 1."""
     config = DataConfig(
         dataset_id="d",
@@ -281,7 +281,7 @@ def test_labels_that_are_no_class_are_named_and_the_ignored_one_is_none_of_these
     assert len(run(payloads(b"a", dtype="float32"))[1]) == 1, "fractions are no classes"
 
 
-def test_a_negative_label_is_no_class_of_a_model_of_a_plug_in() -> None:
+def test_a_negative_label_is_not_a_class_of_a_model_of_a_plug_in() -> None:
     config = DataConfig(
         dataset_id="d",
         record_layout=RecordLayout(dtype="u1", shape=(1,)),

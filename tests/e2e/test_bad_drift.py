@@ -121,7 +121,7 @@ def test_a_distance_that_fails_is_named(stack: RunningStack, metric: str, words:
         ("Raised", "there is no drift metric 'Raised', did you mean 'Raises'?"),
     ],
 )
-def test_a_plugin_that_is_no_distance_is_refused(stack: RunningStack, metric: str, words: str) -> None:
+def test_a_plugin_that_is_not_a_distance_is_refused(stack: RunningStack, metric: str, words: str) -> None:
     said = refused(stack, pipeline(metric, "labels"))
     assert "trigger.metrics.far.id: " in said
     assert words in said

@@ -357,7 +357,7 @@ def test_what_goes_wrong_has_a_code_and_a_word(stack: RunningStack, arguments: l
     assert "Traceback" not in done.stderr
 
 
-def test_a_reader_that_leaves_is_no_error(stack: RunningStack) -> None:
+def test_a_reader_that_leaves_is_not_an_error(stack: RunningStack) -> None:
     command = " ".join(f"'{part}'" for part in stack.command("plugins"))
     done = subprocess.run(f"{command} | head -n 1", shell=True, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert done.stdout.startswith("kind\t")

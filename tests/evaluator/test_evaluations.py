@@ -395,7 +395,7 @@ def test_a_failure_is_a_status_and_can_be_started_again(house: House) -> None:
 
 
 @pytest.mark.parametrize("text", ["bad value \0 in a column", "cannot read /data/\udcff.png"])
-def test_a_failure_that_is_no_text_ends_all_that_share_the_job(house: House, text: str) -> None:
+def test_a_failure_that_is_not_text_ends_all_that_share_the_job(house: House, text: str) -> None:
     one, two = house.start_together(request("a"), request("b"))
     house.run.job(0).fail(UserCodeError(text))
     assert len(house.evaluations.table) == 0
@@ -425,7 +425,7 @@ def test_a_failure_that_cannot_be_stored_is_told_and_the_next_begins(house: Hous
     assert house.end(_finished(house, request("a"), 0)).state is JobState.FINISHED
 
 
-def test_a_note_that_is_no_text_is_kept(house: House) -> None:
+def test_a_note_that_is_not_text_is_kept(house: House) -> None:
     status = house.evaluations.start(request(times=[(0, 10)], dataset=DATASET | {"metrics": [{"name": "Accuracy"}]}))
     house.run.job(0).give([Score(Interval(0, 10), "Accuracy", None, "no label \0 in \udcff", 10, 10)])
     assert house.end(status).state is JobState.FINISHED

@@ -175,7 +175,7 @@ def test_every_metric_measures_what_it_measures_alone_and_says_how_long_it_took(
             assert (alone.distance, alone.p_value) == (found.distances[id_].distance, found.distances[id_].p_value)
 
 
-def test_labels_that_are_no_classes_are_not_counted_as_such() -> None:
+def test_labels_that_are_not_classes_are_not_counted_as_classes() -> None:
     place = Place(list(range(80)), labels=np.arange(80) / 4)
     asked: dict[str, Any] = {"reference": StreamWindow(0, 40), "current": StreamWindow(40, 80), "data": ComparedData.LABELS}
     with pytest.raises(

@@ -72,7 +72,7 @@ def test_what_triggers_ask_of_a_model_is_of_the_same_features(kind: OutputKind) 
     assert given.tobytes() == statistics.transform(columns_of(list(range(30)))).dense.tobytes()
 
 
-def test_a_version_without_statistics_and_samples_that_are_no_columns_are_refused(tmp_path: Path) -> None:
+def test_a_version_without_statistics_and_samples_that_are_not_columns_are_refused(tmp_path: Path) -> None:
     room = TrainingRoom(tmp_path)
     trained = room.train(small_pipeline()).trained
     connection: Any = RecordedReport()

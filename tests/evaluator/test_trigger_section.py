@@ -221,7 +221,7 @@ def test_every_drift_metric_declares_the_range_of_its_distances() -> None:
     assert [name for name in DRIFT_METRICS.builtin if DRIFT_METRICS.get(name).distance_range is None] == []
 
 
-def test_no_projection_is_no_mistake() -> None:
+def test_a_missing_projection_is_not_a_mistake() -> None:
     assert check_projection(None, "projection") == []
 
 

@@ -108,7 +108,7 @@ def test_a_first_start_that_was_killed_leaves_nothing_half_made(folder: Path) ->
     assert not half_made.exists()
 
 
-def test_files_that_are_no_database_are_not_deleted(folder: Path) -> None:
+def test_files_that_are_not_a_database_are_not_deleted(folder: Path) -> None:
     precious = folder / "data" / "base"
     precious.mkdir(parents=True)
     with pytest.raises(CorruptStateError, match="holds files but no PG_VERSION"):

@@ -200,7 +200,7 @@ def test_verdicts_that_compare_with_nothing_conflict_with_what_is_promoted_meanw
     assert client.current(RUN).promoted_id == second
 
 
-def test_verdicts_on_the_promoted_version_stand_in_the_trail_and_are_no_step_of_a_rollback(
+def test_verdicts_on_the_promoted_version_stand_in_the_trail_and_are_not_a_step_of_a_rollback(
     client: Client, tmp_path: Path
 ) -> None:
     first, second = (client.put(header(i), model_file(tmp_path / "put", i)).model_id for i in range(2))

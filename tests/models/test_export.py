@@ -18,7 +18,7 @@ from tests.support.column_samples import DENSE, SPARSE, columns_of
 
 
 @pytest.mark.parametrize("text", ["", "a", "1,", "-1", "1x2", "=3", "3:float"])
-def test_what_is_no_input_is_refused_with_an_example(text: str) -> None:
+def test_a_text_that_is_not_an_input_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="is not an input of a model; .* 1,28,28"):
         parse_input(text)
 

@@ -127,7 +127,7 @@ def test_strict_false_takes_what_fits(tmp_path: Path) -> None:
     assert target.state_dict()["hidden.0.bias"].eq(3).all()
 
 
-def test_state_that_is_no_tensor_is_refused(tmp_path: Path) -> None:
+def test_state_that_is_not_a_tensor_is_refused(tmp_path: Path) -> None:
     class Extra(nn.Module):
         def get_extra_state(self) -> int:
             return 3

@@ -36,7 +36,7 @@ def test_a_derived_token_allows_its_role_and_no_more(role: Role) -> None:
 
 
 @pytest.mark.parametrize("presented", [None, "", "Bearer", "Bearer " + NEW, OLD, "bearer " + OLD, b"\xff" * 20])
-def test_anything_else_is_no_token(presented: str | bytes | None) -> None:
+def test_anything_else_is_not_a_token(presented: str | bytes | None) -> None:
     tokens = AccessTokens(SecurityConfig(token=OLD))
     assert tokens.role(presented) is None
     with pytest.raises(SecurityError, match="no valid token"):

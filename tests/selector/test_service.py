@@ -71,7 +71,7 @@ def test_sections_are_validated_and_plugins_listed(client: SelectorClient) -> No
     assert {("modyn.selection", "NewDataStrategy"), ("modyn.presampling", "Random")} <= ids
 
 
-def test_messages_are_no_larger_than_configured(make_config: Callable[..., SystemConfig]) -> None:
+def test_messages_are_not_larger_than_configured(make_config: Callable[..., SystemConfig]) -> None:
     """Neither informing nor reading, of numbers that cannot be packed."""
     samples = SampleBatch(*(np.random.default_rng(column).integers(-(2**63), 2**63, 20_000) for column in range(3)))
     with serving(make_config(selector={"max_message_bytes": 65_536})) as client:

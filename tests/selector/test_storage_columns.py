@@ -219,7 +219,7 @@ def test_a_pipeline_that_names_a_column_that_is_not_there_is_wrong() -> None:
         assert validate_columns(pipeline, client) == []
 
 
-def test_a_check_without_storage_is_no_verdict() -> None:
+def test_a_check_without_storage_gives_no_verdict() -> None:
     pipeline = {"data": {"dataset_id": "d"}, "selection_strategy": section()}
     with StorageClient(Endpoint(address="unix:/nowhere/storage"), wait_s=0) as away:
         with pytest.raises(UnavailableError, match="cannot be reached"):

@@ -73,7 +73,7 @@ def test_the_classes_with_the_most_samples_are_listed(tmp_path: Path) -> None:
     assert [c.label for c in found.classes] == list(range(5, MOST_CLASSES + 5))
 
 
-def test_numbers_that_are_predicted_are_no_classes(tmp_path: Path) -> None:
+def test_numbers_that_are_predicted_are_not_classes(tmp_path: Path) -> None:
     keys = np.arange(10, dtype=np.int64)
     log = log_of(tmp_path, SampleBatch(keys, keys, keys.astype(np.float64) + 0.5))
     found = summarize(log, 0, chosen(0, 10, keys), None)

@@ -40,7 +40,7 @@ def check(made: RunPart, label: float) -> None:
         made.close()
 
 
-def test_labels_that_are_no_class_are_refused_unless_a_function_makes_classes(tmp_path: Path) -> None:
+def test_labels_that_are_not_a_class_are_refused_unless_a_function_makes_classes(tmp_path: Path) -> None:
     check(part(tmp_path, "CrossEntropyLoss"), 1)
     with pytest.raises(InvalidArgumentError, match=r"the label is 99, and the model has 2 classes \(0 to 1\)"):
         check(part(tmp_path, "CrossEntropyLoss"), 99)

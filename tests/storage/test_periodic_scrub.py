@@ -57,7 +57,7 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_are_compared(numbers
     assert [problem.path for problem in numbers.client.problems("numbers")] == [str(names), str(folder / "deletions")]
 
 
-def test_what_others_take_the_place_of_meanwhile_is_no_problem(storage: RunningStorage, tmp_path: Path) -> None:
+def test_a_segment_that_is_replaced_during_a_scrub_is_not_a_problem(storage: RunningStorage, tmp_path: Path) -> None:
     storage.client.register_dataset(binary_dataset(tmp_path / "data"))
     dataset = storage.store.dataset("numbers")
     dataset.limits = IngestLimits(merge_run=2)
@@ -101,7 +101,7 @@ def test_a_damaged_segment_is_not_merged_into_one_with_new_checksums(storage: Ru
     assert [segment.info.num_samples for segment in dataset.snapshot().index.segments] == [50]
 
 
-def test_what_was_mended_while_a_round_is_under_way_is_no_problem_after_it(numbers: RunningStorage) -> None:
+def test_a_segment_that_is_repaired_during_a_round_is_not_a_problem_after_it(numbers: RunningStorage) -> None:
     dataset = numbers.store.dataset("numbers")
     path = dataset.snapshot().index.segments[0].path
     flip(path, 64)

@@ -271,7 +271,7 @@ def test_a_dataset_is_registered_once_and_forgotten(storage: RunningStorage, tmp
         client.count_samples("numbers", Interval())
 
 
-def test_defaults_that_are_written_out_are_no_other_options(storage: RunningStorage, tmp_path: Path) -> None:
+def test_defaults_that_are_written_out_are_not_other_options(storage: RunningStorage, tmp_path: Path) -> None:
     config = binary_dataset(tmp_path / "d")
     storage.client.register_dataset(config)
     short = {"record_size": 16, "label_size": 8}

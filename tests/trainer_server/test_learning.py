@@ -169,7 +169,7 @@ def dead(module: str = "model", model: str = "Dead") -> dict[str, Any]:
     return {**pipeline, "model": {"id": model}}
 
 
-def test_gradients_of_zero_are_no_success(tmp_path: Path) -> None:
+def test_gradients_of_zero_are_not_a_success(tmp_path: Path) -> None:
     with installed(tmp_path / "plugin", MODELS, "Dead", DEAD, "Dead"):
         with pytest.raises(
             TrainingError, match="learned nothing: every gradient was 0 in all 5 steps, .* activations are saturated"
@@ -231,7 +231,7 @@ def test_steps_that_change_nothing_are_a_warning(tmp_path: Path, options: dict[s
     assert room.train(small_pipeline(options)).result["warnings"] == found
 
 
-def test_steps_that_change_few_rows_of_a_large_embedding_are_no_warning(tmp_path: Path) -> None:
+def test_steps_that_change_few_rows_of_a_large_embedding_are_not_warned_of(tmp_path: Path) -> None:
     parse = "import torch\n\ndef batch_parser_function(data, offsets):\n    return torch.full((len(offsets) - 1, 1), 7)\n"
     pipeline = small_pipeline()
     pipeline["model"] = {"id": "SparseLogisticRegression", "config": {"num_features": 2**18, "num_classes": NUM_CLASSES}}
@@ -333,7 +333,7 @@ def test_scores_that_are_nan_name_the_samples_too(tmp_path: Path) -> None:
         train_in_memory(pipeline, MemoryData(payload=with_nan(9)), tmp_path)
 
 
-def test_a_model_that_is_not_finite_is_no_beginning(tmp_path: Path) -> None:
+def test_a_model_that_is_not_finite_is_not_trained_further(tmp_path: Path) -> None:
     room, pipeline = TrainingRoom(tmp_path), small_pipeline()
     model = build_model("MLP", pipeline["model"]["config"])
     next(model.parameters()).data[0] = float("nan")
@@ -378,7 +378,7 @@ def test_a_part_of_a_scheduler_that_ends_too_early_is_named_when_it_does(tmp_pat
         train_in_memory(small_pipeline({"epochs_per_trigger": 4, "lr_scheduler": schedule}), MemoryData(), tmp_path)
 
 
-def test_a_scheduler_that_follows_the_training_is_no_mistake(tmp_path: Path) -> None:
+def test_a_scheduler_that_follows_the_training_is_not_a_mistake(tmp_path: Path) -> None:
     pipeline = scheduled(max_lr=0.1, total_steps="MODYN_NUM_BATCHES")
     assert not [problem for problem in check(pipeline, RecordedReport()) if "lr_scheduler" in problem.path]
     assert "warnings" not in train_in_memory(pipeline, MemoryData(), tmp_path).result

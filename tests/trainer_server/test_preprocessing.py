@@ -230,7 +230,7 @@ def test_a_bad_row_is_named_with_its_key_and_can_be_left_out(tmp_path: Path) -> 
     assert statistics(room, outcome).num_rows == 23
 
 
-def test_a_value_that_is_no_feature_is_named_with_its_key(tmp_path: Path) -> None:
+def test_a_value_that_is_not_a_feature_is_named_with_its_key(tmp_path: Path) -> None:
     section = {**DENSE, "components": DENSE["components"][1:]}
     with pytest.raises(DataError, match="sample key 3: it has no value in column 'age'; add an Imputer"):
         TrainingRoom(tmp_path).train(column_pipeline(section), ColumnData(24))

@@ -215,7 +215,7 @@ def test_a_training_that_cannot_be_queued_is_a_failed_one(room: Room, monkeypatc
     assert room.final().state is JobState.FINISHED
 
 
-def test_an_error_that_is_no_text_is_told_as_one(room: Room) -> None:
+def test_an_error_that_is_not_text_is_reported_as_text(room: Room) -> None:
     """Names of files need not be UTF-8, and messages of users' code can hold anything."""
     room.client.start(room.request(act="fail in no language"))
     failed = room.final()

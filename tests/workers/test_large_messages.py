@@ -103,7 +103,7 @@ def send_until_gone(end: LargeMessages, other: Any) -> None:
         end.send(np.zeros(LARGE_BYTES))
 
 
-def test_memory_that_cannot_be_received_is_no_end_of_the_other_process() -> None:
+def test_memory_that_cannot_be_received_does_not_end_the_other_process() -> None:
     """A process of its own sends: while nothing can be opened here, it can."""
     ours, theirs = Pipe()
     with ours:

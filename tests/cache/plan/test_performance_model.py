@@ -254,7 +254,7 @@ def test_a_split_is_read_as_it_is_written() -> None:
 @pytest.mark.parametrize(
     "text", ["", "58-42", "58-42-1", "-1-1-100", "58-42-0-0", "a-b-c", "50.0-50.0-0", "²-98-0", "1000-0-0", "58 -42-0"]
 )
-def test_what_is_no_split_is_refused(text: str) -> None:
+def test_a_text_that_is_not_a_split_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="is not a split of a cache: write"):
         Split.parse(text)
 

@@ -103,7 +103,7 @@ def test_fast_processes_are_measured_with_some_batches_though_starting_has_taken
     assert clock.now == pytest.approx(108.09)
 
 
-def test_a_single_piece_counts_and_none_is_no_rate() -> None:
+def test_a_single_piece_gives_a_rate_and_without_pieces_the_rate_is_zero() -> None:
     clock = HandClock()
     assert measure_rate(clock.work([5]), seconds=60, clock=clock) == 2
     assert measure_rate(iter(()), seconds=60, clock=clock) == 0
@@ -246,7 +246,7 @@ def test_a_store_takes_for_a_sample_what_its_tier_does(encoded: int, decoded: in
         assert found == pytest.approx([tier.charge(size) for size in (encoded, decoded, augmented)])
 
 
-def test_what_was_not_measured_or_has_no_size_is_no_cache() -> None:
+def test_a_store_that_was_not_measured_and_samples_without_size_are_refused() -> None:
     with pytest.raises(NotFoundError, match="no store 'redis' was measured; there are memory"):
         PROFILE.cache_store("redis", 10**9)
     with pytest.raises(InvalidArgumentError, match="have 0 bytes on average: there is nothing to cache"):

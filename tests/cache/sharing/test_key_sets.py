@@ -61,7 +61,9 @@ BOMB = zlib.compress(bytes(32 << 20), 9)
         (0, 1000, zlib.compress(bytes(10)), "hold 0 keys and not 1000"),
     ],
 )
-def test_what_another_wrote_takes_no_memory_and_is_no_set(kind: int, count: int, content: bytes, reason: str) -> None:
+def test_bytes_of_another_writer_are_not_accepted_as_a_set_and_take_no_memory(
+    kind: int, count: int, content: bytes, reason: str
+) -> None:
     key_set, packed = forged(kind, count, content)
     tracemalloc.start()
     try:

@@ -52,7 +52,7 @@ def info(num_deleted: int = 0, identity: str = "first") -> DatasetInfo:
     return DatasetInfo(config, identity, 10, 1, 0, 10, None, None, num_deleted, False)
 
 
-def test_no_size_is_no_cache(tmp_path: Path) -> None:
+def test_without_a_size_there_is_no_cache(tmp_path: Path) -> None:
     assert training_cache_of(system(tmp_path), {"data": DATA}, info()) is None
     assert cache_problems(system(tmp_path), {"data": DATA}) == []
 

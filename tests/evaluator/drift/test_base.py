@@ -48,7 +48,7 @@ WRONG: list[Any] = [float("nan"), float("inf"), "far", None, True, torch.tensor(
 
 
 @pytest.mark.parametrize("drift", [0.5, None, *map(Drift, WRONG), Drift(0.1, 1.5), Drift(0.1, "low")])  # type: ignore[arg-type]
-def test_a_result_that_is_no_distance_is_an_error_of_the_metric(drift: object) -> None:
+def test_a_result_that_is_not_a_distance_is_an_error_of_the_metric(drift: object) -> None:
     with pytest.raises(UserCodeError, match="Returning returned"):
         compare(Returning(drift), torch.ones(3, 1), torch.ones(3, 1))
 

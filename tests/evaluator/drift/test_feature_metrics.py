@@ -115,7 +115,7 @@ def test_few_values_are_categories_and_many_are_quantiles() -> None:
     assert (p.tolist(), q.tolist()) == ([0.25] * 4, [0, 0, 0, 1])
 
 
-def test_few_samples_of_continuous_values_are_no_categories() -> None:
+def test_few_samples_of_continuous_values_are_not_taken_for_categories() -> None:
     few, many = columns(3, 10, *[0] * 20), columns(4, 500, *[0] * 20)
     assert compare(metric("HellingerDriftMetric"), few, many).distance < 0.3
     p, q = shares(np.array([0.0] * 9 + [0.3]), np.array([0.0] * 9 + [0.7]), 10)

@@ -128,7 +128,7 @@ def test_roc_auc_beyond_its_bound_is_an_estimate_and_says_so() -> None:
         ({"name": "MeanSquaredError"}, (100,)),
     ],
 )
-def test_scores_that_are_no_numbers_are_told(section: dict[str, Any], shape: tuple[int, ...]) -> None:
+def test_scores_that_are_not_a_number_are_reported(section: dict[str, Any], shape: tuple[int, ...]) -> None:
     labels = torch.arange(100) % 2
     metric = build_metric(section)
     metric.update(torch.rand(shape)[:0], labels[:0])
@@ -138,7 +138,7 @@ def test_scores_that_are_no_numbers_are_told(section: dict[str, Any], shape: tup
 
 
 @pytest.mark.parametrize("name", ["Accuracy", "F1Score", "Precision"])
-def test_a_sample_with_one_score_that_is_no_number_counts_once(name: str) -> None:
+def test_a_sample_with_one_score_that_is_not_a_number_counts_once(name: str) -> None:
     metric = build_metric(EXAMPLES[name])
     metric.update(torch.tensor([[float("nan"), 1], [2, 0], [float("nan"), float("nan")]]), torch.tensor([0, 0, 0]))
     assert metric.value() == MetricValue(None, "undefined: 2 scores are not a number")

@@ -56,6 +56,6 @@ def test_logits_of_any_type(dtype: torch.dtype) -> None:
         (torch.tensor([-1, 2]), r"labels are in \[-1, 2\]"),
     ],
 )
-def test_labels_that_are_no_classes_are_refused(labels: torch.Tensor, says: str) -> None:
+def test_labels_that_are_not_classes_are_refused(labels: torch.Tensor, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         outcomes(torch.zeros(2, 3), labels)

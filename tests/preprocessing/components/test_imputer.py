@@ -62,7 +62,7 @@ def test_a_constant_is_filled_into_columns_of_its_kind() -> None:
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 1e141])
-def test_what_is_no_usable_number_is_missing(value: float) -> None:
+def test_a_value_that_is_not_a_usable_number_is_missing(value: float) -> None:
     imputer = pipeline({"id": "Imputer"})
     assert imputer.update_and_transform(batch(n=[1.0, value, 3.0])).dense[:, 0].tolist() == [1, 2, 3]
 

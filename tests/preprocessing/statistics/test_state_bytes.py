@@ -47,6 +47,6 @@ def test_any_damage_is_found() -> None:
 
 
 @pytest.mark.parametrize("value", [np.zeros(2, np.float32), object(), {"x": (1, 2)}])
-def test_other_values_are_no_statistics(value: Any) -> None:
+def test_other_values_are_not_statistics(value: Any) -> None:
     with pytest.raises(TypeError, match="is not a statistic"):
         encode_state({"value": value})

@@ -79,7 +79,7 @@ def test_what_waits_is_bounded_by_bytes_and_the_oldest_go_first() -> None:
     assert join.num_waiting == 2
 
 
-def test_a_hundred_thousand_predictions_are_no_limit() -> None:
+def test_more_than_a_hundred_thousand_predictions_are_kept() -> None:
     join = ObservationJoin(JoinLimits())
     for number in range(150_000):
         join.add_prediction(str(number), RequestFeatures({}), 0.0)

@@ -206,7 +206,7 @@ def test_a_dataset_that_takes_no_records_is_refused(storage: FakeStorage) -> Non
         StorageObservationLog(storage.client(), "none")
 
 
-def test_labels_that_are_no_class_of_the_model_are_refused(storage: FakeStorage) -> None:
+def test_labels_that_are_not_a_class_of_the_model_are_refused(storage: FakeStorage) -> None:
     log = StorageObservationLog(storage.client(), "seen", classes=LabelClasses(2, ignored=-100))
     for label in (0, 1, -100):
         log.check_label(label)

@@ -496,7 +496,7 @@ def test_addresses_that_are_refused(served: Served, tmp_path: Path) -> None:
         ({"data": [1, 2, "a"]}, "input 'input': data holds something else than numbers"),
     ],
 )
-def test_inputs_that_do_not_fit_the_model_are_no_observation(served: Served, changes: dict[str, Any], message: str) -> None:
+def test_inputs_that_do_not_fit_the_model_are_not_an_observation(served: Served, changes: dict[str, Any], message: str) -> None:
     good = {"key": "good", "inputs": rows(5.0)["inputs"], "label": 4}
     bad = {"key": "bad", "inputs": rows(5.0, **changes)["inputs"], "label": 4}
     status, found, _ = observe(served, {"observations": [good, bad]})

@@ -96,7 +96,7 @@ def test_too_long_headers_are_refused_with_a_reason(served: Served) -> None:
         )
 
 
-def test_what_is_no_http_is_refused_as_the_protocol_says(served: Served) -> None:
+def test_bytes_that_are_not_http_are_refused_as_the_protocol_says(served: Served) -> None:
     for garbage in (
         b"\x16\x03\x01\x02\x00",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",

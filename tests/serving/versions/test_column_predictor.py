@@ -234,7 +234,7 @@ def texts(*values: bytes) -> Tensor:
         ({"age": np.array([1.0]), "site": texts(b"\xff")}, "column 'site' cannot be read as category"),
     ],
 )
-def test_a_value_that_is_no_feature_is_the_fault_of_the_request(inputs: Tensors, said: str) -> None:
+def test_a_value_that_is_not_a_feature_is_the_fault_of_the_request(inputs: Tensors, said: str) -> None:
     section = {"format": "json", "columns": {"age": "number", "site": "category"}, "components": [{"id": "LabelIndexer"}]}
     predictor = ColumnPredictor(Given(), Preprocessing(section))
     with pytest.raises(InvalidArgumentError, match=said):
@@ -268,7 +268,7 @@ def test_inputs_unlike_those_of_the_training_are_counted_by_column() -> None:
     assert counted() == {}
 
 
-def test_a_row_that_is_no_feature_is_no_observation() -> None:
+def test_a_row_that_is_not_a_feature_is_not_an_observation() -> None:
     """Stored, it would end the training that reads it."""
     section = {"format": "json", "columns": {"age": "number"}, "components": []}
     server, log = ModelServer(lambda _: ColumnPredictor(Given(), Preprocessing(section))), FakeObservationLog()

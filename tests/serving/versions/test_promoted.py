@@ -140,7 +140,9 @@ def test_a_newer_version_as_canary_and_as_shadow(models: FakeModelStorage, tmp_p
         assert (server.table().routes("digits").canary, server.table().routes("digits").shadow) == (None, None)
 
 
-def test_a_version_that_a_rollback_has_taken_back_is_no_canary(models: FakeModelStorage, tmp_path: Path, follow: Follow) -> None:
+def test_a_version_that_a_rollback_has_taken_back_is_not_a_canary(
+    models: FakeModelStorage, tmp_path: Path, follow: Follow
+) -> None:
     first, second = (put(models, tmp_path, number, float(number)) for number in range(2))
     models.promote(first)
     follower, server = follow(canary_share=1.0)

@@ -199,7 +199,7 @@ def test_a_name_that_is_too_long_is_refused(s3: S3Server, storage: RunningStorag
 
 
 @pytest.mark.parametrize("key", ["x/../../../../../tmp/escaped.csv", "a//b.csv"])
-def test_a_bucket_with_a_key_that_is_no_path_says_which(s3: S3Server, storage: RunningStorage, key: str) -> None:
+def test_a_bucket_with_a_key_that_is_not_a_path_says_which(s3: S3Server, storage: RunningStorage, key: str) -> None:
     """Only what is in its folder is hidden, unless that is the dataset's own."""
     bucket, folder = f"keys{len(key)}", key[0]
     s3.put(f"{bucket}/p", {"ok.csv": b"2,two", f"{folder}/old.csv": b"3,three", "deep/er/1.csv": b"4,four"})

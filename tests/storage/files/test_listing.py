@@ -114,7 +114,7 @@ def test_each_folder_is_entered_once_and_links_stay_under_the_roots(tmp_path: Pa
     assert listing.refused.keys() == {"out", "secret.bin", "round"}
 
 
-def test_what_vanishes_while_it_is_looked_at_is_no_error(tmp_path: Path) -> None:
+def test_a_file_that_vanishes_while_it_is_looked_at_is_not_an_error(tmp_path: Path) -> None:
     write(tmp_path / "stays.bin", 16, 0)
     stop = threading.Event()
 

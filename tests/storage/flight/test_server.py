@@ -93,7 +93,7 @@ def test_a_sample_that_is_too_large_to_be_sent_is_named(numbers: RunningStorage,
 
 
 @pytest.mark.parametrize("num_read", [0, 2])
-def test_a_client_that_goes_is_no_error(
+def test_a_client_that_leaves_is_not_an_error(
     slow: WatchedSnapshots, endpoint: Endpoint, num_read: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its request gives its place back."""

@@ -310,7 +310,7 @@ def test_a_bad_first_row_of_values_is_skipped_as_others_are(tmp_path: Path, row:
     assert (chunk.labels.tolist(), [bad.offset for bad in chunk.skipped]) == ([1, 4], [0])
 
 
-def test_an_empty_first_line_is_no_header_where_other_files_have_one(tmp_path: Path) -> None:
+def test_an_empty_first_line_is_not_a_header_where_other_files_have_one(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("\n1,2,3\n")
     built = csv_format(ignore_first_line=True)

@@ -385,7 +385,7 @@ def test_values_that_repeat_without_a_dictionary_are_unpacked_a_few_at_a_time(tm
     assert [size for chunk in chunks for size in np.asarray(chunk.lengths).tolist()] == [1 << 20] * 100
 
 
-def test_a_long_text_is_no_time(tmp_path: Path) -> None:
+def test_a_long_text_is_not_a_time(tmp_path: Path) -> None:
     texts = pa.array(["2020-01-01T00:00:00Z", "1" * 1_000_000, "2020-01-02"])
     write(tmp_path / "a.parquet", x=pa.array([b"a", b"b", b"c"]), y=[1, 2, 3], t=texts)
     with pytest.raises(DataError, match=r"row 1: the time in column 't' has more than 100 bytes"):
@@ -435,7 +435,7 @@ def test_a_footer_of_any_length_is_none_of_an_encrypted_file(tmp_path: Path, num
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1\xff\xff\xff\x7fPAR1", b"PAR1" + b"\0" * 50 + b"\x10\0\0\0PAR1"])
-def test_what_has_no_footer_is_no_parquet(tmp_path: Path, content: bytes) -> None:
+def test_a_file_without_footer_is_not_parquet(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.parquet"
     path.write_bytes(content)
     with pytest.raises(DataError, match="cannot be read as Parquet"):

@@ -75,7 +75,7 @@ def test_members_are_those_that_python_reads(
     assert read_file(shards(), path).samples == [(payloads[i], i) for i in range(len(names))]
 
 
-def test_what_is_no_sample_is_passed_over(tmp_path: Path) -> None:
+def test_a_member_that_is_not_a_sample_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     (tmp_path / "README").write_text("x")
     with tarfile.open(path, "w") as archive:
@@ -173,7 +173,7 @@ def test_a_damaged_pax_header_is_told(tmp_path: Path, records: bytes, message: s
         read_file(shards(), path)
 
 
-def test_a_negative_size_is_no_number(tmp_path: Path) -> None:
+def test_a_negative_size_is_not_a_number(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     write_tar(path, sample_members([(b"p", 1)]), tar_format=tarfile.USTAR_FORMAT)
     content = bytearray(path.read_bytes())
@@ -185,7 +185,7 @@ def test_a_negative_size_is_no_number(tmp_path: Path) -> None:
         read_file(shards(), path)
 
 
-def test_a_damaged_header_in_the_middle_is_no_end(tmp_path: Path) -> None:
+def test_a_damaged_header_in_the_middle_is_not_the_end(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     write_tar(path, sample_members([(b"p", 1), (b"q", 2)]), tar_format=tarfile.USTAR_FORMAT)
     content = bytearray(path.read_bytes())

@@ -44,7 +44,7 @@ def labels(path: Path, label: str, *, mark: bytes = b"", label_type: str = "floa
 
 
 @pytest.mark.parametrize("name", [*TEXTS, "a.tar", "a.png"])
-def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path, name: str) -> None:
+def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path: Path, name: str) -> None:
     assert labels(tmp_path / name, "7", mark=MARK, label_type="int") == [7]
 
 

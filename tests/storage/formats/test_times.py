@@ -139,7 +139,7 @@ def test_other_spellings_are_refused_with_a_format_that_reads_them(
     ("number", "expected"),
     [(20130131, DAY), (1359636300123, NOON), (1359636300123456, NOON), (1359636300123456789, NOON)],
 )
-def test_digits_that_are_no_seconds_are_refused_with_their_unit(tmp_path: Path, where: str, number: int, expected: int) -> None:
+def test_digits_that_are_not_seconds_are_refused_with_their_unit(tmp_path: Path, where: str, number: int, expected: int) -> None:
     with pytest.raises(DataError, match=f"'{number}' is most likely not a time in seconds since 1970") as caught:
         read(tmp_path, where, number)
     assert "tolerance" not in caught.value.message
@@ -157,7 +157,7 @@ def test_a_text_of_eight_digits_is_a_date_where_numbers_have_a_type(tmp_path: Pa
 
 @pytest.mark.parametrize("where", list(WRITERS))
 @pytest.mark.parametrize("number", [20130230, 20130000, 19991301, 21001232])
-def test_digits_of_a_day_that_does_not_exist_are_no_time(tmp_path: Path, where: str, number: int) -> None:
+def test_digits_of_a_day_that_does_not_exist_are_not_a_time(tmp_path: Path, where: str, number: int) -> None:
     for spelling in ("", "%Y%m%d"):
         with pytest.raises(DataError, match=f"'{number}' .*is not a day of the calendar; correct it") as caught:
             read(tmp_path, where, number, spelling)

@@ -189,7 +189,7 @@ def test_a_file_that_waits_hinders_the_others_once(
     assert sorted(storage.reasons("unruly")) == ["a.u", "c.u"]
 
 
-def test_the_start_of_a_process_is_no_time_that_a_file_took(tmp_path: Path) -> None:
+def test_the_start_of_a_process_is_not_part_of_the_time_of_a_file(tmp_path: Path) -> None:
     class SlowToStart(FormatRunner):
         """Each process starts as slowly as two requests may last."""
 

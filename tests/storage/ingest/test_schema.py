@@ -397,7 +397,7 @@ def test_numbers_of_a_wider_type_are_refused_with_both_types(
     assert len(payloads(storage, name)) == 4
 
 
-def test_whole_numbers_that_are_no_exact_fractions_are_refused(storage: RunningStorage, tmp_path: Path) -> None:
+def test_whole_numbers_that_are_not_exact_as_floats_are_refused(storage: RunningStorage, tmp_path: Path) -> None:
     name = register(storage, tmp_path / "exact", "ParquetFileWrapper", {**NUMBERS, "payload_types": {"age": "float64"}})
     write_table(tmp_path / name / "0.parquet", ages(pa.int64(), (1, -(2**53), 2**53, 4)), 0)
     write_table(tmp_path / name / "1.parquet", ages(pa.int64(), (1, 2, 3, 2**53 + 1)), 1)

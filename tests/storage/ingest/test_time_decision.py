@@ -204,7 +204,7 @@ def test_a_year_among_records_of_this_century_is_refused(module_storage: Running
         module_storage.client.change_dataset(records.config(timestamp_format="ms"))
 
 
-def test_times_that_have_a_type_are_no_digits(module_storage: RunningStorage, tmp_path: Path) -> None:
+def test_times_that_have_a_type_are_not_digits(module_storage: RunningStorage, tmp_path: Path) -> None:
     """No format would read them otherwise."""
     columns = {"payload_columns": ["x"], "label_column": "y"}
     rows = Dated(module_storage, files_dataset(tmp_path / "typed", columns, "ParquetFileWrapper", "column:t"))

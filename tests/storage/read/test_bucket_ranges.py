@@ -90,7 +90,7 @@ def test_samples_are_slices_of_their_objects(asked: list[tuple[int, int, int]], 
     times=st.integers(0, 3),
     part=st.integers(1, 200),
 )
-def test_requests_hold_their_samples_and_are_no_more_than_needed(
+def test_requests_hold_their_samples_and_are_not_more_than_needed(
     ranges: list[tuple[int, int, int]], gap: int, times: int, part: int
 ) -> None:
     ranges = sorted(ranges)

@@ -337,7 +337,7 @@ def test_storage_whose_short_cut_is_off_offers_none(
         storage.short_cut()
 
 
-def test_files_that_are_no_files_here_are_not_offered(numbers: RunningStorage) -> None:
+def test_files_that_are_not_on_this_machine_are_not_offered(numbers: RunningStorage) -> None:
     numbers.store.dataset("numbers").filesystem = open_filesystem("s3://bucket/numbers")
     with pytest.raises(ConfigError, match="not a folder of this machine"):
         numbers.short_cut()

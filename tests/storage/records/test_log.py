@@ -263,7 +263,7 @@ def test_a_closed_log_refuses(tmp_path: Path) -> None:
     assert [answer.is_duplicate for answer in append(open_log(tmp_path), numbered(0), numbered(1))] == [True, False]
 
 
-def test_a_time_that_is_not_given_is_no_difference(tmp_path: Path) -> None:
+def test_a_time_that_is_not_given_is_not_a_difference(tmp_path: Path) -> None:
     log, record = open_log(tmp_path), NewRecord("a", b"x", 1)
     log.append(PreparedRecords.of([record], float_labels=False, now=7))
     (again,) = log.append(PreparedRecords.of([record], float_labels=False, now=8))

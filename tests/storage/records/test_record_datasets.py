@@ -182,7 +182,7 @@ def test_a_record_that_cannot_be_taken_is_named(clicks: RunningStorage, record: 
     assert clicks.client.append_records(NAME, [numbered(0)]) == [AppendedRecord(0)]
 
 
-def test_what_is_no_dataset_of_records(clicks: RunningStorage, tmp_path: Path) -> None:
+def test_calls_that_do_not_fit_a_dataset_of_records_are_refused(clicks: RunningStorage, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="there is no dataset 'nothing'"):
         clicks.client.append_records("nothing", [])
     clicks.client.register_dataset(binary_dataset(tmp_path / "data"))

@@ -238,7 +238,7 @@ def test_a_run_that_has_nothing_to_do_has_not_stalled(followed: Followed, state:
 
 
 @pytest.mark.parametrize("address", [None, "supervisor:9000"])
-def test_a_run_that_is_stopped_with_its_supervisor_is_no_news(followed: Followed, address: str | None) -> None:
+def test_a_run_that_is_stopped_with_its_supervisor_is_not_an_event_to_report(followed: Followed, address: str | None) -> None:
     followed.follow()
     followed.journal.enter(RunState.STREAMING)
     followed.journal.end(RunState.INTERRUPTED, error=stopped_with_supervisor(SupervisorConfig(address=address)))

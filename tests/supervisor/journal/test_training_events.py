@@ -37,7 +37,7 @@ def test_what_is_unusual_is_said() -> None:
 
 
 @pytest.mark.parametrize("preprocessing", [None, PreprocessingResult(4), PreprocessingResult(4, unusual=())])
-def test_usual_inputs_are_no_news(preprocessing: PreprocessingResult | None) -> None:
+def test_usual_inputs_are_not_reported(preprocessing: PreprocessingResult | None) -> None:
     usual = trigger(TrainingResult(preprocessing=preprocessing))
     assert ended_training(usual).unusual_inputs == ()
     assert list(training_messages(usual)) == []

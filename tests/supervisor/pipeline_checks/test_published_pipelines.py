@@ -84,7 +84,7 @@ def test_it_is_checked_without_services_too(sections: dict[str, Any], tmp_path: 
     ("name", "package", "path"),
     [("clicks", "apex", "training.optimizers.0.algorithm"), ("throughput of images", "torchvision", "data")],
 )
-def test_a_package_that_this_machine_lacks_is_no_mistake_in_the_file(name: str, package: str, path: str) -> None:
+def test_a_package_that_this_machine_lacks_is_not_a_mistake_in_the_file(name: str, package: str, path: str) -> None:
     assert (path in found_in(OLDER[name])[Severity.UNAVAILABLE]) == (find_spec(package) is None)
 
 

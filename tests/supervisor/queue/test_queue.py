@@ -373,7 +373,7 @@ def test_a_run_reads_no_samples_of_another_dataset_of_the_same_name(
 
 
 @pytest.mark.parametrize("text", ["bad value \0 in a column", "cannot read /data/\udcff.png"])
-def test_an_error_that_is_no_text_brings_the_run_to_rest(runs: RunQueue, services: InMemoryServices, text: str) -> None:
+def test_an_error_that_is_not_text_brings_the_run_to_rest(runs: RunQueue, services: InMemoryServices, text: str) -> None:
     def train(request: TrainingRequest) -> Any:
         raise UserCodeError(text)
 
@@ -389,7 +389,7 @@ def test_an_error_that_is_no_text_brings_the_run_to_rest(runs: RunQueue, service
         to_message(event, supervisor_pb2.RunEvent)
 
 
-def test_an_evaluation_error_that_is_no_text_is_shown(runs: RunQueue, services: InMemoryServices) -> None:
+def test_an_evaluation_error_that_is_not_text_is_shown(runs: RunQueue, services: InMemoryServices) -> None:
     services.evaluator.fail = lambda request: "cannot read /data/\udcff.png \0"
     run = finish(runs, pipeline_yaml(evaluation=AFTER_TRAINING))
     assert (run.state, run.failed_evaluations) == (RunState.FINISHED, 3)

@@ -98,7 +98,7 @@ def test_time_that_goes_into_trainings_is_not_blamed_on_checks(stream: Stream) -
     assert stream.waiting == 1400
 
 
-def test_history_at_the_start_is_no_lag() -> None:
+def test_history_at_the_start_is_not_a_lag() -> None:
     stream = Stream(held=1_000_000)
     for _ in range(5):
         assert not stream.advance(arrived=50, decided=100)

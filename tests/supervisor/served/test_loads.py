@@ -35,7 +35,7 @@ def test_a_server_without_requests_counts_without_weight() -> None:
 
 
 @pytest.mark.parametrize("load", [ServingLoad(float("nan"), 0.1, 0.1, 1), ServingLoad(1.0, -0.1, float("inf"), 1)])
-def test_what_is_no_load_is_refused(load: ServingLoad) -> None:
+def test_numbers_that_are_not_a_load_are_refused(load: ServingLoad) -> None:
     loads = ServedLoads(lambda: 5.0)
     with pytest.raises(InvalidArgumentError, match=r"the load of a server has (rate nan|mean_s -0\.1, p99_s inf); report finite"):
         loads.report("a", "one", load)
@@ -65,7 +65,7 @@ def test_the_versions_in_use_are_those_of_all_servers_since_the_first() -> None:
         VersionUse(1, VersionRole.SERVING, 1.0, {8184: -2}),
     ],
 )
-def test_what_is_no_report_of_a_version_is_refused(use: VersionUse) -> None:
+def test_numbers_that_are_not_a_report_of_a_version_are_refused(use: VersionUse) -> None:
     loads = ServedLoads(lambda: 5.0)
     with pytest.raises(InvalidArgumentError, match=r"the report of version 1 has seconds .*; report finite seconds, and counts"):
         loads.report("a", "one", ServingLoad(num_servers=1), [use])

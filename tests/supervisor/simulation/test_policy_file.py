@@ -77,7 +77,7 @@ def test_the_example_of_the_page_has_no_mistake_that_the_evaluator_finds_later()
     assert [problem for section in sections.values() for problem in check_trigger({"trigger": section})] == []
 
 
-def test_what_has_no_effect_is_no_mistake() -> None:
+def test_an_option_without_effect_is_not_a_mistake() -> None:
     criterion = {"id": "StaticPerformanceThresholdCriterion", "metric": "Accuracy", "metric_threshold": 0.8}
     section = {
         "id": "PerformanceTrigger",

@@ -244,7 +244,7 @@ def test_labels_that_come_too_late_for_the_stream_are_said() -> None:
 
 @pytest.mark.parametrize("id_", sorted(DETECTORS.builtin))
 @pytest.mark.parametrize("label", [0, 1])
-def test_one_class_only_is_no_change(id_: str, label: int) -> None:
+def test_one_class_only_is_not_a_change(id_: str, label: int) -> None:
     """FakeEvidence errs at each sample of label 0, and at none of label 1."""
     assert fired(checks(section(id_, detector={"id": id_}), stream([label] * 200))) == [10]
 

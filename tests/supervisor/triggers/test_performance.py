@@ -434,7 +434,7 @@ def test_labels_that_come_too_late_for_the_stream_are_said() -> None:
         assert ("so nothing was measured" in policy.end_warning()) is is_said, delay
 
 
-def test_one_class_only_is_estimated_and_is_no_change() -> None:
+def test_one_class_only_is_estimated_and_is_not_a_change() -> None:
     samples = stream(0, 0, 0, 0)
     records = checks(performance(STATIC, *ESTIMATED, QUANTILE), samples)
     assert fired(records) == [10]

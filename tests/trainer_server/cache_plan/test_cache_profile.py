@@ -177,7 +177,7 @@ def test_a_model_that_does_not_take_the_samples_is_told() -> None:
         measure_profile(source, pipeline(), source.info, seconds=1, clock=StepClock())
 
 
-def test_schedulers_accumulation_and_batch_norm_are_no_hindrance() -> None:
+def test_schedulers_accumulation_and_batch_norm_do_not_prevent_a_profile() -> None:
     training = {
         "gradient_accumulation_steps": 3,
         "lr_scheduler": {

@@ -132,7 +132,7 @@ def test_el2n_is_the_distance_of_probabilities_from_the_label(loss: str, outputs
 
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("strategy", ["Loss", "GradNorm", "EL2N", "GraNd", "RHOLoss", "GradMatch"])
-def test_a_label_that_is_no_class_is_named_where_a_score_meets_it_first(tmp_path: Path, strategy: str, first: bool) -> None:
+def test_a_label_that_is_not_a_class_is_named_where_a_score_meets_it_first(tmp_path: Path, strategy: str, first: bool) -> None:
     pipeline = pipeline_of({"strategy": strategy, "ratio": 50}, first=first)
     pipeline["model"]["config"]["num_classes"] = 9
     with pytest.raises(DataError, match=r"sample \d*9 of .*: the label is 9, and the model has 9 classes \(0 to 8\)"):
@@ -413,7 +413,7 @@ ONE_HOT = "def label_transformer_function(label):\n    return torch.nn.functiona
 
 @pytest.mark.parametrize("first", [False, True], ids=["batch-then-sample", "sample-then-batch"])
 @pytest.mark.parametrize("config", [{"strategy": "GraNd"}, {"strategy": "Craig"}, {"strategy": "KcenterGreedy"}])
-def test_balance_over_labels_that_are_no_class_is_refused(tmp_path: Path, config: dict[str, Any], first: bool) -> None:
+def test_balance_over_labels_that_are_not_a_class_is_refused(tmp_path: Path, config: dict[str, Any], first: bool) -> None:
     pipeline = pipeline_of(
         {**config, "balance": True}, first=first, optimization_criterion={"name": "BCEWithLogitsLoss"}, shuffle=False
     )

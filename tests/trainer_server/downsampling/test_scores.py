@@ -271,7 +271,7 @@ def test_probabilities_come_from_the_criterion() -> None:
         ScoringModel(network, criterion("MSELoss", {})).probabilities(batch)
 
 
-def test_scores_that_are_no_numbers_are_named() -> None:
+def test_scores_that_are_not_finite_are_named() -> None:
     policy, keys = LossDownsampling(ImportanceConfig(ratio=50)), np.array([7, 8, 9])
     with pytest.raises(DivergedError, match="LossDownsampling scored sample key 8 as nan under the model of batch 3"):
         check_scores(policy, np.array([[0.0], [np.nan], [np.inf]], np.float32), keys, "of batch 3")

@@ -56,7 +56,9 @@ CASES: list[Any] = [
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize(("name", "options", "output", "labels"), CASES)
-def test_equal_weights_are_no_weights(name: str, options: dict[str, Any], output: Tensor, labels: Tensor, reduction: str) -> None:
+def test_equal_weights_have_the_effect_of_no_weights(
+    name: str, options: dict[str, Any], output: Tensor, labels: Tensor, reduction: str
+) -> None:
     config = CriterionConfig(name=name, config={**options, "reduction": reduction})
     plain = Criterion(config)(output, labels, torch.ones(6))
     for size in (0.01, 1.0, 100.0):

@@ -242,7 +242,7 @@ def test_statistics_are_decoded_once_for_a_comparison(
 
 
 @pytest.mark.parametrize("stop_after", [None, 3])
-def test_a_level_that_was_accepted_is_no_risk_where_ranges_do_not_learn(stop_after: int | None, tmp_path: Path) -> None:
+def test_a_level_that_was_accepted_is_not_a_risk_where_ranges_do_not_learn(stop_after: int | None, tmp_path: Path) -> None:
     """With `online.statistics: false` the range stays that of the retraining: each step would be checked by itself for ever."""
     section = {**DENSE, "components": [{"id": "InputGuard", "warm_up_rows": 20}, *DENSE["components"]]}
     online = {**ONLINE, "statistics": False, "history_samples": 0, "rollback": {"every": 100, "window": 40}}

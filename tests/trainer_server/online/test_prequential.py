@@ -86,7 +86,7 @@ def test_a_last_sample_that_is_joined_to_the_batch_before_counts() -> None:
     assert [new.first_seen(np.array(keys)).tolist() for keys in ([0, 1], [2, 3, 4])] == [[0, 1], [0, 1, 2]]
 
 
-def test_labels_that_are_no_classes_have_no_errors() -> None:
+def test_labels_that_are_not_classes_have_no_errors() -> None:
     hook = Prequential(NewSamples(np.array([1, 2]), np.arange(2)), 4)
     show("MSELoss", hook, [1, 2], torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]))
     assert hook.result() == PrequentialResult(5, (2,), (10.0,))

@@ -151,7 +151,7 @@ def test_a_last_step_that_diverges_makes_no_version(tmp_path: Path) -> None:
     assert [(each["step"], each["to_step"]) for each in result["step_guard"]["rollbacks"]] == [(20, 18)]
 
 
-def test_data_that_changes_is_no_reason_to_go_back(tmp_path: Path) -> None:
+def test_data_that_changes_is_not_a_reason_for_a_rollback(tmp_path: Path) -> None:
     guarded = Guarded(tmp_path, epochs=60)
     rollback = {"rollback": {"every": EVERY, "window": 40}}
     result, weights = guarded.steps(online_pipeline(0.1, rollback), shift=40)
@@ -163,7 +163,7 @@ def test_data_that_changes_is_no_reason_to_go_back(tmp_path: Path) -> None:
         torch.testing.assert_close(weights[name], tensor, rtol=1e-5, atol=1e-7)
 
 
-def test_an_outlier_that_spoils_no_weight_is_no_level_of_the_error(tmp_path: Path) -> None:
+def test_an_outlier_that_spoils_no_weight_does_not_change_the_level_of_the_error(tmp_path: Path) -> None:
     found, _ = Guarded(tmp_path, epochs=40).steps(online_pipeline(0.0, ROLLBACK), outlier=22)
     guard, losses = found["step_guard"], sorted(found["prequential"]["loss"])
     assert (guard["rollbacks"], guard["data_jumps"]) == ([], 1)

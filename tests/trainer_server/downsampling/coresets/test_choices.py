@@ -109,7 +109,7 @@ def test_what_is_not_finite_is_refused_by_position(choose: Choice) -> None:
 
 
 @ALL
-def test_features_of_zeros_and_equal_ones_are_no_failure(choose: Choice) -> None:
+def test_features_of_zeros_and_equal_features_are_not_a_failure(choose: Choice) -> None:
     for x in (np.zeros((20, 3), np.float32), np.ones((20, 3), np.float32)):
         found = choose(x, 7, rng())
         assert len(found.positions) == (0 if choose is gradmatch and not x.any() else 7)

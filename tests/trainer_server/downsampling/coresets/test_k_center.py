@@ -85,6 +85,6 @@ def test_what_is_not_finite_is_refused_by_position(bad: float) -> None:
         k_center(x, 2)
 
 
-def test_what_are_no_features_is_refused() -> None:
+def test_arrays_that_are_not_features_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=r"int64 of shape \(3, 2\)"):
         k_center(np.ones((3, 2), np.int64), 2)  # type: ignore[arg-type]
