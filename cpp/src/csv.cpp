@@ -156,10 +156,10 @@ bool CsvIndexer::scan_row(Row& row) const {
     Field field{at, at};
     if (at < filled && window[at] == options_.quote) {
       has_quotes = true;
-      std::size_t behind = at;  // a copy, so that the compiler keeps `at` in a register
-      if (!scan_quoted(behind, row)) return false;
+      std::size_t after_quotes = at;  // a copy, so that the compiler keeps `at` in a register
+      if (!scan_quoted(after_quotes, row)) return false;
       if (row.fault != nullptr) return end_at_first_line(row);
-      at = behind;
+      at = after_quotes;
     }
     while (at < filled && window[at] != separator && window[at] != '\n' && window[at] != '\r') ++at;
     // The byte after a \r decides whether the \r alone is a line break.

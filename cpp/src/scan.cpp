@@ -206,8 +206,9 @@ void FolderScan::look_at_file(int descriptor, const std::string& path, const std
   std::int64_t changed = modified;
   if (!companion_ending_.empty()) {
     const std::string companion = name.substr(0, name.size() - ending_.size()) + companion_ending_;
-    struct stat beside {};
-    changed = ::fstatat(descriptor, companion.c_str(), &beside, 0) == 0 ? std::max(modified, nanoseconds(beside.st_mtim)) : no_companion;
+    struct stat companion_status {};
+    const bool found = ::fstatat(descriptor, companion.c_str(), &companion_status, 0) == 0;
+    changed = found ? std::max(modified, nanoseconds(companion_status.st_mtim)) : no_companion;
   }
   files.push_back({std::move(whole), status.st_size, modified, changed});
 }

@@ -118,7 +118,7 @@ TEST_CASE("a bad sector fails the record that lies on it, and no other") {
   }
 }
 
-TEST_CASE("a file of which its server knows nothing any more is opened anew, once") {
+TEST_CASE("a file that its server no longer knows is opened again, once") {
   const TemporaryFolder folder;
   const auto path = folder.write("a", "0123456789");
   modyn::FileCache cache(3);

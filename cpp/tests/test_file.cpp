@@ -46,7 +46,7 @@ TEST_CASE("a file that was replaced or removed is noticed") {
   CHECK(cache.size() == 0);
 }
 
-TEST_CASE("a file that was written is opened anew, with a map of what is there then") {
+TEST_CASE("a file that was written is opened again, with a map of its new content") {
   const TemporaryFolder folder;
   modyn::FileCache cache(8);
   const auto path = folder.write("a", "old");

@@ -87,7 +87,7 @@ TEST_CASE("a guard within another one leaves the other in place") {
   }
 }
 
-TEST_CASE("touching what was cut off is survived by a thread that blocks the signal, and goes on blocking it") {
+TEST_CASE("a thread that blocks the signal survives touching what was cut off, and continues to block it") {
   const TemporaryFolder folder;
   const CutMap map(folder);
   bool survived[2] = {false, true};

@@ -60,7 +60,7 @@ void choose(modyn::NearestGains& gains, const Line& line, std::size_t candidate)
 
 }  // namespace
 
-TEST_CASE("gains are those of the definition after each choice, whatever is kept of a row") {
+TEST_CASE("gains are those of the definition after each choice, for any number of kept entries of a row") {
   const Line line(700);
   for (const std::size_t most_near : {0, 1, 50, 700, 10'000}) {
     modyn::NearestGains gains(line.weights().data(), line.first().data(), line.size(), most_near);

@@ -72,7 +72,7 @@ TEST_CASE("values of a column are 1, 2, 4 or 8 bytes wide") {
   CHECK_THROWS_AS(modyn::Column::plain(nullptr, 3), modyn::InvalidArgument);
 }
 
-TEST_CASE("slots are found whatever lies between them") {
+TEST_CASE("slots are found for any distances between them") {
   const std::int64_t most = std::numeric_limits<std::int64_t>::max(), least = std::numeric_limits<std::int64_t>::min();
   for (const Values& starts : {Values{5}, Values{0, 10, 20, 30, 40}, Values{0, 1, 2, 3, 1000, 1001, 1'000'000}, Values{least, -1, 0, 1, most}}) {
     const modyn::Slots slots(starts);

@@ -41,7 +41,7 @@ TEST_CASE("files by their ending, links handed out, each folder once") {
   CHECK(scan.take_files(all).empty());
 }
 
-TEST_CASE("links come sorted, in whatever order they are listed") {
+TEST_CASE("links come sorted, regardless of the order in which they are listed") {
   const TemporaryFolder folder;
   std::vector<std::string> names;
   for (int i = 0; i < 50; ++i) names.push_back("link" + std::to_string(i * 7919 % 1000));

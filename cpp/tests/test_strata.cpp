@@ -40,7 +40,7 @@ Seed seed_of(std::uint64_t number) {
 
 }  // namespace
 
-TEST_CASE("values are counted, in whatever chunks, up to the most") {
+TEST_CASE("values are counted in chunks of any size, up to the limit") {
   for (const std::size_t size : {1, 4, 11}) {
     ValueCounts counter(4);
     for (std::size_t first = 0; first < stream.size(); first += size) CHECK(counter.add(stream.data() + first, std::min(size, stream.size() - first)));
@@ -53,7 +53,7 @@ TEST_CASE("values are counted, in whatever chunks, up to the most") {
   CHECK(ValueCounts(0).counts().first.empty());
 }
 
-TEST_CASE("each stratum gives its quota, the same in whatever chunks") {
+TEST_CASE("each stratum gives its quota, the same for chunks of any size") {
   const Values quotas = {2, 1, 3, 0};
   for (std::uint64_t number = 1; number <= 100; ++number) {
     const Values found = chosen(quotas, seed_of(number), 1);
