@@ -194,7 +194,7 @@ def waiting_observations(pattern: str, room: Room) -> File:
 
 POSITIONS = np.arange(GROUP + 50)
 STREAM = SampleBatch(POSITIONS**2, POSITIONS, POSITIONS % 10)
-"""Whose keys are no progression, so that a trigger set of ranges reads the log."""
+"""Keys that are not a progression, so that a trigger set of ranges reads the log."""
 
 
 def log_of(folder: Path) -> SampleLog:
@@ -294,7 +294,7 @@ def checkpoint(room: Room) -> File:
 
 
 def test_a_state_file_that_unpacks_to_more_than_it_has_is_refused(tmp_path: Path) -> None:
-    """Of gigabytes, which a worker of another run stores as a few kilobytes: the memory is not taken."""
+    """Another run can store gigabytes as a few kilobytes. They are refused before they take memory."""
     plain, packed, path = io.BytesIO(), io.BytesIO(), tmp_path / "run-1.3.pt"
     torch.save({"w": torch.zeros(1 << 20)}, plain)
     with zipfile.ZipFile(plain) as source, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:
@@ -503,7 +503,7 @@ def damages(content: bytes) -> Iterator[tuple[str, bytes]]:
 def test_damage_is_found_and_the_file_named_or_changes_nothing(
     name: str, every: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Args: every: one damage of so many is tried."""
+    """Args: every: one of `every` damages is tried."""
     with ExitStack() as stack:
         path, read = KINDS[name](Room(tmp_path, lambda: request.getfixturevalue("system_config"), stack))
         expected, content, num_found = read(), path.read_bytes(), 0

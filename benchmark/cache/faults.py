@@ -160,15 +160,15 @@ class Epochs:
     """Measurements of one reading."""
 
     gaps_s: list[float]
-    """Between two batches, in the middle half of the second epoch."""
+    """Seconds between two batches in the middle half of the second epoch."""
     num_cached: list[int]
     """Samples of each epoch that came from the cache."""
     digest: str
-    """Of the batches of the first two epochs."""
+    """Digest of the batches of the first two epochs."""
     is_exact: bool
     """Each epoch had every sample once."""
     cpu_s: float
-    """Of the training and its processes in the middle half of the second epoch."""
+    """Processor time of the training and its processes in the middle half of the second epoch."""
 
     def batch_s(self, workers: int) -> float:
         """Seconds of a batch there, without those that had been made when it began. Raises ValueError: all had."""

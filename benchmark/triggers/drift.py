@@ -23,7 +23,7 @@ from benchmark.machine import busy_cores, spread, write_report
 ROOT: Final = Path(__file__).parents[2]
 ALIBI_PYTHON: Final = ROOT / ".venv-alibi" / "bin" / "python"
 TOLERANCE: Final = 5e-6
-"""Of distances: sums of float32 kernels near 1, in a different order, of samples that ours centres."""
+"""Largest difference of two distances. Both sum float32 kernels near 1, in a different order, and ours centres the samples first."""
 
 Result = dict[str, Any]
 

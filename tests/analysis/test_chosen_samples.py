@@ -69,7 +69,7 @@ def test_scores_are_those_of_the_last_epoch_that_saw_the_sample() -> None:
 
 
 def downsampled(storage: FakeStorage) -> SelectorClient:
-    """Of the six samples of the trigger set, 4 and 8 were trained on in the first epoch, and 9, 5 and 6 in the last."""
+    """A trigger set of six samples: 4 and 8 were trained on in the first epoch, and 9, 5 and 6 in the last."""
     selector = informed(storage)
     scores = {
         "downsampling_score": np.array([[1], [2], [3], [np.nan], [5]], np.float32),

@@ -68,7 +68,7 @@ def test_the_summary_counts_what_is_known(selector: SelectorClient) -> None:
 
 
 def test_the_summary_holds_one_epoch_at_a_time(selector: SelectorClient) -> None:
-    """Of forty epochs (34 MB), memory holds only a chunk of 65,536 rows and an epoch of 10,000, even if chunks and epochs end at different rows."""
+    """Memory holds a chunk of 65,536 rows and an epoch of 10,000, not all forty epochs (34 MB), even if chunks and epochs end at different rows."""
     keys = np.arange(10_000)
     widths = {"gradient_16": 16, "loss": 1}
 

@@ -140,7 +140,7 @@ def test_no_text_of_a_run_is_markup_on_its_page_or_in_its_charts() -> None:
         triggers=found.triggers.assign(model_note=hostile),
         evaluations=found.evaluations.assign(metric=hostile, dataset_id=hostile),
     )
-    page = render(found).partition("</script>")[2]  # behind plotly.js
+    page = render(found).partition("</script>")[2]  # what follows plotly.js
     assert page.count("http://evil.example") > 10
     # HTML: escaped. Charts: plotly.js would draw links and bold text of what it finds in names, axes and hover texts.
     for sign in ("<", "\\u003c"):
@@ -162,7 +162,7 @@ def test_what_was_served_is_a_chart_and_a_table_over_the_time_of_the_steps() -> 
 
 
 def with_cache(*cached: dict[str, int]) -> RunResults:
-    """Of one training of 100 samples each."""
+    """The results of a run in which each trigger trains on 100 samples."""
     triggers = [
         TriggerRecord(
             i, i * 100, i * YEAR, (i + 1) * YEAR - 1, (i + 1) * YEAR - 1, TriggerState.TRAINED, 100.0, 110.0, 100, "c", i + 1, i or None, "ab" * 32,

@@ -298,7 +298,7 @@ def test_progress_is_told_and_can_end_it() -> None:
 
 
 def kept_in(folder: Path, limit: int = 2**20) -> KeptOutputs:
-    """As a job begins with them."""
+    """Give the kept outputs of a model as a job finds them at its start."""
     room = OutputCache(folder / "outputs", limit)
     room.prepare()
     return KeptOutputs(room, "model", Path(mkdtemp(dir=folder)))

@@ -34,7 +34,7 @@ SMALL_SERVING = ServerLimits(chunk_rows=64, chunk_bytes=80)
 SMALL_FETCHING = FetchLimits(first_keys=150, request_bytes=5000)
 """Payloads come in many short record batches, and a fetch is many requests."""
 ONCE = replace(SMALL_FETCHING, retry_s=0)
-"""As SMALL_FETCHING; no endpoint is tried twice without an answer in between."""
+"""The limits of SMALL_FETCHING, and no endpoint is tried twice without an answer in between."""
 
 RECORD = np.dtype([("label", "<i8"), ("data", "<i8")])
 """Records of these tests: the payload of a sample is its data, which is unique."""
