@@ -17,7 +17,7 @@ from tests.support.preloaded import held_fork_server, other_fork_server
 
 pytest_plugins = ["modyn.testing.stack"]
 
-# PyTorch's threads wait for each other by asking again and again. Beside other tests that takes twenty times the processor's time of the work itself.
+# PyTorch's threads wait for each other in a loop. While other tests run, that takes twenty times the processor time of the work itself.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # A shell that starts this in the background has it ignore SIGINT, and the commands under test would inherit that.

@@ -130,7 +130,7 @@ def measure(found: Images, profile: CacheProfile, options: argparse.Namespace) -
 
 
 def spaced(number: int) -> list[Split]:
-    """So many splits between encoded and decoded samples, evenly.
+    """Give `number` splits between encoded and decoded samples, at even distances.
 
     >>> [str(split) for split in spaced(3)]
     ['100-0-0', '50-50-0', '0-100-0']

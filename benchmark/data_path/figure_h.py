@@ -1,9 +1,9 @@
 """Informing, triggering and reading of keys in columnar files, compared with NumPy writing and reading the same bytes.
 
 NumPy writes keys, timestamps and labels of each batch into three columns of one file, reads the keys, writes keys and weights to another file and
-reads it by partitions. The target is for NumPy as it is: nothing it wrote is on the disk when it says so. Beside it, NumPy with the selector's
-promise that a batch is wholly on the disk, or not there at all, before the next one comes: it waits for the rows, writes their number, and
-waits again, and waits for the set, as the selector does.
+reads it by partitions. The target is for NumPy as it is: nothing it wrote is on the disk when it says so. The figure also has NumPy with the
+selector's promise that a batch is wholly on the disk, or not there at all, before the next one comes: it waits for the rows, writes their
+number, and waits again, and waits for the set, as the selector does.
 """
 
 from __future__ import annotations

@@ -265,8 +265,8 @@ def _tested_step_batches(client: Client, stream: OnlineStream, run_id: str) -> l
     cells = client.results(run_id).evaluations.dropna(subset="value").sort_values("start")
     counts = cells["num_samples"].cumsum()
     errors = (cells["value"].map(stream.error) * cells["num_samples"]).cumsum() / counts
-    behind = [*range(1, len(cells)), None]
-    return [ErrorSoFar(int(num), float(error), after) for num, error, after in zip(counts, errors, behind, strict=True)]
+    next_cells = [*range(1, len(cells)), None]
+    return [ErrorSoFar(int(num), float(error), after) for num, error, after in zip(counts, errors, next_cells, strict=True)]
 
 
 def cost_of(records: Sequence[TriggerRecord], tested: Sequence[ErrorSoFar]) -> list[tuple[float, float]]:

@@ -253,8 +253,8 @@ class FakeSelectorClient(FakeClient):
         ends, last = self._ends(run), sum(number not in run.online_triggers for number in range(trigger_id))
 
         def of(number: int) -> ChosenSet:
-            behind = trigger_before_window(number, run.policy.config.tail_triggers)
-            return ChosenSet(0 if behind is None else ends[behind], ends[number], len(sets[number]), iter([sets[number]]))
+            before = trigger_before_window(number, run.policy.config.tail_triggers)
+            return ChosenSet(0 if before is None else ends[before], ends[number], len(sets[number]), iter([sets[number]]))
 
         return summarize(MemoryReader(run.selectable), trigger_id, of(last), of(last - 1) if last else None)
 

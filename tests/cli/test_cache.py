@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MODYN_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.delenv("MODYN_CONFIG", raising=False)
     monkeypatch.chdir(tmp_path)
-    # Whatever this machine has: room in shared memory for all that is planned here.
+    # For the same result on any machine: shared memory has room for all that is planned here.
     monkeypatch.setattr(pipeline_cache, "machine_memory_bytes", lambda: PROFILE.memory_bytes)
     monkeypatch.setattr(pipeline_cache, "shared_memory_bytes", lambda: 2 * PROFILE.memory_bytes)
     Path("p.yaml").write_text(tiny_pipeline("photos"))

@@ -313,9 +313,9 @@ def test_drift_is_measured_and_each_sample_is_passed_once_while_the_worker_lives
     for worker in workers:
         os.kill(worker, signal.SIGKILL)
     eventually(lambda: all(_state(worker) == "Z" for worker in workers), "a worker lives")
-    anew = evaluator.measure_drift(drift(model_id, reference, StreamWindow(0, 40)))
-    assert anew.num_embedded == 49 + 39
-    assert anew.distances["mean"] == replace(slid.distances["mean"], seconds=anew.distances["mean"].seconds)
+    repeated = evaluator.measure_drift(drift(model_id, reference, StreamWindow(0, 40)))
+    assert repeated.num_embedded == 49 + 39
+    assert repeated.distances["mean"] == replace(slid.distances["mean"], seconds=repeated.distances["mean"].seconds)
 
     without = evaluator.measure_drift(drift(None, reference, StreamWindow(0, 40), data=ComparedData.LABELS, sample_size=20))
     assert (without.num_reference, without.num_current, without.num_embedded) == (20, 20, 0)

@@ -108,7 +108,7 @@ def test_each_request_gets_its_own_rows_in_any_interleaving(
 
 
 def test_a_batch_that_becomes_due_while_its_thread_looks_is_predicted(make: Make) -> None:
-    """The clock goes on by 0.1 s at each look. The batch is not due at the first look after its requests came, and due at the next one."""
+    """The clock advances by 0.1 s at each look. The batch is not due at the first look after its requests came, and due at the next one."""
     looks = list[float]()
 
     def clock() -> float:

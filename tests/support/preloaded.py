@@ -26,7 +26,7 @@ _is_held = False
 
 @contextmanager
 def held_fork_server() -> Iterator[None]:
-    """Keep one fork server with `PRELOADED` until the end of the block, whatever the services of tests want to preload."""
+    """Keep one fork server with `PRELOADED` until the end of the block, even if a service of a test asks for other modules."""
     global _is_held  # noqa: PLW0603  (there is one fork server in a process)
     with kept_running():
         _restart(PRELOADED)

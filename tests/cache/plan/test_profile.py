@@ -185,7 +185,7 @@ def test_a_profile_is_of_one_section_and_one_registration(tmp_path: Path) -> Non
     path = profile_path(tmp_path, PROFILE.dataset, section_digest(section))
     write_profile(path, PROFILE)
     assert profile_of(tmp_path, section, PROFILE.dataset_identity) == PROFILE
-    assert profile_of(tmp_path, section, "registered anew") is None
+    assert profile_of(tmp_path, section, "registered again") is None
     assert profile_of(tmp_path, section | {"parser": "another"}, PROFILE.dataset_identity) is None
     path.write_text("{}")
     with pytest.raises(CorruptStateError):
@@ -259,7 +259,7 @@ def test_profiles_are_in_their_folder_for_any_name_of_a_dataset(tmp_path: Path) 
 
 
 def test_what_no_tier_can_keep_gets_no_part_of_a_cache() -> None:
-    """This holds whatever the gain is: here decoding is the bottleneck, and decoded samples have a hundredth of the size."""
+    """This holds for any gain: here decoding is the bottleneck, and decoded samples have a hundredth of the size."""
     slow = replace(PROFILE, decode_and_augment_samples_per_s=50.0, decoded_bytes=1000.0)
     unlike = replace(slow, decoded_bytes=None, augmented_bytes=None, storage_bytes_per_s=1e6)
     split = plan_cache(slow.workload, {"memory": slow.cache_store("memory", 10**9)}).split

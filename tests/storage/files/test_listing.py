@@ -48,9 +48,11 @@ def walked(base: Path, file_format: FileFormat) -> list[tuple[int, bytes, int, i
             if os.path.islink(path) or not file_format.holds_samples(path):
                 continue
             status = os.stat(path)
-            beside = [os.stat(other).st_mtime_ns if os.path.exists(other) else None for other in file_format.companions(path)]
-            times = [status.st_mtime_ns, *(time for time in beside if time is not None)]
-            changed = UNKNOWN if None in beside or file_format.endings() is None else max(times)
+            companion_times = [
+                os.stat(other).st_mtime_ns if os.path.exists(other) else None for other in file_format.companions(path)
+            ]
+            times = [status.st_mtime_ns, *(time for time in companion_times if time is not None)]
+            changed = UNKNOWN if None in companion_times or file_format.endings() is None else max(times)
             found.append((status.st_mtime_ns, os.fsencode(os.path.relpath(path, base)), status.st_size, changed))
     return sorted(found)
 

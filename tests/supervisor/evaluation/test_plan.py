@@ -170,7 +170,7 @@ class CountingStrategy(EvaluationStrategy):
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_each_interval_is_made_once_and_looked_at_a_few_times(choice: ModelChoice) -> None:
-    """Whatever the number of models: by the definition above it is looked at by each model that follows."""
+    """The looks at an interval do not grow with the number of models. By the definition above, each later model looks at it."""
     strategy, num_models = CountingStrategy(None), 3000
     models = models_of(*((10 * number, 10 * number + 10) for number in range(num_models)))
     plan, num_cells, before = EvaluationPlan(choice, strategy), 0, WatchedInterval.looks
