@@ -494,13 +494,13 @@ def test_a_run_whose_next_step_is_refused_because_it_stops_is_stopped(
     run, go = held_in_training(runs, services)
     become = runs.journal.become
 
-    def goes_on_as_soon_as_it_is_announced(run_id: str, to: RunState, **detail: str) -> Run:
+    def continue_as_soon_as_announced(run_id: str, to: RunState, **detail: str) -> Run:
         found = become(run_id, to, **detail)
         go.set()
         eventually(lambda: not runs._entries)
         return found
 
-    monkeypatch.setattr(runs.journal, "become", goes_on_as_soon_as_it_is_announced)
+    monkeypatch.setattr(runs.journal, "become", continue_as_soon_as_announced)
     assert runs.stop(run.run_id).state is RunState.STOPPED
 
 
