@@ -183,10 +183,10 @@ class EvaluationQueue:
         journal = self._context.journal
         with bind(run_id=self._context.run_id, trigger_id=task.trigger_id):
             try:
-                journal.evaluating(task)
+                journal.begin_evaluation(task)
                 clock = WorkClock()
                 failure = self._make(task, clock)
-                journal.evaluated(task, clock.seconds, None if failure is None else failure.message)
+                journal.end_evaluation_task(task, clock.seconds, None if failure is None else failure.message)
                 if failure is not None:
                     self._failures[task] = failure
             except ModynError as error:

@@ -263,7 +263,7 @@ class RunJournal:
 
         self._write(change)
 
-    def checked(self, record: CheckRecord) -> None:
+    def record_check(self, record: CheckRecord) -> None:
         """Record the verdict of the policy at one position; a resumed run replays the verdict."""
 
         def change(write: Write) -> None:
@@ -276,7 +276,7 @@ class RunJournal:
 
         self._write(change)
 
-    def selecting(self, trigger: TriggerRecord, num_samples: int, message: str = "") -> None:
+    def begin_selection(self, trigger: TriggerRecord, num_samples: int, message: str = "") -> None:
         """Record that the policy fired, `num_samples` samples after the last trigger; the selection is next. Args: message: text for watchers."""
 
         def change(write: Write) -> None:
@@ -293,7 +293,7 @@ class RunJournal:
 
         self._write_of(trigger, change)
 
-    def selected_none(self, trigger: TriggerRecord) -> None:
+    def end_empty(self, trigger: TriggerRecord) -> None:
         """Record that the selector has selected an empty trigger set, which ends the trigger."""
 
         def change(write: Write) -> None:
@@ -305,7 +305,7 @@ class RunJournal:
 
         self._write_of(trigger, change, ends=True)
 
-    def training(self, trigger: TriggerRecord) -> None:
+    def begin_training(self, trigger: TriggerRecord) -> None:
         """Record that the selector has selected the trigger set, and that the training is next. All earlier writes are made first, because the
         journal must contain a trigger before the trigger's training starts.
         """
@@ -323,7 +323,7 @@ class RunJournal:
 
         self._write_of(trigger, change)
 
-    def trained(self, trigger: TriggerRecord) -> None:
+    def record_model(self, trigger: TriggerRecord) -> None:
         """Record that the trigger's model is stored; the run continues its stream."""
 
         def change(write: Write) -> None:
@@ -335,7 +335,7 @@ class RunJournal:
 
         self._write_of(trigger, change, ends=True)
 
-    def untrained(self, trigger: TriggerRecord, reason: str) -> None:
+    def record_no_model(self, trigger: TriggerRecord, reason: str) -> None:
         """Record that the training made no model, for `reason`. The previous model stays in use, and the run continues its stream."""
 
         def change(write: Write) -> None:
@@ -350,7 +350,7 @@ class RunJournal:
 
         self._write_of(trigger, change, ends=True)
 
-    def evaluating(self, task: EvaluationTask) -> None:
+    def begin_evaluation(self, task: EvaluationTask) -> None:
         """Record that one evaluation of a trigger's model starts."""
 
         def change(write: Write) -> None:
@@ -359,7 +359,7 @@ class RunJournal:
 
         self._write(change)
 
-    def evaluated(self, task: EvaluationTask, seconds: float, error: str | None = None) -> None:
+    def end_evaluation_task(self, task: EvaluationTask, seconds: float, error: str | None = None) -> None:
         """Record that one evaluation has finished after `seconds` of work, or has failed with `error`. The run continues in both cases."""
         state = StepState.FINISHED if error is None else StepState.FAILED
         step = EvaluateStep(state, seconds, task.handler, task.dataset, error or "")

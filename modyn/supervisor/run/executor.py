@@ -284,7 +284,7 @@ class RunExecutor:
     def _select(self, trigger: TriggerRecord, due: TriggeredSamples) -> TriggerRecord:
         """Let the selector select the trigger set."""
         online = trigger.online
-        self._journal.selecting(trigger, due.number, self._convergence.change if online else "")
+        self._journal.begin_selection(trigger, due.number, self._convergence.change if online else "")
         started, tests_only = time.monotonic(), self._tests_only(trigger)
         trigger_set = self._selector.trigger(trigger.trigger_id, due.stop, online=online, tests_only=tests_only)
         # If an earlier attempt finished the selection, the journalled seconds are kept.
@@ -297,7 +297,7 @@ class RunExecutor:
         trigger = replace(trigger, num_keys=trigger_set.num_keys, keys_checksum=trigger_set.keys_checksum)
         if trigger_set.num_keys == 0:
             trigger = replace(trigger, state=TriggerState.EMPTY)
-            self._journal.selected_none(trigger)
+            self._journal.end_empty(trigger)
             return trigger
         previous = self._trained.models[-1].model_id if self._trained.models else None
         continues = online or self._pipeline.training.use_previous_model
@@ -305,7 +305,7 @@ class RunExecutor:
         trigger = replace(trigger, state=TriggerState.SELECTED, parent_model_id=parent)
         if self._turns is not None and not online:
             trigger = self._turns.decide(trigger, self._due)
-        self._journal.training(trigger)
+        self._journal.begin_training(trigger)
         return trigger
 
     def _train(self, trigger: TriggerRecord) -> TriggerRecord:
@@ -335,11 +335,11 @@ class RunExecutor:
         trigger = replace(trigger, finished_at=time.time(), training_result=status.result, seconds=stages)
         if status.model_id is None:
             trigger = replace(trigger, state=TriggerState.TESTED if request.tests_only else TriggerState.UNTRAINED)
-            self._journal.untrained(trigger, status.result.nothing_trained)
+            self._journal.record_no_model(trigger, status.result.nothing_trained)
             return trigger
         state, digest = TriggerState.TRAINED, status.weights_sha256
         trigger = replace(trigger, state=state, model_id=status.model_id, weights_sha256=digest)
-        self._journal.trained(trigger)
+        self._journal.record_model(trigger)
         MODELS_TRAINED.inc()
         return trigger
 

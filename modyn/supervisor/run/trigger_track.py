@@ -130,7 +130,7 @@ class TriggerTrack:
                 raise self._passed_over()
             # A verdict without evidence needs no record: the verdict depends only on the stream, and a resumed run computes it again.
             if check.evidence:
-                self._journal.checked(record)
+                self._journal.record_check(record)
         self.policy.checked(record)
         self.cursor = replace(cursor, last_check=cursor.position)
         return record.fires and may_fire

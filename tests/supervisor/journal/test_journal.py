@@ -63,12 +63,12 @@ def play(run_journal: RunJournal, times: int = 1) -> None:
     task = EvaluationTask("h", "test", 0, 0, 4, (EvalInterval(0, 1, 0),))
     writes: list[Callable[[], None]] = [
         lambda: run_journal.enter(RunState.STREAMING),
-        lambda: run_journal.selecting(record(), 10),
-        lambda: run_journal.training(selected),
-        lambda: run_journal.trained(trained),
-        lambda: run_journal.evaluating(task),
+        lambda: run_journal.begin_selection(record(), 10),
+        lambda: run_journal.begin_training(selected),
+        lambda: run_journal.record_model(trained),
+        lambda: run_journal.begin_evaluation(task),
         lambda: run_journal.advance(CURSOR, {"version": 1}),
-        lambda: run_journal.evaluated(task, 1.5),
+        lambda: run_journal.end_evaluation_task(task, 1.5),
         lambda: run_journal.enter(RunState.EVALUATING),
         lambda: run_journal.end(RunState.FINISHED, message="done"),
     ]
@@ -164,7 +164,7 @@ def test_a_life_and_its_repetition_leave_the_same(journal: Journal) -> None:
 def test_an_illegal_step_leaves_no_trace(journal: Journal, run: RunJournal) -> None:
     before = journal.events(run.run_id, 0)
     with pytest.raises(ConflictError, match="is submitted and cannot become selecting"):
-        run.selecting(record(), 10)
+        run.begin_selection(record(), 10)
     assert journal.triggers(run.run_id) == ()
     assert journal.events(run.run_id, 0) == before
 
@@ -180,7 +180,7 @@ def test_tags_come_back_and_odd_ones_are_refused(journal: Journal) -> None:
 
 def test_checks_are_read_page_by_page(journal: Journal, run: RunJournal) -> None:
     for position in range(201):
-        run.checked(CheckRecord(position, position % 2 == 0, (Evidence("distance", position / 7),), 0.5))
+        run.record_check(CheckRecord(position, position % 2 == 0, (Evidence("distance", position / 7),), 0.5))
     found = journal.checks(run.run_id)
     assert [check.position for check in found] == list(range(201))
     assert found[-1] == CheckRecord(200, True, (Evidence("distance", 200 / 7),), 0.5)
@@ -189,7 +189,7 @@ def test_checks_are_read_page_by_page(journal: Journal, run: RunJournal) -> None
 def test_a_check_is_shown_to_watchers_once(journal: Journal, run: RunJournal) -> None:
     check = CheckRecord(10, True, (Evidence("mmd", 0.5),), 0.25, {"long": [1]}, timestamp=99)
     for _ in range(2):
-        run.checked(check)
+        run.record_check(check)
     assert journal.checks(run.run_id) == (check,)
     told = [event.detail for event in kept_events(journal, run.run_id) if isinstance(event.detail, CheckRecord)]
     assert told == [dataclasses.replace(check, memory={})]
@@ -202,7 +202,7 @@ def test_checks_of_both_policies_stand_at_one_position(journal: Journal, run: Ru
         for online in (False, True)
     ]
     for check in made:
-        run.checked(check)
+        run.record_check(check)
     assert journal.checks(run.run_id) == tuple(made), "page by page"
     # The cursor says of `trigger` alone what was decided; the state of the policy of steps says the same of itself.
     run.advance(dataclasses.replace(CURSOR, position=99, last_check=97), {})
@@ -215,7 +215,7 @@ def test_events_of_checks_are_removed_as_others(database: Database) -> None:
     run_id = journal.create(NEW).run_id
     run_journal = journal.claim(run_id)
     for position in range(30):
-        run_journal.checked(CheckRecord(position, False, (Evidence("mmd", 0.5),)))
+        run_journal.record_check(CheckRecord(position, False, (Evidence("mmd", 0.5),)))
     run_journal.advance(CURSOR, {})
     assert [event.detail for event in kept_events(journal, run_id)] == list(journal.checks(run_id)[20:])
     assert len(journal.checks(run_id)) == 30
@@ -390,18 +390,18 @@ def test_a_failed_evaluation_counts_while_it_is_made_again(journal: Journal, run
     again = dataclasses.replace(own, handler="again")
     requested = dataclasses.replace(own, handler="asked", when="request 1")
     later = RunJournal(journal, run.run_id, attempt=None)
-    later.evaluating(requested)
+    later.begin_evaluation(requested)
     assert (journal.run(run.run_id).failed_evaluations, journal.snapshot(run.run_id).failed) == (0, frozenset())
-    later.evaluated(requested, 1.0, "no such sample")
-    later.evaluating(again)
-    later.evaluated(again, 1.0, "no such sample")
+    later.end_evaluation_task(requested, 1.0, "no such sample")
+    later.begin_evaluation(again)
+    later.end_evaluation_task(again, 1.0, "no such sample")
     for _ in range(2):
         assert (journal.run(run.run_id).failed_evaluations, journal.snapshot(run.run_id).failed) == (
             2,
             frozenset({(0, "again/test/0")}),
         )
-        later.evaluating(again)  # The supervisor is killed here.
-    later.evaluated(again, 1.0)
+        later.begin_evaluation(again)  # The supervisor is killed here.
+    later.end_evaluation_task(again, 1.0)
     assert (journal.run(run.run_id).failed_evaluations, journal.snapshot(run.run_id).failed) == (1, frozenset())
 
 
@@ -414,8 +414,8 @@ def test_what_a_request_fails_at_is_not_missing_where_it_is_there(journal: Journ
 
     def make(handler: str, when: int | str, error: str | None = None) -> int:
         task = dataclasses.replace(own, handler=handler, when=when)
-        later.evaluating(task)
-        later.evaluated(task, 1.0, error)
+        later.begin_evaluation(task)
+        later.end_evaluation_task(task, 1.0, error)
         return journal.run(run_id).failed_evaluations
 
     assert make("h", "request 1", "another dataset has its name") == 0

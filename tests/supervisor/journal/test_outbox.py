@@ -56,8 +56,8 @@ def run(journal: HeldJournal) -> Iterator[RunJournal]:
     new = NewRun(RunOptions(RunMode.PRODUCTION), "p", "yaml: text", "p.yaml", {}, selection_seed=3)
     run = journal.claim(journal.create(new).run_id).retried(Retrier(RetryPolicy(0.0)), online=True)
     run.enter(RunState.STREAMING)
-    run.selecting(FIRED, 10)
-    run.training(SELECTED)
+    run.begin_selection(FIRED, 10)
+    run.begin_training(SELECTED)
     run.enter(RunState.TRAINING)
     journal.transactions.clear()
     journal.entered.clear()
@@ -70,11 +70,11 @@ def test_a_run_continues_while_its_triggers_are_written_but_trains_none_that_is_
     journal: HeldJournal, run: RunJournal
 ) -> None:
     journal.open.clear()
-    run.trained(TRAINED)
-    run.selecting(replace(FIRED, trigger_id=1), 10)
+    run.record_model(TRAINED)
+    run.begin_selection(replace(FIRED, trigger_id=1), 10)
     assert journal.transactions == []
     threading.Timer(0.05, journal.open.set).start()
-    run.training(replace(SELECTED, trigger_id=1))
+    run.begin_training(replace(SELECTED, trigger_id=1))
     written = [state for states in journal.transactions for state in states]
     assert written[:2] == ["streaming", "selecting"]
     run.close()
@@ -82,46 +82,46 @@ def test_a_run_continues_while_its_triggers_are_written_but_trains_none_that_is_
 
 
 def test_all_else_is_written_after_what_waits(journal: HeldJournal, run: RunJournal) -> None:
-    run.trained(TRAINED)
+    run.record_model(TRAINED)
     run.enter(RunState.STREAMING)
     assert journal.transactions == [["streaming"]]
-    run.selecting(replace(FIRED, trigger_id=1), 10)
+    run.begin_selection(replace(FIRED, trigger_id=1), 10)
     run.enter(RunState.TRAINING)
     assert journal.transactions == [["streaming"], ["selecting"], ["training"]]
 
 
 def test_nothing_is_written_after_an_error_which_every_later_write_raises(journal: HeldJournal, run: RunJournal) -> None:
     journal.open.clear()
-    run.trained(TRAINED)
-    run.selecting(replace(FIRED, trigger_id=1), 10)
+    run.record_model(TRAINED)
+    run.begin_selection(replace(FIRED, trigger_id=1), 10)
     journal.error = UnavailableError("the database is away")
     journal.open.set()
     for _ in range(2):
         with pytest.raises(UnavailableError, match="is away"):
-            run.training(replace(SELECTED, trigger_id=1))
+            run.begin_training(replace(SELECTED, trigger_id=1))
     journal.error = None
     with pytest.raises(UnavailableError, match="is away"):
         run.enter(RunState.EVALUATING)
     with pytest.raises(UnavailableError, match="is away"):
-        run.trained(TRAINED)
+        run.record_model(TRAINED)
     assert journal.transactions == []
 
 
 def test_changes_that_wait_together_are_made_together_or_not_at_all(journal: HeldJournal, run: RunJournal) -> None:
     journal.open.clear()
-    run.trained(TRAINED)
+    run.record_model(TRAINED)
     assert journal.entered.wait(PATIENCE_S)
-    run.selecting(replace(FIRED, trigger_id=1), 10)
-    run.selected_none(replace(FIRED, trigger_id=1, state=TriggerState.EMPTY, seconds={"select": 0.25}))
+    run.begin_selection(replace(FIRED, trigger_id=1), 10)
+    run.end_empty(replace(FIRED, trigger_id=1, state=TriggerState.EMPTY, seconds={"select": 0.25}))
     journal.open.set()
     run.enter(RunState.STREAMING)
     assert journal.transactions == [["streaming"], ["selecting", "streaming"]]
     journal.open.clear()
     journal.entered.clear()
-    run.selecting(replace(FIRED, trigger_id=2), 10)
+    run.begin_selection(replace(FIRED, trigger_id=2), 10)
     assert journal.entered.wait(PATIENCE_S)
-    run.selected_none(replace(FIRED, trigger_id=2, state=TriggerState.EMPTY, seconds={"select": 0.25}))
-    run.trained(replace(TRAINED, trigger_id=2))
+    run.end_empty(replace(FIRED, trigger_id=2, state=TriggerState.EMPTY, seconds={"select": 0.25}))
+    run.record_model(replace(TRAINED, trigger_id=2))
     journal.open.set()
     with pytest.raises(ConflictError, match="is empty and cannot become trained"):
         run.enter(RunState.EVALUATING)
