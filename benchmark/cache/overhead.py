@@ -110,7 +110,7 @@ def _metadata_bytes(url: str, share: float, num_jobs: int) -> float:
     jobs = [SharedJob(RedisState(place, url, 20.0), keys, seed, True) for seed in range(num_jobs)]
     for job in jobs * 22:
         batch = job.next_batch(size)
-        job.made(batch.number, batch.keys[batch.admitted])
+        job.report_made(batch.number, batch.keys[batch.admitted])
     with Redis.from_url(url) as client:
         names: Any = client.keys("modyn:sharing:*")
         used: Any = sum(client.execute_command("MEMORY", "USAGE", name, "SAMPLES", 0) for name in names)

@@ -163,7 +163,7 @@ def build(context: ServiceContext) -> Sequence[Registration]:
     database = open_database(config, "supervisor", "modyn.supervisor.migrations")
     context.on_shutdown(database.close)
     hub = EventHub()
-    journal = Journal(database, hub.committed, config.supervisor.events_kept)
+    journal = Journal(database, hub.wake_watchers, config.supervisor.events_kept)
     if (alerts := follow_runs(config.alerts, journal, hub)) is not None:
         context.on_shutdown(alerts.close)
     loads = ServedLoads()

@@ -66,7 +66,7 @@ class InMemoryServices:
         """Make a supervisor that uses these services without gRPC. Args: open_clients: function that makes the clients of a run; None: `clients`."""
         database = open_database(config, "supervisor", "modyn.supervisor.migrations")
         hub = EventHub()
-        journal = Journal(database, hub.committed, config.supervisor.events_kept)
+        journal = Journal(database, hub.wake_watchers, config.supervisor.events_kept)
         alerts = follow_runs(config.alerts, journal, hub)
         runs = RunQueue(journal, hub, open_clients or self.clients, config.supervisor)
         try:

@@ -176,7 +176,7 @@ class Trainings:
             return self._pool.submit(
                 spec,
                 on_message=lambda message: self.table.update(key, lambda status: status.updated(message)),
-                on_done=lambda job: self._done(key, request, job),
+                on_done=lambda job: self._handle_end(key, request, job),
             )
         except ModynError:
             raise
@@ -185,7 +185,7 @@ class Trainings:
             message = f"{name} cannot start: {type(error).__name__}: {error}; `modyn logs trainer_server` shows more"
             raise TrainingError(message) from error
 
-    def _done(self, key: Key, request: TrainingRequest, job: Job) -> None:
+    def _handle_end(self, key: Key, request: TrainingRequest, job: Job) -> None:
         """Handle the end of the worker. The status becomes final even after an error in this method, because watchers wait for a final status."""
         RUNNING.dec()
         TRAININGS.labels(job.state).inc()

@@ -26,7 +26,7 @@ def serve_supervisor(
     """The service at its endpoint of `config`, and a client of it."""
     database = open_database(config, "supervisor", "modyn.supervisor.migrations")
     hub = EventHub()
-    journal = Journal(database, hub.committed, config.supervisor.events_kept)
+    journal = Journal(database, hub.wake_watchers, config.supervisor.events_kept)
     runs = RunQueue(journal, hub, services.clients, config.supervisor)
     endpoint = config.endpoint("supervisor")
     add = supervisor_pb2_grpc.add_SupervisorServicer_to_server

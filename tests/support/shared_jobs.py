@@ -72,7 +72,7 @@ class Training:
             for key, stamp in zip(batch.refilled.tolist(), batch.refilled_stamps.tolist(), strict=True):
                 self.tier[key] = self.prepare(stamp)
                 kept.append(key)
-        self.job.made(batch.number, np.array(kept, np.int64), np.array(lost, np.int64))
+        self.job.report_made(batch.number, np.array(kept, np.int64), np.array(lost, np.int64))
 
     def prepare(self, stamp: int) -> int:
         """Return a new value."""

@@ -90,9 +90,9 @@ class ComparedJob:
         values = (stamps, refilled_stamps) if self._augmented else ()
         return SharedBatch(number, self._job.epoch, keys, hits, kept, evicted, refilled, *values)
 
-    def made(self, number: int, kept: Int64Array = NO_SAMPLES, lost: Int64Array = NO_SAMPLES) -> None:
-        """See `BatchSampler.made`. These samplers count a prepared value as kept at once: a batch that reads it earlier finds no value with its
-        stamp."""
+    def report_made(self, number: int, kept: Int64Array = NO_SAMPLES, lost: Int64Array = NO_SAMPLES) -> None:
+        """See `BatchSampler.report_made`. These samplers count a prepared value as kept at once: a batch that reads it earlier finds no value with
+        its stamp."""
 
     def rank(self, keys: Int64Array, losses: Float32Array) -> None:
         """Give `shade` the losses of samples that were trained on, (n,) each."""

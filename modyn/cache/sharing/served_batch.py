@@ -18,7 +18,7 @@ MOST_UNTRAINED: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class SharedBatch:
-    """Samples of one batch, and the additional work for the cache. `BatchSampler.made` reports a finished batch."""
+    """Samples of one batch, and the additional work for the cache. `BatchSampler.report_made` reports a finished batch."""
 
     number: int
     """Number of the batch in its sampler, from 0."""
@@ -70,7 +70,7 @@ class BatchSampler(Protocol):
     def next_batch(self, size: int) -> SharedBatch:
         """Decide the next batch: `size` samples, or fewer at the end of the epoch. Then the next batch begins the next epoch."""
 
-    def made(self, number: int, kept: Int64Array = NO_SAMPLES, lost: Int64Array = NO_SAMPLES) -> None:
+    def report_made(self, number: int, kept: Int64Array = NO_SAMPLES, lost: Int64Array = NO_SAMPLES) -> None:
         """Report that a batch is made. Args: kept: keys of samples whose values were put into the tier. lost: keys of hits that the tier did not
         have. `kept` and `lost` include samples that were prepared in the background since the last report."""
 

@@ -138,11 +138,11 @@ class SharedJob:
         job.mark(ranks)
         self._untrained.add(number, job.epoch, ranks)
         while len(self._unmade) > MOST_UNMADE:
-            self.made(next(iter(self._unmade)))
+            self.report_made(next(iter(self._unmade)))
         stamps = unmade.stamps_of(ranks)
         return SharedBatch(number, job.epoch, self._keys[ranks], hits, admitted, evicted, refilled, stamps, refilled_stamps)
 
-    def made(self, number: int, kept: Int64Array = NO_SAMPLES, lost: Int64Array = NO_SAMPLES) -> None:
+    def report_made(self, number: int, kept: Int64Array = NO_SAMPLES, lost: Int64Array = NO_SAMPLES) -> None:
         """Report that a batch is made and no longer reads values from the tier. Other jobs get this report with the next batch of this job, or by
         `report`.
 
@@ -174,7 +174,7 @@ class SharedJob:
         unknown = [self._keys[unmade.ranks[~unmade.is_hit]] for unmade in self._unmade.values()]
         unknown.append(np.array(list(self._refilling), np.int64))
         for number in list(self._unmade):
-            self.made(number)
+            self.report_made(number)
         # The state accepts no report from a job that has left.
         self.report()
         session, self._session = self._session, None

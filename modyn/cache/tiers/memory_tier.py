@@ -132,7 +132,7 @@ class MemoryTier:
         # The new modification time shows other processes that the namespace is not idle.
         with suppress(OSError):  # The namespace may not exist.
             os.utime(self._samples / ACCOUNT)
-        self._counts.found(buffers)
+        self._counts.count_hits(buffers)
         return buffers
 
     def holds(self, keys: Int64Array) -> BoolArray:
@@ -149,7 +149,7 @@ class MemoryTier:
                     written = self._write_files(keys[some], buffers[some], files)
                     if any(file is not None for file in written):  # Otherwise the tier is full, and no lock is needed.
                         self._put(keys[some], buffers[some], written, kept[some])
-        self._counts.kept(kept)
+        self._counts.count_not_kept(kept)
         return kept
 
     def drop(self, keys: Int64Array) -> bool:

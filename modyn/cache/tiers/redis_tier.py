@@ -180,7 +180,7 @@ class RedisTier:
         is_asked = self._try(lambda connection, deadline: self._get(connection, keys, buffers, deadline), "get")
         if not is_asked:
             self._not_asked += buffers.count(None)
-        self._counts.found(buffers)
+        self._counts.count_hits(buffers)
         return buffers
 
     def holds(self, keys: Int64Array) -> BoolArray:
@@ -198,7 +198,7 @@ class RedisTier:
             lambda connection, deadline: self._put(connection, keys, buffers, kept, deadline), "put"
         ):
             self._keeping.succeeded()
-        self._counts.kept(kept)
+        self._counts.count_not_kept(kept)
         return kept
 
     def drop(self, keys: Int64Array) -> bool:

@@ -165,14 +165,14 @@ class TierCounts:
         self._lock = threading.Lock()  # Protects the sums, because several threads count at once.
         self._hits = self._misses = self._not_kept = 0
 
-    def found(self, buffers: Sequence[Buffer | None]) -> None:
+    def count_hits(self, buffers: Sequence[Buffer | None]) -> None:
         """Count the hits and misses of a result of `get`."""
         missing = buffers.count(None)
         with self._lock:
             self._hits += len(buffers) - missing
             self._misses += missing
 
-    def kept(self, kept: BoolArray) -> None:
+    def count_not_kept(self, kept: BoolArray) -> None:
         """Count the samples that a call of `put` did not keep."""
         with self._lock:
             self._not_kept += len(kept) - int(kept.sum())

@@ -171,7 +171,7 @@ class SamplerLoader(BatchLoader):
             for batch in batches:
                 assert self._sampler is not None
                 with self._lock:
-                    self._sampler.made(self._asked.popleft(), *(batch.report or ()))
+                    self._sampler.report_made(self._asked.popleft(), *(batch.report or ()))
                 probing, self._probing = self._probing, NO_WORK
                 yield replace(batch, report=None, work=batch.work.plus(probing))
 

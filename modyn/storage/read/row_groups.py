@@ -93,7 +93,7 @@ class RowGroupFiles(ABC, Generic[T]):
         return _Footer(metadata, np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)]))
 
     @contextmanager
-    def _opened(
+    def _open(
         self, path: str, indexed: IndexedVersion | None, footer: _Footer, number: int, **options: Any
     ) -> Iterator[pq.ParquetFile]:
         """Open the file to read its row group `number`. Args: options: options of the reader."""
@@ -162,7 +162,7 @@ class RowGroupReader(RowGroupFiles[pa.Array]):
         return group.take(pa.array(rows))
 
     def _read_group(self, path: str, indexed: IndexedVersion | None, footer: _Footer, number: int) -> pa.Array:
-        with self._opened(path, indexed, footer, number) as file:
+        with self._open(path, indexed, footer, number) as file:
             table = file.read_row_group(number, columns=self._columns)
             # Usually the file has the wanted types, and this comparison is much faster than a cast.
             types = () if [table.field(name).type for name in self._columns] == self._kinds else self._types
@@ -215,7 +215,7 @@ class RowGroupColumn(RowGroupFiles[Int64Array]):
             _COLUMN_ROWS if packed else min(_COLUMN_ROWS, max(1, _COLUMN_BYTES // max(1, int(chunk.total_uncompressed_size))))
         )
         texts = [column] if packed and is_bytes(kind) else []
-        with self._opened(key[0], indexed, footer, number, read_dictionary=texts) as file:
+        with self._open(key[0], indexed, footer, number, read_dictionary=texts) as file:
             for batch in file.iter_batches(at_once, row_groups=[number], columns=[column]):
                 start, stop = np.searchsorted(rows, [done, done + len(batch)])
                 if start < stop:

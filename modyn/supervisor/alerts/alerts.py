@@ -149,7 +149,7 @@ class RunAlerts:
             stalled = [run_id for run_id, run in self._followed.items() if self._is_stalled(run)]
         for run_id in sorted(news | set(stalled)):
             try:
-                self._read(run_id)
+                self._report_new_events(run_id)
                 self._report_stall(run_id)
             except NotFoundError:
                 with self._lock:
@@ -171,7 +171,7 @@ class RunAlerts:
             closing = self._closing  # Read before the poll: the last poll then reports all events from before `close`.
             self.poll()
 
-    def _read(self, run_id: str) -> None:
+    def _report_new_events(self, run_id: str) -> None:
         """Report the new events in the journal of a run."""
         run = self._followed.get(run_id)
         if run is None:

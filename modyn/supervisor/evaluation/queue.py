@@ -108,7 +108,7 @@ class EvaluationQueue:
             self._pool.submit(self._evaluate, task)
         except RuntimeError:
             # No thread can be started. If the pool has other threads, one of them may still make the evaluation.
-            self._ended(task)
+            self._close_task(task)
             raise
 
     def drain(self) -> list[str]:
@@ -172,9 +172,9 @@ class EvaluationQueue:
             if self._token.cause is None:
                 self._evaluate_journalled(task)
         finally:
-            self._ended(task)
+            self._close_task(task)
 
-    def _ended(self, task: EvaluationTask) -> None:
+    def _close_task(self, task: EvaluationTask) -> None:
         with self._changed:
             self._open.discard((task.trigger_id, task.step_name))
             self._changed.notify_all()

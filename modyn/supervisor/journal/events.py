@@ -59,7 +59,7 @@ class EventHub:
         """
         self._listener = listener
 
-    def committed(self, run_id: str) -> None:
+    def wake_watchers(self, run_id: str) -> None:
         """Wake the watchers of the run, because the journal of the run has news."""
         with self._lock:
             for watcher in self._watchers.get(run_id, ()):

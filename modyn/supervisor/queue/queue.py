@@ -60,7 +60,7 @@ class RunQueue:
         self._config = config
         self.clients = open_clients()
         self.removal = RunRemoval(journal, self.clients)
-        self._attempts = RunAttempts(journal, hub, open_clients, config, self._ended)
+        self._attempts = RunAttempts(journal, hub, open_clients, config, self._release)
         self.reconciler = Reconciler(
             journal,
             self._attempts,
@@ -347,7 +347,7 @@ class RunQueue:
                     self._entries.remove(entry)
                 self._start_next()
 
-    def _ended(self, run: Run) -> None:
+    def _release(self, run: Run) -> None:
         with self._lock:
             self._accepted.discard(run.run_id)
         self.reconciler.resume_later(run)

@@ -130,11 +130,11 @@ class Prequential(Hook):
         return PrequentialResult(self._steps_before + 1, **sums)
 
     def _columns(self) -> dict[str, list[Any]]:
-        self._read()
+        self._test_waiting()
         columns: dict[str, list[Any]] = {"num": list(self._numbers), "loss": list(self._read_losses)}
         return {**columns, "errors": list(self._read_errors)} if self._classes else columns
 
-    def _read(self) -> None:
+    def _test_waiting(self) -> None:
         """Test the waiting batches, and move the numbers from the device to the lists."""
         self._test()
         self._read_losses += [loss for part in self._losses for loss in part.tolist()]
@@ -144,7 +144,7 @@ class Prequential(Hook):
 
     def losses_from(self, step: int) -> tuple[list[int], list[float]]:
         """Return numbers of new samples and sums of their losses for the steps from number `step`, counted from 0. Waits for the device."""
-        self._read()
+        self._test_waiting()
         return self._numbers[step:], self._read_losses[step:]
 
     def state(self) -> dict[str, Any]:

@@ -207,14 +207,14 @@ def test_no_question_says_that_an_older_batch_is_made_before_it_is(tmp_path: Pat
     begun = state.asked[-1].reading
     assert begun >= 0
     assert len(first.refilled)
-    job.made(first.number, lost=first.refilled)
+    job.report_made(first.number, lost=first.refilled)
     oldest = job.next_batch(5)
     begun = state.asked[-1].reading
-    job.made(-1, lost=oldest.refilled)
+    job.report_made(-1, lost=oldest.refilled)
     newest = job.next_batch(5)
     assert [request.reading for request in state.asked[-2:]] == [begun, begun], "the batch and its refills"
-    job.made(oldest.number)
-    job.made(newest.number)
+    job.report_made(oldest.number)
+    job.report_made(newest.number)
     job.report()
     assert state.asked[-1].reading == -1
 
@@ -277,7 +277,7 @@ def test_what_could_not_be_kept_is_prepared_by_the_next_job_that_needs_it(home: 
     meet(first, second)
     batch = first.next_batch(10)
     assert batch.admitted.all()
-    first.made(batch.number, kept=batch.keys[:4])
+    first.report_made(batch.number, kept=batch.keys[:4])
     meet(first, second)
     others = [second.next_batch(10) for _ in range(2)]
     keys_of_hits = np.concatenate([other.keys[other.hits] for other in others])
@@ -291,17 +291,17 @@ def test_values_are_dropped_once_all_have_made_what_reads_them(home: Home) -> No
     first, second, third = (SharedJob(home.state(8), keys, seed, True) for seed in range(3))
     meet(first, second, third)
     prepared = first.next_batch(8)
-    first.made(prepared.number, prepared.keys)
+    first.report_made(prepared.number, prepared.keys)
     meet(first, second, third)
     reading, last = second.next_batch(8), third.next_batch(8)
     assert reading.hits.all()
     assert last.hits.all()
-    third.made(last.number)
+    third.report_made(last.number)
     third.report()
     early = third.next_batch(1)
     assert not len(early.evicted)
-    third.made(early.number)
-    second.made(reading.number)
+    third.report_made(early.number)
+    second.report_made(reading.number)
     second.report()
     third.report()
     evicted = third.next_batch(1).evicted
@@ -314,7 +314,7 @@ def test_the_oldest_values_make_room(home: Home) -> None:
     meet(*jobs)
     batches = [jobs[0].next_batch(5) for _ in range(4)]
     for batch in batches:
-        jobs[0].made(batch.number, batch.keys)
+        jobs[0].report_made(batch.number, batch.keys)
     evicted = [set(batch.evicted.tolist()) for batch in [*batches, jobs[0].next_batch(5)]]
     assert evicted[:2] == [set(), set()]
     assert set.union(*evicted) >= set(batches[0].keys.tolist())
@@ -333,7 +333,7 @@ def test_a_job_that_lags_by_more_than_the_ring_still_shares(home: Home) -> None:
     for _ in range(4):
         for job in jobs:
             batch = job.next_batch(1200)
-            job.made(batch.number, batch.keys[batch.admitted])
+            job.report_made(batch.number, batch.keys[batch.admitted])
             num_hits += int(batch.hits.sum())
     assert [breaker.num_failures for breaker in breakers] == [0] * len(jobs)
     assert num_hits > 0
@@ -460,7 +460,7 @@ def _serve_from_redis(server: BreakableRedis, sets: list[Keys], capacity: int, n
     for _ in range(num_rounds):
         for job in jobs:
             batch = job.next_batch(2000)
-            job.made(batch.number, batch.keys[batch.admitted])
+            job.report_made(batch.number, batch.keys[batch.admitted])
 
 
 def _bytes_in_redis(server: BreakableRedis) -> dict[bytes, int]:
@@ -518,7 +518,7 @@ def test_a_process_that_was_killed_in_the_middle_of_a_change(shared_server: Brea
     other = SharedJob(MemoryState(SharePlace(NAMESPACE, 10), tmp_path), np.arange(20), 1, True)
     meet(first, other)
     batch = first.next_batch(4)
-    first.made(batch.number, batch.keys)
+    first.report_made(batch.number, batch.keys)
     meet(first, other)
     again = other.next_batch(20)
     assert set(again.keys[again.hits].tolist()) == set(batch.keys.tolist())

@@ -404,14 +404,14 @@ def test_refills_are_reported_lost_where_no_tier_is(
 ) -> None:
     """Otherwise, the state would wait for the lost values until the training leaves."""
     lost: set[int] = set()
-    made = SharedJob.made
+    report_made = SharedJob.report_made
 
     def noted(job: SharedJob, number: int, kept: Int64Array = NO_SAMPLES, missing: Int64Array = NO_SAMPLES) -> None:
         lost.update(missing.tolist())
         assert not len(kept)
-        made(job, number, kept, missing)
+        report_made(job, number, kept, missing)
 
-    monkeypatch.setattr(SharedJob, "made", noted)
+    monkeypatch.setattr(SharedJob, "report_made", noted)
     whole = source(tmp_path, "opportunistic")
     cache = GoneInWorkers(whole.store, whole.address, whole.places, sampler=whole.sampler)
     job = Job(cache, 1, workers=2, epochs=1).read()

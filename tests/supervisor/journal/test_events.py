@@ -27,7 +27,7 @@ class Watched:
         self.clock = Clock()
         self.hub = EventHub(self.clock)
         self.database = open_database(config, "supervisor", "modyn.supervisor.migrations")
-        self.journal = Journal(self.database, self.hub.committed)
+        self.journal = Journal(self.database, self.hub.wake_watchers)
         new = NewRun(RunOptions(RunMode.EXPERIMENT), "Test", "", "p.yaml", {}, selection_seed=0)
         self.run_id = self.journal.create(new).run_id
         self.writer = self.journal.claim(self.run_id)
@@ -114,7 +114,7 @@ def test_a_watcher_of_the_newest_events_does_not_replay_all(watched: Watched) ->
 
 
 def test_a_watcher_hears_that_the_first_events_are_gone(watched: Watched) -> None:
-    journal = Journal(watched.database, watched.hub.committed, events_kept=5)
+    journal = Journal(watched.database, watched.hub.wake_watchers, events_kept=5)
     writer = journal.claim(watched.run_id)
     for number in range(20):
         writer.message(str(number))
