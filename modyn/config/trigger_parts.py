@@ -7,6 +7,7 @@ Before the supervisor sends a section, it adds defaults, and the declarations of
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from typing import Any, Final
 
 from modyn.config.base import section_at, sections_in
@@ -20,6 +21,24 @@ CRITERION: Final = "decision_criterion"
 """Key of the criterion in the section of a drift metric. The trigger policy uses the criterion; the evaluator only checks it."""
 DECLARED: Final = "declared"
 """Key that `with_defaults` adds to the section of a criterion or a detector, with the declarations of its class."""
+
+
+class ComparedData(StrEnum):
+    """The data of each sample that drift metrics compare."""
+
+    EMBEDDINGS = "embeddings"
+    """The input of a model's last layer, or the model's `embedding`, (n, d)."""
+    PREDICTIONS = "predictions"
+    """The class probabilities of a model, (n, c)."""
+    PAYLOAD = "payload"
+    """The parsed and transformed sample, flattened, (n, d). No model is needed."""
+    LABELS = "labels"
+    """The label, (n, 1). No model is needed, and no payload is read."""
+
+    @property
+    def needs_model(self) -> bool:
+        """Return whether a model computes this data."""
+        return self in (ComparedData.EMBEDDINGS, ComparedData.PREDICTIONS)
 
 
 def trigger_sections(pipeline: Mapping[str, Any]) -> dict[str, Part]:
@@ -46,6 +65,15 @@ def each_part(section: object, path: str) -> Iterator[tuple[str, Part]]:
 def compared_windows(section: object, path: str) -> Iterator[tuple[str, Part]]:
     """Yield each part of a section that compares windows, with its path."""
     return ((place, part) for place, part in each_part(section, path) if WINDOWS in part)
+
+
+def compared_data(compared: Part) -> object:
+    """Return the value of `on` in a part that compares windows; the default is embeddings.
+
+    >>> compared_data({"on": "labels"}), compared_data({}) is ComparedData.EMBEDDINGS
+    ('labels', True)
+    """
+    return compared.get("on", ComparedData.EMBEDDINGS)
 
 
 def drift_metrics(compared: Part) -> dict[str, object]:

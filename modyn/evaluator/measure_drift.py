@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from modyn.config.base import load_section
 from modyn.config.policy import load_policy
+from modyn.config.trigger_parts import ComparedData
 from modyn.dataset.connections import DatasetSource
 from modyn.dataset.key_loader import load_keys
 from modyn.dataset.session_connections import SessionConnections
@@ -32,7 +33,6 @@ from modyn.evaluator.metrics.outcomes import probabilities
 from modyn.evaluator.outputs import DriftJob
 from modyn.evaluator.records import (
     AtPositions,
-    ComparedData,
     DriftDistance,
     DriftQuestion,
     DriftRequest,

@@ -10,6 +10,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from modyn.config.trigger_parts import ComparedData
 from modyn.errors import InvalidArgumentError
 from modyn.records import EvalInterval, Int64Array, Interval, RunId, StreamWindow
 
@@ -82,24 +83,6 @@ class MeasureRequest:
     def __str__(self) -> str:
         """Name this pass in messages."""
         return f"{self.kind} of run {self.run_id}, model {self.model_id} on dataset '{self.dataset['dataset_id']}'"
-
-
-class ComparedData(StrEnum):
-    """The data of each sample that drift metrics compare."""
-
-    EMBEDDINGS = "embeddings"
-    """The input of a model's last layer, or the model's `embedding`, (n, d)."""
-    PREDICTIONS = "predictions"
-    """The class probabilities of a model, (n, c)."""
-    PAYLOAD = "payload"
-    """The parsed and transformed sample, flattened, (n, d). No model is needed."""
-    LABELS = "labels"
-    """The label, (n, 1). No model is needed, and no payload is read."""
-
-    @property
-    def needs_model(self) -> bool:
-        """Return whether a model computes this data."""
-        return self in (ComparedData.EMBEDDINGS, ComparedData.PREDICTIONS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from modyn.config.preprocessing import PREPROCESSING
 from modyn.config.trigger_parts import (
     CRITERION,
     WINDOWS,
+    ComparedData,
     Part,
     compared_windows,
     declared,
@@ -30,7 +31,7 @@ from modyn.evaluator.drift import DRIFT_METRICS, DriftMetric, missing_modules
 from modyn.evaluator.drift.base import UNIT, PermutationConfig
 from modyn.evaluator.drift.projections import PROJECTIONS
 from modyn.evaluator.metrics.metrics import METRICS, in_unit_interval, lower_is_better
-from modyn.evaluator.records import ESTIMATED_METRICS, ComparedData
+from modyn.evaluator.records import ESTIMATED_METRICS
 from modyn.registry import Registry, nearest
 from modyn.storage.client import StorageClient
 

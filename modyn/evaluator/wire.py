@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modyn.config.system_sections.endpoint import Endpoint
+from modyn.config.trigger_parts import ComparedData
 from modyn.errors import InvalidArgumentError
 from modyn.evaluator.records import (
     AtPositions,
-    ComparedData,
     DriftDistance,
     DriftRequest,
     InIntervals,

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from modyn.config.base import Problem, Severity, check_section, section_at
 from modyn.config.online import ONLINE
-from modyn.config.trigger_parts import compared_windows, trigger_sections
+from modyn.config.trigger_parts import ComparedData, compared_data, compared_windows, trigger_sections
 from modyn.dataset.code.user_code import missing_extras
 from modyn.dataset.config import DataConfig
 from modyn.errors import ConfigError
@@ -268,7 +268,7 @@ def _has_errors(found: Iterable[Problem]) -> bool:
 def _embedding_place(pipeline: Mapping[str, Any]) -> str:
     """Return the path of the option `on` that makes `trigger` or `online.trigger` compare embeddings; empty if no option does."""
     compared = (found for path, trigger in trigger_sections(pipeline).items() for found in compared_windows(trigger, path))
-    return next((f"{place}.on" for place, part in compared if part.get("on", "embeddings") == "embeddings"), "")
+    return next((f"{place}.on" for place, part in compared if compared_data(part) == ComparedData.EMBEDDINGS), "")
 
 
 def _embedding_notes(id_: str, network: nn.Module, embedding_path: str) -> list[Problem]:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from modyn.config.system import SystemConfig
+from modyn.config.trigger_parts import ComparedData
 from modyn.db.engine import open_database
 from modyn.errors import CancelledError, InvalidArgumentError, ModynError, NotFoundError, UserCodeError
 from modyn.evaluator.client import EvaluationRequest, EvaluationStatus, EvaluatorClient
@@ -23,7 +24,6 @@ from modyn.evaluator.measurements import Measurements
 from modyn.evaluator.outputs import DriftJob, EvaluationJob, OutputCache
 from modyn.evaluator.records import (
     AtPositions,
-    ComparedData,
     DriftDistance,
     DriftQuestion,
     DriftRequest,

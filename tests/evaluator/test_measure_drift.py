@@ -16,6 +16,7 @@ from torch import nn
 
 from modyn.config.base import load_section
 from modyn.config.policy import load_policy
+from modyn.config.trigger_parts import ComparedData
 from modyn.errors import CancelledError, ConfigError, DataError, UserCodeError
 from modyn.evaluator.config import DriftDataConfig
 from modyn.evaluator.drawn_samples import DrawnSamples, drawn_indices, hashes
@@ -25,7 +26,7 @@ from modyn.evaluator.drift.means import MeanDistanceDriftMetric
 from modyn.evaluator.evaluate import EvaluationInput
 from modyn.evaluator.kept_values import KeptValues
 from modyn.evaluator.measure_drift import DriftMemory, measure_within
-from modyn.evaluator.records import AtPositions, ComparedData, DriftQuestion, DriftRequest, MeasuredDrift, WindowPair
+from modyn.evaluator.records import AtPositions, DriftQuestion, DriftRequest, MeasuredDrift, WindowPair
 from modyn.evaluator.session_model import SessionModel
 from modyn.evaluator.versions import DataVersion
 from modyn.records import Interval, LabelArray, RunId, RunRegistration, SampleBatch, StreamWindow

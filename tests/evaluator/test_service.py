@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from modyn.config.system import SystemConfig
+from modyn.config.trigger_parts import ComparedData
 from modyn.errors import CancelledError, ConfigError, InvalidArgumentError, NotFoundError
 from modyn.evaluator import service
 from modyn.evaluator.client import EvaluationRequest, EvaluatorClient
@@ -23,7 +24,6 @@ from modyn.evaluator.drift import DRIFT_METRICS
 from modyn.evaluator.outputs import DriftJob, EvaluationJob, OutputCache
 from modyn.evaluator.records import (
     AtPositions,
-    ComparedData,
     DriftQuestion,
     DriftRequest,
     InIntervals,

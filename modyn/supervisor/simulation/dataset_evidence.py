@@ -9,8 +9,9 @@ from contextlib import closing, suppress
 from typing import Final, TypeVar, cast
 from uuid import uuid4
 
+from modyn.config.trigger_parts import ComparedData
 from modyn.errors import ConflictError, InvalidArgumentError, UnavailableError
-from modyn.evaluator.client import ComparedData, DriftQuestion, Question
+from modyn.evaluator.client import DriftQuestion, Question
 from modyn.records import RunId, RunRegistration, SampleBatch
 from modyn.rpc.retry import Retrier
 from modyn.selector.client import SelectorClient

@@ -8,10 +8,9 @@ from typing import Any, Final
 
 from modyn.config.base import Problem, Severity
 from modyn.config.preprocessing import with_columns
-from modyn.config.trigger_parts import WINDOWS, Part, each_part
+from modyn.config.trigger_parts import WINDOWS, ComparedData, Part, compared_data, each_part
 from modyn.config.yaml_source import with_lines
 from modyn.errors import ConfigError
-from modyn.evaluator.client import ComparedData
 from modyn.supervisor.simulation.dataset_evidence import NO_DATA, NO_MODEL, NO_SECONDS
 from modyn.supervisor.simulation.policy_file import PolicyFile, value_at
 from modyn.supervisor.simulation.stream import SimulationClients, SimulationOptions, reference_columns
@@ -60,7 +59,7 @@ def missing_input(section: Mapping[str, Any], options: SimulationOptions) -> str
 def _compared(part: Part) -> ComparedData | None:
     """Return the values that a part of a policy compares; `predictions` if the part evaluates a model; None if the part only reads the stream."""
     if WINDOWS in part:
-        return ComparedData(part.get("on", ComparedData.EMBEDDINGS))
+        return ComparedData(str(compared_data(part)))
     return ComparedData.PREDICTIONS if isinstance(part.get("evaluation"), Mapping) else None
 
 

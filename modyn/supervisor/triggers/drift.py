@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 
 from modyn.config.base import PlacedError, Problem, load_section, sections_in
 from modyn.config.policy import check_policy, load_policy
-from modyn.config.trigger_parts import CRITERION
-from modyn.evaluator.client import ComparedData, DriftQuestion
+from modyn.config.trigger_parts import CRITERION, ComparedData
+from modyn.evaluator.client import DriftQuestion
 from modyn.records import SampleBatch
 from modyn.supervisor.criteria import CRITERIA, DecisionCriterion
 from modyn.supervisor.criteria.panel import CriteriaPanel

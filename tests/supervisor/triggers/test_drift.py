@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from modyn.config.base import Severity, load_section
-from modyn.evaluator.client import ComparedData
+from modyn.config.trigger_parts import ComparedData
 from modyn.records import SampleBatch, StreamWindow
 from modyn.supervisor.triggers import TRIGGERS, build_trigger, check_trigger_section
 from modyn.supervisor.triggers.base import TriggerOutcome

@@ -9,7 +9,8 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from modyn.config.base import PlacedError, Section
-from modyn.evaluator.client import ComparedData, DriftQuestion
+from modyn.config.trigger_parts import ComparedData
+from modyn.evaluator.client import DriftQuestion
 from modyn.records import Interval, SampleBatch, StreamWindow
 from modyn.supervisor.evidence import Evidence
 from modyn.supervisor.triggers.measures.label_clock import LateBatch
