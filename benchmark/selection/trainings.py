@@ -77,12 +77,13 @@ class Trainings:
 
         context = TrainingContext(lambda *_: trigger_set, _no_model, _no_model, put, source.connect, self.folder)
         sections = TrainingSections.load(request.pipeline)
-        return TrainingInputs(request, sections.training, sections.data, context, trigger_set)
+        return TrainingInputs(request, sections.model, sections.training, sections.data, context, trigger_set)
 
     def train(self, training: Mapping[str, Any], selection: Mapping[str, Any], model: str) -> Mapping[str, Any]:
         """Train and return the result."""
         inputs = self.inputs(training, selection, model)
-        stored = run_training(inputs.request, TrainingSections(inputs.config, inputs.data), inputs.context, NobodyListens())
+        sections = TrainingSections(inputs.model, inputs.config, inputs.data)
+        stored = run_training(inputs.request, sections, inputs.context, NobodyListens())
         if not isinstance(stored, StoredModelInfo):
             raise SystemExit(f"nothing was trained: {stored.nothing_trained}")
         return stored.training_result

@@ -68,8 +68,7 @@ def build(
     held = inputs.keys_of_steps
     keys = None if held is None else held.held.keys
     preprocessing = build_preprocessing(inputs, parent, keys)
-    section = request.pipeline["model"]
-    model = build_model(section["id"], section.get("config") or {})
+    model = build_model(inputs.model.id, inputs.model.config)
     if parent is not None:
         load_weights(model, parent.path)
         check_initial_weights(model, f"model {parent.version.model_id}")

@@ -17,6 +17,7 @@ from modyn.cache.served_counts import ServedCounts
 from modyn.config.base import load_section
 from modyn.config.cache import CacheConfig
 from modyn.config.online import ONLINE
+from modyn.config.pipeline import ModelReference
 from modyn.config.system import SystemConfig
 from modyn.dataset.cached.pipeline_cache import cache_settings, training_cache
 from modyn.dataset.config import DataConfig
@@ -69,14 +70,18 @@ _WEIGHTS: Final = 1
 class TrainingSections:
     """The sections of a pipeline that the worker of a training parses once."""
 
+    model: ModelReference
     training: TrainingConfig
     data: DataConfig
 
     @classmethod
     def load(cls, pipeline: Mapping[str, Any]) -> Self:
         """Parse the sections. Raises: ConfigError."""
-        training = load_section(TrainingConfig, pipeline["training"], "training")
-        return cls(training, load_section(DataConfig, pipeline["data"], "data"))
+        return cls(
+            load_section(ModelReference, pipeline["model"], "model"),
+            load_section(TrainingConfig, pipeline["training"], "training"),
+            load_section(DataConfig, pipeline["data"], "data"),
+        )
 
 
 def train(job: TrainingJob, connection: JobConnection) -> StoredModelInfo | TrainingResult:
@@ -143,7 +148,7 @@ def run_training(
                 "the trigger set is empty, there is nothing to train on: see that the selection strategy leaves samples, and that the "
                 "trigger does not fire without new ones"
             )
-        inputs = TrainingInputs(request, config, sections.data, context, trigger_set)
+        inputs = TrainingInputs(request, sections.model, config, sections.data, context, trigger_set)
         # An earlier attempt may have finished this training, but may have been killed before its model was stored.
         if (ended := _ended_before(inputs, fetched_parent)) is not None:
             return ended
@@ -224,12 +229,12 @@ def put(inputs: TrainingInputs, result: TrainingResult, parent: StoredModel | No
 
     Args: result: result of the training, which is stored with the model.
     """
-    request, section = inputs.request, inputs.request.pipeline["model"]
+    request, model = inputs.request, inputs.model
     header = ModelHeader(
         run_id=request.run_id,
         trigger_id=request.trigger_id,
-        model_class=section["id"],
-        model_config=section.get("config") or {},
+        model_class=model.id,
+        model_config=model.config,
         model_storage=request.pipeline.get("model_storage") or {},
         training_result=result.to_mapping(),
         parent_id=parent.version.model_id if parent else None,
@@ -244,7 +249,7 @@ def put(inputs: TrainingInputs, result: TrainingResult, parent: StoredModel | No
     )
     remove_outlived(inputs.context.folder, request)
     get_logger("training").info("stored", model_id=version.model_id, samples=result.counts.num_samples)
-    return StoredModelInfo(version, section["id"], section.get("config") or {}, result.to_mapping())
+    return StoredModelInfo(version, model.id, model.config, result.to_mapping())
 
 
 def _result(inputs: TrainingInputs, training: Training) -> TrainingResult:

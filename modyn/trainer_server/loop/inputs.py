@@ -13,6 +13,7 @@ from typing import Any
 
 from modyn.cache.served_counts import ServedCounts
 from modyn.config.online import ONLINE, OnlineConfig
+from modyn.config.pipeline import ModelReference
 from modyn.config.preprocessing import PREPROCESSING
 from modyn.dataset.cached.cache_source import CacheSource
 from modyn.dataset.config import DataConfig
@@ -63,6 +64,7 @@ class TrainingInputs:
     """One requested training, with its trigger set."""
 
     request: TrainingRequest
+    model: ModelReference
     config: TrainingConfig
     data: DataConfig
     """The options for decoding samples."""

@@ -19,6 +19,7 @@ import numpy as np
 
 from modyn.columnar import ColumnFile, FileKind
 from modyn.config.base import load_section
+from modyn.config.pipeline import ModelReference
 from modyn.dataset.order.held_out import Share
 from modyn.errors import ConfigError, TrainingError
 from modyn.json_codec import to_json
@@ -157,16 +158,17 @@ class IrreducibleModel:
         options = policy.config.il_training_config
         pipeline = inputs.request.pipeline
         self._options = irreducible_config(pipeline["training"], options, f"{_PATH}.il_training_config")
-        self._model, training = irreducible_sections(pipeline["model"], pipeline["training"], options)
+        model, training = irreducible_sections(pipeline["model"], pipeline["training"], options)
         config = load_section(TrainingConfig, training, f"{_PATH}.il_training_config")
         request = replace(
             inputs.request,
-            pipeline={**pipeline, "model": self._model, "training": training},
+            pipeline={**pipeline, "model": model, "training": training},
             parent_model_id=None,
             num_samples_to_pass=None,
         )
         self._inputs = IrreducibleInputs(
             request,
+            load_section(ModelReference, model, f"{_PATH}.il_training_config"),
             config.model_copy(update={"device": inputs.config.device}),
             inputs.data,
             inputs.context,
@@ -198,7 +200,7 @@ class IrreducibleModel:
         """Train the model, and return keys and losses, (n,), of the samples that it scores. Raises: see `prepare_downsampling`."""
         of = f" {self._number + 1} of {num_models}" if num_models > 1 else ""
         self._train(f"irreducible-loss model{of}")
-        model = load_model(self._model["id"], self._model.get("config") or {}, self._weights).to(self._outer.config.device)
+        model = load_model(self._inputs.model.id, self._inputs.model.config, self._weights).to(self._outer.config.device)
         scoring = ScoringModel(model, Criterion(self._outer.config.optimization_criterion), mixed_precision(self._outer.config))
         share = self._part.scored
         digest = hashlib.sha256(

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from modyn.config.base import load_section
+from modyn.config.pipeline import ModelReference
 from modyn.dataset.config import DataConfig
 from modyn.dataset.connections import DatasetClients
 from modyn.dataset.order.held_out import Share
@@ -80,7 +81,8 @@ def held_out_of(keys: Int64Array, trigger_id: int, seed: int) -> set[int]:
     trigger_set = TriggerSetInfo(RunId("memory-0001"), trigger_id, len(keys), 1000, f"checksum of {len(keys)}")
     request = TrainingRequest(RunId("memory-0001"), trigger_id, pipeline)
     data = load_section(DataConfig, pipeline["data"], "data")
-    inputs = TrainingInputs(request, config, data, context_of(FakeModelStorage(), MemoryData(), Path()), trigger_set)
+    model = ModelReference(**pipeline["model"])
+    inputs = TrainingInputs(request, model, config, data, context_of(FakeModelStorage(), MemoryData(), Path()), trigger_set)
     served = TriggerSetDataset(trigger_set, data, fake, LoadOptions(100, drop_last=False, seed=0), share=inputs.held_out)
     return {key for batch in served for key in batch.keys.tolist()}
 
