@@ -26,7 +26,6 @@ from modyn.models.calls import has_embedding, has_last_layer, num_logits, offers
 from modyn.models.weights import build_model
 from modyn.trainer_server.downsampling.policies import check_downsampling, downsampling_policies
 from modyn.trainer_server.downsampling.policies.policy import ScoredTraining
-from modyn.trainer_server.downsampling.policies.rho_loss import RHOLoss
 from modyn.trainer_server.loop.checkpoint import check_checkpoint_folder
 from modyn.trainer_server.loop.components import build_optimizers, build_schedulers
 from modyn.trainer_server.loop.criterion import Criterion
@@ -192,9 +191,9 @@ def _downsampling_refusals(selection: Mapping[str, Any], config: TrainingConfig,
 def _irreducible_problems(
     model: Mapping[str, Any], training: Mapping[str, Any], config: TrainingConfig, selection: Mapping[str, Any], known: set[str]
 ) -> Iterable[Problem]:
-    """List the errors in the irreducible-loss models of RHOLoss. Args: known: reported messages, which are not repeated."""
+    """List the errors in the irreducible-loss models of policies. Args: known: reported messages, which are not repeated."""
     for path, policy in {} if check_downsampling(selection) else downsampling_policies(selection).items():
-        if not isinstance(policy, RHOLoss):
+        if not policy.needs_irreducible_losses:
             continue
         if config.validation and config.validation.ratio + policy.holdout >= 100:
             message = f"with training.validation.ratio {config.validation.ratio}, all samples are held out: lower one of the two"

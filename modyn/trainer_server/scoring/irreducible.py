@@ -1,5 +1,5 @@
-"""The irreducible-loss models of RHOLoss. The job of a training trains these models before the training itself. Each irreducible-loss model scores
-samples on which it was not trained.
+"""The irreducible-loss models of a downsampling policy. The job of a training trains these models before the training itself. Each
+irreducible-loss model scores samples on which it was not trained.
 
 The training's folder of selections keeps all results (checkpoints and weights of the models, the scores of a pass so far, and finally the losses), so
 that the next attempt resumes. Imports torch: for workers only.
@@ -36,7 +36,7 @@ from modyn.trainer_server.disk.files import (
 )
 from modyn.trainer_server.disk.row_log import RowLog
 from modyn.trainer_server.disk.whole_file import find_whole, write_whole
-from modyn.trainer_server.downsampling.policies.rho_loss import RHOLoss
+from modyn.trainer_server.downsampling.policies.policy import DownsamplingPolicy
 from modyn.trainer_server.downsampling.policies.scoring_model import ScoringModel
 from modyn.trainer_server.fitting import build, fit
 from modyn.trainer_server.learning import NothingLearnedError, check_learned
@@ -69,12 +69,12 @@ def prepare_downsampling(inputs: TrainingInputs, training: Training, connection:
 
     Raises: TooLittleHeldOutError. ConfigError: no trigger can hold out a sample. CancelledError: on a request to stop. All errors of a training.
     """
-    if isinstance(inputs.downsampling, RHOLoss):
-        inputs.downsampling.irreducible = irreducible_losses(inputs, inputs.downsampling, connection)
+    if (policy := inputs.downsampling) is not None and policy.needs_irreducible_losses:
+        policy.irreducible = irreducible_losses(inputs, policy, connection)
         training.clock.lap("irreducible")
 
 
-def irreducible_losses(inputs: TrainingInputs, policy: RHOLoss, connection: JobConnection) -> IrreducibleLosses:
+def irreducible_losses(inputs: TrainingInputs, policy: DownsamplingPolicy, connection: JobConnection) -> IrreducibleLosses:
     """Return the irreducible losses of all samples of the training. The loss of a sample comes from a model that was not trained on the sample.
     Raises: see `prepare_downsampling`.
     """
@@ -104,7 +104,7 @@ class ModelShares:
     scored: Share
 
 
-def _parts(inputs: TrainingInputs, policy: RHOLoss) -> list[ModelShares]:
+def _parts(inputs: TrainingInputs, policy: DownsamplingPolicy) -> list[ModelShares]:
     """Return the samples of each model. `training.validation` ranks all samples. The samples of the models are consecutive ranges after the
     validation set.
     """
@@ -151,11 +151,11 @@ class IrreducibleModel:
     """One irreducible-loss model of a training."""
 
     def __init__(
-        self, inputs: TrainingInputs, policy: RHOLoss, number: int, part: ModelShares, connection: JobConnection
+        self, inputs: TrainingInputs, policy: DownsamplingPolicy, number: int, part: ModelShares, connection: JobConnection
     ) -> None:
         """Args: inputs: inputs of the training that uses the model. number: number of the model, from 0."""
         self._outer, self._part, self._number, self._connection = inputs, part, number, connection
-        options = policy.config.il_training_config
+        self._policy, options = policy.strategy, policy.config.il_training_config
         pipeline = inputs.request.pipeline
         self._options = irreducible_config(pipeline["training"], options, f"{_PATH}.il_training_config")
         model, training = irreducible_sections(pipeline["model"], pipeline["training"], options)
@@ -187,9 +187,9 @@ class IrreducibleModel:
         if num >= size:
             return
         message = (
-            f"RHOLoss holds out {num} of the {trigger_set.num_keys} samples of trigger {self._outer.request.trigger_id} for its irreducible-loss "
-            f"model, which is less than a batch of {size}: raise {_PATH}.holdout_set_ratio, lower il_training_config.batch_size, or let triggers "
-            "without enough samples be part of warmup_triggers. The share is of each partition of "
+            f"{self._policy} holds out {num} of the {trigger_set.num_keys} samples of trigger {self._outer.request.trigger_id} for its "
+            f"irreducible-loss model, which is less than a batch of {size}: raise {_PATH}.holdout_set_ratio, lower "
+            "il_training_config.batch_size, or let triggers without enough samples be part of warmup_triggers. The share is of each partition of "
             f"{trigger_set.partition_size} samples (selection_strategy.maximum_keys_in_memory), rounded down"
         )
         if not num and trigger_set.num_keys >= trigger_set.partition_size:
@@ -248,7 +248,7 @@ class IrreducibleModel:
             raise type(error)(f"the irreducible-loss model: {error.message}; see {_PATH}.il_training_config") from error
         if not training.progress.steps:
             raise TooLittleHeldOutError(
-                f"all {inputs.num_candidates} samples that RHOLoss holds out were deleted meanwhile, or left out by data.on_bad_sample: raise "
+                f"all {inputs.num_candidates} samples that {self._policy} holds out were deleted meanwhile, or left out by data.on_bad_sample: raise "
                 f"{_PATH}.holdout_set_ratio"
             )
         keep_finished(self._weights, partial(save_weights, training.components.model), checksum, self._identity(trigger_id))

@@ -17,10 +17,12 @@ from modyn.errors import CancelledError, ConfigError, TrainingError
 from modyn.models.weights import build_model
 from modyn.records import RunId, TriggerSetInfo
 from modyn.trainer_server.check import check
+from modyn.trainer_server.downsampling.policies import DOWNSAMPLING
 from modyn.trainer_server.loop.seeding import derived_seed, seed_everything
 from modyn.trainer_server.request.irreducible_config import irreducible_sections
 from modyn.trainer_server.request.records import BatchProgress, ScoringProgress, StageProgress
 from modyn.trainer_server.scoring.irreducible import find_losses, write_losses
+from tests.support.plugins import installed
 from tests.support.training import (
     NUM_CLASSES,
     MemoryData,
@@ -335,6 +337,32 @@ def test_the_check_finds_what_is_wrong(config: dict[str, Any], path: str, messag
     assert isinstance(problem, Problem)
     assert problem.path == PATH + path
     assert message in problem.message
+
+
+PLUGIN = """
+import numpy as np
+
+from modyn.trainer_server.downsampling.policies.policy import Choice, DownsamplingPolicy
+from modyn.trainer_server.downsampling.policies.rho_loss import RHOLossConfig
+
+class Learnt(DownsamplingPolicy):
+    Config = RHOLossConfig
+    needs_irreducible_losses = True
+
+    def score(self, model, batch):
+        return model.losses(batch).new_tensor(self.irreducible(batch.keys.numpy()))
+
+    def choose(self, candidates, size, draw):
+        return Choice(np.sort(candidates.scores[:, 0].argsort()[:size]))
+"""
+
+
+def test_a_plug_in_gets_the_losses_that_it_declares(tmp_path: Path) -> None:
+    with installed(tmp_path / "package", DOWNSAMPLING, "Learnt", PLUGIN, "Learnt"):
+        (problem,) = checked(pipeline_of(strategy="Learnt", il_training_config={"epochs": 3}), RecordedReport())
+        assert problem.path == f"{PATH}.il_training_config.epochs"
+        found = train_in_memory(pipeline_of(strategy="Learnt"), MemoryData(NUM), tmp_path)
+    assert found.result["seconds"]["irreducible"] > 0
 
 
 def test_a_share_that_never_holds_anything_out_is_refused(tmp_path: Path) -> None:

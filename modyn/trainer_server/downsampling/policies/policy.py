@@ -8,7 +8,7 @@ module.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -167,6 +167,12 @@ class DownsamplingPolicy(ABC):
     """Whether `score` gets the model in training mode, so that a loss with dropout is computed as in a step. Statistics of BatchNorm stay."""
     remembers: ClassVar[bool] = False
     """Whether scores depend on earlier passes. If so, `remember`, `state` and `load_state` are called."""
+    needs_irreducible_losses: ClassVar[bool] = False
+    """Whether `score` needs losses under models that were trained on other samples. If so, `Config` extends `RHOLossConfig`. Without `holdout`, each
+    of two such models is trained on one half of the samples."""
+    irreducible: Callable[[Int64Array], Float32Array] | None = None
+    """Returns the irreducible losses, float32 (n,), of the samples with these keys, int64 (n,). If the policy needs these losses, the trainer sets
+    this function before scoring."""
 
     def __init__(self, config: Any) -> None:
         """Args: config: a checked `Config` of the policy."""

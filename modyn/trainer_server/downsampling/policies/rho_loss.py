@@ -4,14 +4,13 @@ samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from modyn.config.selection_parts import RHO_LOSS_FIRST
-from modyn.records import Float32Array, Int64Array
 from modyn.trainer_server.downsampling.policies.policy import (
     Candidates,
     Choice,
@@ -84,8 +83,7 @@ class RHOLoss(DownsamplingPolicy):
     """
 
     Config: ClassVar[type[RHOLossConfig]] = RHOLossConfig
-    irreducible: Callable[[Int64Array], Float32Array] | None = None
-    """Returns the irreducible losses, float32 (n,), of the samples with these keys, int64 (n,). The trainer sets this function before scoring."""
+    needs_irreducible_losses: ClassVar[bool] = True
 
     @property
     def holdout(self) -> Fraction:
