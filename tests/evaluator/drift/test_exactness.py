@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.spatial.distance import cdist, pdist
 
 from modyn.evaluator.drift import compare
 from modyn.evaluator.drift.base import PermutationConfig
 from modyn.evaluator.drift.energy import EnergyDriftMetric
-from modyn.evaluator.drift.mmd import MMDConfig, MMDDriftMetric
+from modyn.evaluator.drift.mmd import EQUAL, MMDConfig, MMDDriftMetric
 
 Matrix = npt.NDArray[np.float32]
 Sets = tuple[Matrix, Matrix]
@@ -23,14 +23,13 @@ Rng = np.random.Generator
 
 
 def exact_mmd(x: Matrix, y: Matrix, squared_bandwidth: float | None = None) -> float:
-    """Without bias; by the lower median of the reference, and where it is 0, whether samples are equal."""
+    """Without bias; by the lower median of the reference, and if it is 0, by whether samples are equal at the scale of the reference."""
     a, b = x.astype(np.float64), y.astype(np.float64)
     squares = np.sort(pdist(a, "sqeuclidean"))
-    wide = (
-        2 * squared_bandwidth
-        if squared_bandwidth
-        else squares[(len(squares) - 1) // 2] or 1e-12 * squares[squares > 0].min(initial=np.inf)
-    )
+    # If all samples of the reference are equal, both sets count.
+    unequal = squares[squares > 0] if squares.any() else pdist(np.concatenate([a, b]), "sqeuclidean")
+    only_equal = EQUAL**2 * unequal[unequal > 0].min(initial=np.inf)
+    wide = 2 * squared_bandwidth if squared_bandwidth else squares[(len(squares) - 1) // 2] or only_equal
     xx, yy, xy = (np.exp(-cdist(p, q, "sqeuclidean") / wide) for p, q in ((a, a), (b, b), (a, b)))
     n, m = len(a), len(b)
     return float((xx.sum() - n) / (n * (n - 1)) + (yy.sum() - m) / (m * (m - 1)) - 2 * xy.mean())
@@ -110,6 +109,8 @@ def test_a_given_bandwidth_holds_among_samples_that_lie_far_out() -> None:
     out=st.sampled_from([0.0, 1e2, 1e4, 1e6]),
     scale=st.sampled_from([1e-20, 1e-6, 1.0, 1e9]),
 )
+@example(seed=171, width=2, equal=0.9, out=0.0, scale=1.0)
+@example(seed=171, width=2, equal=0.9, out=1e4, scale=1.0)
 def test_no_mixture_of_samples_is_compared_wrongly(seed: int, width: int, equal: float, out: float, scale: float) -> None:
     rng = np.random.default_rng(seed)
 
