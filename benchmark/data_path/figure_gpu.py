@@ -57,9 +57,9 @@ def prepare(setting: Setting, device: str = "cuda:0") -> Iterator[list[Case]]:
         image_data = {"dataset_id": "images", "batch_parser_function": SIMPLEJPEG_BATCH.replace("160", "224")}
         cases = [case(name, record_set, record_data, _RECORD_WORKERS) for name in _TARGETS if "ResNet" not in name]
         resnet = next(name for name in _TARGETS if "ResNet" in name)
-        lacking = [package for package in ("torchvision", "simplejpeg") if find_spec(package) is None]
-        if lacking:
-            reason = Missing(f"not installed: {', '.join(lacking)}")
+        not_installed = [package for package in ("torchvision", "simplejpeg") if find_spec(package) is None]
+        if not_installed:
+            reason = Missing(f"not installed: {', '.join(not_installed)}")
             cases.append(Case(resnet, _TARGETS[resnet], Side("modyn", _not_run), reason, cold=False))
         else:
             cases.append(case(resnet, image_set, image_data, _IMAGE_WORKERS))

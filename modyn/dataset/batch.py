@@ -230,7 +230,7 @@ class _Copies:
 
         def copy(tensor: torch.Tensor) -> torch.Tensor:
             block = tensor.untyped_storage()
-            if not tensor.nbytes < block.nbytes() <= _MOST_SHARED_BYTES:
+            if not tensor.is_cpu or not tensor.nbytes < block.nbytes() <= _MOST_SHARED_BYTES:
                 new.append(tensor.to(self._device, non_blocking=True))
                 return new[-1]
             name = block.data_ptr(), tensor.dtype

@@ -24,7 +24,7 @@ from modyn.trainer_server.loop.loop import Hook, Training
 from modyn.trainer_server.loop.seeding import random_state, set_random_state
 from modyn.trainer_server.loop.training_progress import TrainingProgress
 
-VERSION: Final = 12
+VERSION: Final = 13
 
 _logger = get_logger("checkpoint")
 
