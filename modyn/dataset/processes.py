@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from modyn.dataset.batch import Batch
 from modyn.errors import ModynError, UserCodeError
-from modyn.workers.fork_server import kept_running
+from modyn.workers.fork_server import kept_running, set_preload
 from modyn.workers.limits import WorkerLimits, active_limits, impose
 
 _PRELOADED = ["torch", "modyn.dataset.loader", "modyn.dataset.key_loader", "modyn.storage.payloads", "PIL.JpegImagePlugin"]
@@ -94,7 +94,7 @@ def start_fork_server() -> None:
 
 def _context() -> ForkServerContext:
     context = get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
+    set_preload(context, _PRELOADED)
     return context
 
 

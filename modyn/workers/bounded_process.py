@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import gc
 import os
 import pickle
 import resource
@@ -359,8 +358,6 @@ def _run(function: str, bounds: Bounds, connection: Connection[Any, Any]) -> Non
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = (_kibibytes("/proc/self/status", "VmSize") << 10) + bounds.memory_bytes + _SLACK_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-    # The garbage collector must ignore objects from the fork server, because a search through these objects would copy their memory pages.
-    gc.freeze()
     messages = LargeMessages(connection)
     _send(messages, _Ready())
     while True:

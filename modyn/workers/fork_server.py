@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver, get_context, resource_tracker
 from multiprocessing.connection import wait
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any, Final
 
 ENVIRONMENT: Final = {
@@ -105,12 +105,17 @@ def _ensure_running(preload: Sequence[str], idle_s: float | None) -> None:
     if _preloaded != list(preload) and not (_workers or _others):
         _end()
     _preloaded[:] = preload
-    get_context("forkserver").set_forkserver_preload(list(preload))
+    set_preload(get_context("forkserver"), preload)
     with _variables():
         forkserver.ensure_running()
     if idle_s is not None and not _ending:
         _ending.append(threading.Thread(target=_end_when_idle, args=(idle_s,), name="fork-server", daemon=True))
         _ending[0].start()
+
+
+def set_preload(context: ForkServerContext, modules: Sequence[str]) -> None:
+    """Set the modules that the next fork server of `context` imports. Forked processes do not search these modules' objects for garbage."""
+    context.set_forkserver_preload(["modyn.workers.collector_off", *modules, "modyn.workers.collector_on"])
 
 
 @contextmanager

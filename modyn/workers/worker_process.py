@@ -299,8 +299,6 @@ class _Worker:
             sys.modules["torch"].set_num_threads(self._rules.num_threads)
         if self._rules.limits is not None:
             impose(self._rules.limits, self._give_up)
-        # The garbage collector must ignore objects from the fork server, because a search through these objects would copy their memory pages.
-        gc.freeze()
         return ProcessState()
 
     def _write_output(self, command: Command) -> None:

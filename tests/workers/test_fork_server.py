@@ -198,3 +198,20 @@ def test_variables_of_workers_are_none_of_the_service(tmp_path: Path) -> None:
             print(set(os.environ.items()) ^ set(before.items()))
     """
     assert run(tmp_path, program) == "set()\n"
+
+
+def test_no_collection_searches_objects_of_the_fork_server(tmp_path: Path) -> None:
+    """A search takes 0.1 s and copies the memory pages of PyTorch's objects. The collector still frees what a process makes itself."""
+    program = """
+        import gc
+        from modyn.dataset.processes import batches_of_processes
+        from torch.utils.data import Dataset
+
+        class Objects(Dataset):
+            def __getitem__(self, _):
+                return gc.isenabled(), gc.get_freeze_count() > 100_000 and len(gc.get_objects()) < 10_000
+
+        if __name__ == "__main__":
+            print(list(batches_of_processes(lambda limits: Objects(), 1, False, range(1))))
+    """
+    assert run(tmp_path, program) == "[(True, True)]\n"
