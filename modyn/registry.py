@@ -12,18 +12,25 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from modyn.errors import ConfigError, ModynError
 
 T = TypeVar("T")
 
+_MAX_COMPARED: Final = 1000
+_MAX_LENGTH: Final = 100
+"""Largest number of names, and of characters of a name, that `nearest` compares. Both may come from a client."""
+
 
 def nearest(name: str, names: list[str]) -> str:
     """Return `, did you mean 'X'?` with the most similar of `names`; empty: no name is similar.
 
-    A very similar name is preferred, then a name that contains `name` or is contained in `name`, then a less similar name.
+    A very similar name is preferred, then a name that contains `name` or is contained in `name`, then a less similar name. Texts of more than
+    `_MAX_LENGTH` characters are similar to nothing.
     """
+    if len(name) > _MAX_LENGTH:
+        return ""
 
     def nearness(other: str) -> tuple[int, float]:
         short, long = sorted((name.lower(), other.lower()), key=len)
@@ -34,7 +41,7 @@ def nearest(name: str, names: list[str]) -> str:
             return 2, ratio
         return int(ratio >= 0.5), ratio
 
-    best = max(names, key=nearness, default=None)
+    best = max((other for other in names[:_MAX_COMPARED] if len(other) <= _MAX_LENGTH), key=nearness, default=None)
     return f", did you mean '{best}'?" if best is not None and nearness(best)[0] else ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -140,6 +141,13 @@ def test_nearest(name: str, expected: str) -> None:
 def test_the_nearest_of_names_that_contain_each_other(name: str, expected: str) -> None:
     names = ["ROC", "AUROC", "RetrievalPrecision", "Precision", "AveragePrecision", "id"]
     assert nearest(name, names) == (f", did you mean '{expected}'?" if expected else "")
+
+
+def test_names_of_any_length_and_number_are_compared_in_a_moment() -> None:
+    start = time.process_time()
+    assert nearest("Adam" * 2**18, ["Adam", "SGD"]) == nearest("Adam", ["Adam" * 2**18]) == ""
+    assert nearest("Adam", ["Adm", *(f"A{number}d" for number in range(200_000))]) == ", did you mean 'Adm'?"
+    assert time.process_time() - start < 1
 
 
 def test_listing_imports_nothing() -> None:

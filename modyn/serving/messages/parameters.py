@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from modyn.errors import InvalidArgumentError
+from modyn.serving.messages.shown import shown
 
 _NO_SEQUENCES: Final = "each request is predicted by itself; models here keep no state between requests"
 _NO_SHARED_MEMORY: Final = "values are sent in the message"
@@ -32,5 +33,5 @@ def timeout_of(value: object) -> float | None:
     if value is None:
         return None
     if type(value) is not int or value <= 0:
-        raise InvalidArgumentError(f"the parameter timeout is {value!r}; write a number of microseconds above 0")
+        raise InvalidArgumentError(f"the parameter timeout is {shown(value)}; write a number of microseconds above 0")
     return value / 1e6

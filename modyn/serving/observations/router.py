@@ -14,6 +14,7 @@ from modyn.registry import nearest
 from modyn.serving.messages.infer import InferAnswer, InferRequest
 from modyn.serving.messages.json_parts import PART_BYTES, split_list
 from modyn.serving.messages.json_tensors import MAX_ID, load_object, parse_inputs
+from modyn.serving.messages.shown import shown
 from modyn.serving.messages.signature import Tensors
 from modyn.serving.observations.intake import ObservationIntake, PostedLabel
 from modyn.serving.observations.join import RequestFeatures, num_rows
@@ -80,20 +81,18 @@ class ObservationRouter:
         for name in item:
             if name not in _FIELDS:
                 raise InvalidArgumentError(
-                    f"{where} has the unknown field '{name}'{nearest(name, list(_FIELDS))}; known are {', '.join(_FIELDS)}"
+                    f"{where} has the unknown field {shown(name)}{nearest(name, list(_FIELDS))}; known are {', '.join(_FIELDS)}"
                 )
         label = item.get("label")
         if isinstance(label, bool) or not isinstance(label, int | float) or not math.isfinite(label):
-            raise InvalidArgumentError(f"{where}: label is {'missing' if label is None else repr(label)[:80]}; write a number")
+            raise InvalidArgumentError(f"{where}: label is {shown(label)}; write a number")
         has_id, has_inputs = "request_id" in item, "inputs" in item
         key = item.get("request_id" if has_id else "key")
         if has_id == has_inputs:
             raise InvalidArgumentError(f"{where} needs either request_id, or inputs with a key of their own")
         if not isinstance(key, str) or not 0 < len(key) <= MAX_ID:
             name = "request_id" if has_id else "key"
-            raise InvalidArgumentError(
-                f"{where}: {name} is {'missing' if key is None else repr(key)[:80]}; write a text of 1 to {MAX_ID} characters"
-            )
+            raise InvalidArgumentError(f"{where}: {name} is {shown(key)}; write a text of 1 to {MAX_ID} characters")
         model = self._model(where, item.get("model"), key if has_id else None)
         try:
             self._intakes[model].check_label(label)
@@ -105,9 +104,9 @@ class ObservationRouter:
         """Find the model of a label. Args: request_id: id of the request that the label belongs to, or None if it comes with its own inputs."""
         if named is not None:
             if not isinstance(named, str):
-                raise InvalidArgumentError(f"{where}: model is {named!r}; write its name")
+                raise InvalidArgumentError(f"{where}: model is {shown(named)}; write its name")
             if named not in self._intakes:
-                raise NotFoundError(f"{where}: no labels are taken for model {named!r}; taken are those for {self._names}")
+                raise NotFoundError(f"{where}: no labels are taken for model {shown(named)}; taken are those for {self._names}")
             return named
         if len(self._intakes) == 1:
             return next(iter(self._intakes))

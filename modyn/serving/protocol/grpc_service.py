@@ -15,7 +15,15 @@ from modyn.errors import InvalidArgumentError, ModynError
 from modyn.proto import inference_pb2, inference_pb2_grpc
 from modyn.rpc.server import Registration
 from modyn.serving.messages.infer import InferAnswer, InferRequest, settle
-from modyn.serving.messages.json_tensors import from_bytes, request_id_of, reshaped, server_metadata, to_bytes, with_missing
+from modyn.serving.messages.json_tensors import (
+    check_dimensions,
+    from_bytes,
+    request_id_of,
+    reshaped,
+    server_metadata,
+    to_bytes,
+    with_missing,
+)
 from modyn.serving.messages.parameters import refuse_unsupported, timeout_of
 from modyn.serving.messages.signature import DTYPES, Tensor, TensorSignature, datatype_of
 from modyn.serving.model_server import ModelServer
@@ -113,6 +121,7 @@ def from_proto(request: inference_pb2.ModelInferRequest) -> InferRequest:
         refuse_unsupported(_parameters(item), f"input '{item.name}'")
         if item.datatype not in DTYPES:
             raise InvalidArgumentError(f"input '{item.name}': datatype is {item.datatype!r}; known are {', '.join(DTYPES)}")
+        check_dimensions(item.name, item.shape)
         shape = tuple(item.shape)
         if raw and item.contents.ByteSize():  # contents without values are allowed
             raise InvalidArgumentError(

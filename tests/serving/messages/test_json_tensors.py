@@ -115,6 +115,10 @@ def request(missing: object = None, **changes: Any) -> bytes:
     return json.dumps({"inputs": [item], "parameters": {"missing": missing}}).encode()
 
 
+DEEP = b"[" * 1000 + b"]" * 1000
+"""Value of more levels than Python's own text of a value has."""
+
+
 def nested(value: object, depth: int) -> object:
     return value if depth == 0 else [nested(value, depth - 1)]
 
@@ -193,6 +197,11 @@ def test_a_tensor_may_have_whole_numbers_of_both_ends_of_a_datatype() -> None:
         (request(datatype="BYTES", data=[[["a", None]]]), "input 'x': data has nested as [1, 1, 2]; its shape [1, 2] has 2"),
         (request(datatype="BYTES", data=nested("a", 70)), "input 'x': no tensor has the shape [1, 1, 1,"),
         (request(shape=[0, 2**62], data=[]), f"input 'x': no tensor has the shape [0, {2**62}]; send at most"),
+        # The product of these sizes has more digits than Python converts to a text.
+        (request(shape=[2**63 - 1] * 1000), "input 'x': no tensor has the shape [9223372036854775807, "),
+        (request(shape="DEEP").replace(b'"DEEP"', DEEP), "input 'x': shape is [[[["),
+        (b'{"inputs": [], "parameters": {"timeout": %b}}' % DEEP, "the parameter timeout is [[[["),
+        (b'{"inputs": [], "id": %b}' % DEEP, "id is [[[["),
         (request(shape=[1] * 65, data=[1]), "input 'x': no tensor has the shape [1, 1, 1,"),
         (request(datatype="BYTES", shape=[0, 2**62], data=[]), f"input 'x': no tensor has the shape [0, {2**62}]; send at most"),
         (
@@ -208,7 +217,7 @@ def test_a_tensor_may_have_whole_numbers_of_both_ends_of_a_datatype() -> None:
             b'{"inputs": [], "outputs": [{"name": "y", "parameters": {"binary_data": 1}}]}',
             "the parameter binary_data is 1; write true or false",
         ),
-        (b'{"inputs": [], "id": 3}', "id is '3'; write a text of at most 128 characters"),
+        (b'{"inputs": [], "id": 3}', "id is 3; write a text of at most 128 characters"),
         (b'{"inputs": [], "parameters": {"timeout": -1}}', "the parameter timeout is -1"),
         (b'{"inputs": [], "outputs": [{}]}', "'name' of an output is missing"),
         (request(missing=[1]), "the parameter missing is [1]; write positions by input"),

@@ -65,6 +65,13 @@ def test_a_body_in_parts_has_the_observations_of_the_whole(items: list[Any], siz
     assert all(parts)
 
 
+@pytest.mark.parametrize("field", ["label", "request_id", "model"])
+def test_a_value_of_any_depth_is_named_in_short(field: str) -> None:
+    body = json.dumps({"observations": [{"request_id": "r", "label": 1, field: "DEEP"}]}).encode()
+    with pytest.raises(InvalidArgumentError, match=rf"{field} is \[\[.{{,80}}; write"):
+        Models("a").router.post(body.replace(b'"DEEP"', b"[" * 1000 + b"]" * 1000), lambda *_: None)
+
+
 @pytest.mark.parametrize("end", [b"", b"]", b",]}", b"}]}", b"]}}", b'],"a":}', b" {}]}"])
 def test_invalid_json_after_many_good_observations_is_refused_as_a_whole(end: bytes) -> None:
     models = Models("a")
