@@ -21,7 +21,8 @@ from modyn.serving.observations.join import RequestFeatures, num_rows
 
 _PART_LABELS: Final = 1000
 """Largest number of labels that are processed at once, so that predictions wait for a few milliseconds at most."""
-_LIST: Final = re.compile(rb'\s*\{\s*"observations"\s*:\s*\[')
+_LIST: Final = re.compile(rb'\s*\{[^][{}]*(?<!\\)"observations"\s*:\s*\[')
+"""Text before the first observation. The fields before the list have neither lists nor objects. No quote of the name is part of a text."""
 _END_OF_ITEM: Final = re.compile(rb"\}\s*,")
 _FIELDS: Final = ("request_id", "key", "inputs", "label", "model")
 

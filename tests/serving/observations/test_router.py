@@ -72,6 +72,13 @@ def test_a_value_of_any_depth_is_named_in_short(field: str) -> None:
         Models("a").router.post(body.replace(b'"DEEP"', b"[" * 1000 + b"]" * 1000), lambda *_: None)
 
 
+def test_fields_before_the_list_of_observations_do_not_make_it_one_part() -> None:
+    fields = b'{"client": "\\"observations\\": ", "n": 1, "observations": [{}, {}, {}]}'
+    assert list(split_observations(fields, 1)) == [[{}], [{}], [{}]]
+    with pytest.raises(InvalidArgumentError, match="'observations' is missing"):
+        list(split_observations(b'{"no\\"observations": [{}, {}, {}]}', 1))
+
+
 @pytest.mark.parametrize("end", [b"", b"]", b",]}", b"}]}", b"]}}", b'],"a":}', b" {}]}"])
 def test_invalid_json_after_many_good_observations_is_refused_as_a_whole(end: bytes) -> None:
     models = Models("a")
