@@ -294,6 +294,10 @@ class _Translation(grpc.ServerInterceptor):
         handler = continuation(details)
         if handler is None:
             return None
+        try:
+            self._check(details)
+        except SecurityError as error:
+            return self._refuse(handler, details, error)
         streaming = (handler.request_streaming, handler.response_streaming)
         kind = "_".join("stream" if is_stream else "unary" for is_stream in streaming)
         behaviour = getattr(handler, kind)
@@ -316,6 +320,18 @@ class _Translation(grpc.ServerInterceptor):
             response_serializer=handler.response_serializer,
         )
 
+    def _refuse(self, handler: Any, details: Any, error: SecurityError) -> Any:
+        """Return a handler that ends the call before its request is read. gRPC itself would read up to `max_message_bytes` for a handler of one
+        request, and wait without end for a request that never ends.
+        """
+
+        def refuse(_requests: Iterator[Any], context: grpc.ServicerContext) -> None:
+            abort(context, error)
+
+        served: Any = refuse
+        served.experimental_thread_pool = self._lanes.of(details.method, streams=handler.response_streaming)
+        return grpc.stream_unary_rpc_method_handler(served)
+
     def _check(self, details: Any) -> None:
         # A health check needs no token, because it reveals nothing and orchestrators cannot send a token. Health/Watch needs a token, because it
         # occupies a thread.
@@ -327,10 +343,6 @@ class _Translation(grpc.ServerInterceptor):
     def _call(self, context: grpc.ServicerContext, details: Any) -> Iterator[None]:
         """Context of one call. An error inside the context ends the call with the status of the error."""
         method = details.method.rsplit("/", 1)[-1]
-        try:
-            self._check(details)
-        except SecurityError as error:
-            abort(context, error)
         started, outcome = time.perf_counter(), "ok"
         try:
             with self._lanes.admitted(details.method):

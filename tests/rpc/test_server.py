@@ -160,6 +160,24 @@ def test_a_token_of_a_lower_role_reads_and_changes_nothing(tmp_path: Path, serve
             stub.Trigger(pb.TriggerRequest(run_id="ok"))
 
 
+def test_who_has_no_token_is_refused_before_the_request_is_read(tmp_path: Path, serve: Serve) -> None:
+    """Requests that never end would occupy all threads, and up to `max_message_bytes` of memory each."""
+    where = Endpoint(address=f"unix:{tmp_path}/s.sock", security=SecurityConfig(token=TOKEN))
+    serve(where)
+    never = threading.Event()
+
+    def call(channel: grpc.Channel, name: str) -> Any:
+        endless: Any = iter(never.wait, True)
+        return channel.stream_unary(f"/modyn.Selector/{name}").future(endless, timeout=PATIENCE_S)
+
+    with grpc.insecure_channel(where.address) as channel:
+        calls = [call(channel, name) for name in ("Trigger", "GetKeys") * 10]
+        try:
+            assert {each.code() for each in calls} == {grpc.StatusCode.PERMISSION_DENIED}
+        finally:
+            never.set()
+
+
 def test_tls_and_token_let_in_who_has_them_and_no_one_else(security: SecurityConfig, serve: Serve) -> None:
     server = serve(Endpoint(address="0.0.0.0:0", security=security))
     address = f"127.0.0.1:{server.address.rsplit(':', 1)[1]}"
