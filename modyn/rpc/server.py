@@ -24,7 +24,7 @@ from structlog.typing import FilteringBoundLogger
 from modyn.atomic_write import write_atomically
 from modyn.config.system import SystemConfig
 from modyn.config.system_sections.endpoint import Endpoint
-from modyn.errors import ModynError, SecurityError, UnavailableError
+from modyn.errors import InvalidArgumentError, ModynError, SecurityError, UnavailableError
 from modyn.keep_limits import remove_outlived_files
 from modyn.log_files import dropped_lines, is_output, protect_output, write_output_to
 from modyn.periodic_task import PeriodicTask
@@ -42,6 +42,8 @@ LOG_LINES_DROPPED.set_function(dropped_lines)
 
 _GRACE_S = 1.0
 """Seconds that running calls get when a service stops. Clients that follow a stream open it again and lose nothing."""
+_ARRIVAL_S = 75.0
+"""Seconds within which the request of a unary call must arrive, as over HTTP."""
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -117,9 +119,11 @@ class ServiceContext:
 class RunningServer:
     """A running gRPC server. address: address of the server; the real port replaces port 0."""
 
-    def __init__(self, server: grpc.Server, address: str, health_servicer: health.HealthServicer, lanes: Lanes) -> None:
+    def __init__(
+        self, server: grpc.Server, address: str, health_servicer: health.HealthServicer, lanes: Lanes, arrivals: _Arrivals
+    ) -> None:
         self._server = server
-        self._lanes = lanes
+        self._lanes, self._arrivals = lanes, arrivals
         self._health = health_servicer
         self.address = address
 
@@ -130,16 +134,23 @@ class RunningServer:
         self._health.enter_graceful_shutdown()
         self._server.stop(grace_s).wait(grace_s + 1)
         self._lanes.close()
+        self._arrivals.close()
 
 
 def start_server(
-    name: str, endpoint: Endpoint, registrations: Sequence[Registration], *, max_threads: int = 64, max_followers: int = 256
+    name: str,
+    endpoint: Endpoint,
+    registrations: Sequence[Registration],
+    *,
+    max_threads: int = 64,
+    max_followers: int = 256,
+    arrival_s: float = _ARRIVAL_S,
 ) -> RunningServer:
     """Start a gRPC server at `endpoint`.
 
     Args: name: name of the service in logs, errors and thread names. registrations: servicers of the service. max_threads: largest number of threads
     for calls with one answer, and the same number again for streams that end by themselves. max_followers: largest number of streams at the same time
-    that last as long as their client follows them.
+    that last as long as their client follows them. arrival_s: seconds within which the one request of a call must arrive.
     Raises: SecurityError: the address would be unsafe. UnavailableError: the address is taken.
     """
     check_exposure(name, endpoint)
@@ -157,7 +168,8 @@ def start_server(
         ("grpc.http2.max_pings_without_data", 0),
     ]
     lanes = Lanes(name, max_threads, max_followers)
-    translation = _Translation(get_logger("rpc"), AccessTokens(endpoint.security), lanes)
+    arrivals = _Arrivals(arrival_s)
+    translation = _Translation(get_logger("rpc"), AccessTokens(endpoint.security), lanes, arrivals)
     server = grpc.server(lanes.calls, interceptors=[translation], options=options)
     for registration in registrations:
         registration.add_to_server(registration.servicer, server)
@@ -167,9 +179,10 @@ def start_server(
     reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     address = _bind(server, name, endpoint)
     server.start()
+    arrivals.start()
     for served in ("", *names):
         health_servicer.set(served, health_pb2.HealthCheckResponse.SERVING)
-    return RunningServer(server, address, health_servicer, lanes)
+    return RunningServer(server, address, health_servicer, lanes, arrivals)
 
 
 def run_service(
@@ -282,13 +295,41 @@ def _serve_metrics(context: ServiceContext) -> None:
     context.on_shutdown(metrics.stop)
 
 
+class _Arrivals:
+    """Receives the requests of unary calls, and cancels calls whose request does not arrive in time. Each such call would occupy a thread forever."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._since = dict[grpc.ServicerContext, float]()
+        """Calls whose request is arriving, and the monotonic time of their beginning. Threads only add and remove their own call."""
+        task = PeriodicTask("arrivals", limit_s / 10, [self._cancel_late], lambda _: None, limit_s)
+        self.start, self.close = task.start, task.close
+
+    def receive(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
+        """Return the request of a call. Errors of gRPC: the client has disconnected, or the call was cancelled."""
+        self._since[context] = time.monotonic()
+        try:
+            request = next(requests, None)
+        finally:
+            del self._since[context]
+        if request is None:
+            abort(context, InvalidArgumentError("the call ended without a request; send one"))
+        return request
+
+    def _cancel_late(self) -> None:
+        now = time.monotonic()
+        for context, since in list(self._since.items()):
+            if now - since > self._limit_s:
+                context.cancel()
+
+
 class _Translation(grpc.ServerInterceptor):
     """Chooses the threads of each call, checks the role of its token, measures its time, and converts its error to a status."""
 
-    def __init__(self, logger: FilteringBoundLogger, tokens: AccessTokens, lanes: Lanes) -> None:
+    def __init__(self, logger: FilteringBoundLogger, tokens: AccessTokens, lanes: Lanes, arrivals: _Arrivals) -> None:
         self._logger = logger
         self._tokens = tokens
-        self._lanes = lanes
+        self._lanes, self._arrivals = lanes, arrivals
 
     def intercept_service(self, continuation: Any, details: Any) -> Any:
         handler = continuation(details)
@@ -303,18 +344,25 @@ class _Translation(grpc.ServerInterceptor):
         behaviour = getattr(handler, kind)
         call = partial(self._call, details=details)
 
-        def single(request: Any, context: grpc.ServicerContext) -> Any:
+        def received(requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
+            return requests if handler.request_streaming else self._arrivals.receive(requests, context)
+
+        def single(requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
+            request = received(requests, context)
             with call(context):
                 return behaviour(request, context)
 
-        def stream(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        def stream(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+            request = received(requests, context)
             with call(context):
                 context.send_initial_metadata((ACCEPTED,))
                 yield from behaviour(request, context)
 
         served: Any = stream if handler.response_streaming else single
         served.experimental_thread_pool = self._lanes.of(details.method, streams=handler.response_streaming)
-        return getattr(grpc, f"{kind}_rpc_method_handler")(
+        # To gRPC, each call has a stream of requests. Otherwise gRPC itself would wait for the request of a unary call, without a limit.
+        make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler
+        return make(
             served,
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,

@@ -27,7 +27,7 @@ from modyn.proto import selector_pb2_grpc as pb_grpc
 from modyn.rpc.access import Role, derived_token
 from modyn.rpc.channel import Channel, ResponseStream, is_serving
 from modyn.rpc.logs import get_logger
-from modyn.rpc.server import RunningServer, ServiceContext, ShutdownLimits
+from modyn.rpc.server import Registration, RunningServer, ServiceContext, ShutdownLimits, start_server
 from modyn.testing.waiting import PATIENCE_S, eventually
 from tests.support.certificates import issue
 
@@ -176,6 +176,27 @@ def test_who_has_no_token_is_refused_before_the_request_is_read(tmp_path: Path, 
             assert {each.code() for each in calls} == {grpc.StatusCode.PERMISSION_DENIED}
         finally:
             never.set()
+
+
+def test_a_request_that_does_not_arrive_ends_its_call(tmp_path: Path) -> None:
+    """Otherwise a few clients that send nothing would occupy all threads."""
+    where = f"unix:{tmp_path}/s.sock"
+    registration = Registration(pb_grpc.add_SelectorServicer_to_server, Servicer(), "modyn.Selector")
+    server = start_server("selector", Endpoint(address=where), [registration], max_threads=2, arrival_s=0.3)
+    never = threading.Event()
+    endless: Any = iter(never.wait, True)
+    with grpc.insecure_channel(where) as channel:
+        silent: list[Any] = [
+            channel.stream_unary("/modyn.Selector/Trigger").future(endless, timeout=PATIENCE_S) for _ in range(5)
+        ]
+        try:
+            assert {each.code() for each in silent} == {grpc.StatusCode.CANCELLED}
+        finally:
+            never.set()
+        assert pb_grpc.SelectorStub(channel).Trigger(pb.TriggerRequest(run_id="ok"), timeout=PATIENCE_S).run_id == "ok"
+        with pytest.raises(grpc.RpcError, match="the call ended without a request"):
+            channel.stream_unary("/modyn.Selector/Trigger")(iter(()))
+    server.stop(0)
 
 
 def test_tls_and_token_let_in_who_has_them_and_no_one_else(security: SecurityConfig, serve: Serve) -> None:
