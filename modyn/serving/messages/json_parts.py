@@ -15,12 +15,16 @@ from typing import Any, Final
 import numpy.typing as npt
 import orjson
 
+from modyn.errors import InvalidArgumentError
+
 PART_BYTES: Final = 2**16
 """Largest JSON text that is decoded at once, in bytes. A separate thread decodes a larger text."""
 PART_VALUES: Final = 8192
 """Largest number of values of a tensor that are encoded or copied at once."""
 _MOST_PARTS: Final = 64
 """Largest number of parts that are combined in an attempt to find valid JSON. After this number of parts, the rest of the text is decoded at once."""
+_MAX_WHOLE: Final = 500_000
+"""Largest number of lists and objects that are decoded at once. No other thread runs meanwhile, for up to 0.3 s."""
 _NAME: Final = b'"data"'
 _LIST: Final = re.compile(_NAME + rb"\s*:\s*\[\s*")
 _END_OF_TEXT: Final = re.compile(rb'"\s*,')
@@ -81,7 +85,7 @@ def split_list(
 def load_tensors(text: bytes, part_bytes: int = PART_BYTES) -> Any:
     """Decode the JSON of a request. In a large request, the field `data` of an input becomes `ListInParts` if the field can be split.
 
-    Raises: orjson.JSONDecodeError.
+    Raises: see `load_whole`.
 
     >>> [list(part) for part in load_tensors(b'{"inputs": [{"data": [1, 2, 3]}]}', 1)["inputs"][0]["data"].take()]
     [[1], [2], [3]]
@@ -104,11 +108,20 @@ def load_tensors(text: bytes, part_bytes: int = PART_BYTES) -> Any:
         at = text.find(_NAME, max(at + len(_NAME), done))
     if taken:
         try:
-            fields = orjson.loads(b"".join((*kept, view[done:])))
+            fields = load_whole(b"".join((*kept, view[done:])))
         except orjson.JSONDecodeError:
-            return orjson.loads(text)  # raises with the position of the error
+            return load_whole(text)  # raises with the position of the error
         if _put_back(fields, taken):
             return fields
+    return load_whole(text)
+
+
+def load_whole(text: bytes) -> Any:
+    """Decode JSON at once. Raises: orjson.JSONDecodeError. InvalidArgumentError: the text has too many lists and objects."""
+    if len(text) > _MAX_WHOLE and text.count(b"[") + text.count(b"{") > _MAX_WHOLE:
+        raise InvalidArgumentError(
+            f"the JSON has more than {_MAX_WHOLE:,} lists and objects, and cannot be decoded in parts; send less at a time, or flat lists"
+        )
     return orjson.loads(text)
 
 

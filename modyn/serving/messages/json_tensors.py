@@ -16,7 +16,7 @@ import orjson
 from modyn.errors import InvalidArgumentError
 from modyn.registry import nearest
 from modyn.serving.messages.infer import InferAnswer, InferRequest
-from modyn.serving.messages.json_parts import PART_VALUES, ListInParts, dumps_values, load_tensors
+from modyn.serving.messages.json_parts import PART_VALUES, ListInParts, dumps_values, load_tensors, load_whole
 from modyn.serving.messages.parameters import refuse_unsupported, timeout_of
 from modyn.serving.messages.shown import shown
 from modyn.serving.messages.signature import DTYPES, ModelSignature, Tensor, TensorSignature, datatype_of
@@ -278,8 +278,8 @@ def to_bytes(values: Tensor) -> bytes:
     return np.ascontiguousarray(values, values.dtype.newbyteorder("<")).tobytes()
 
 
-def load_object(text: bytes, what: str, loads: Callable[[bytes], Any] = orjson.loads) -> dict[str, Any]:
-    """Parse a JSON object. Raises InvalidArgumentError: the text is not a JSON object; the message begins with `what`."""
+def load_object(text: bytes, what: str, loads: Callable[[bytes], Any] = load_whole) -> dict[str, Any]:
+    """Parse a JSON object. Raises InvalidArgumentError: the text is not a JSON object, or too large to be decoded."""
     try:
         fields = loads(text)
     except orjson.JSONDecodeError as error:

@@ -19,6 +19,7 @@ from modyn.serving.messages.infer import InferAnswer, InferRequest
 from modyn.serving.messages.json_parts import PART_BYTES, PART_VALUES, load_tensors
 from modyn.serving.messages.json_tensors import JsonRequest, encode_answer, from_bytes, parse_inputs, parse_request, to_bytes
 from modyn.serving.messages.signature import DTYPES, Tensor, datatype_of
+from modyn.serving.observations.router import split_observations
 
 NUMBERS = st.sampled_from([dtype for name, dtype in DTYPES.items() if name != "BYTES"])
 SHAPES = arrays.array_shapes(min_dims=1, max_dims=3, max_side=4)
@@ -121,6 +122,18 @@ DEEP = b"[" * 1000 + b"]" * 1000
 
 def nested(value: object, depth: int) -> object:
     return value if depth == 0 else [nested(value, depth - 1)]
+
+
+@pytest.mark.parametrize("field", [b'"x": [%b[]]', b'"id": [%b{}]', b'"outputs": [%b[]]'])
+def test_more_lists_than_are_decoded_in_a_moment_are_refused(field: bytes) -> None:
+    """A reader's 24 MB of empty lists took 2 s, in which no prediction was answered."""
+    body = b'{"inputs": [], %b}' % (field % (b"[]," * 500_000))
+    with pytest.raises(InvalidArgumentError, match="more than 500,000 lists and objects, and cannot be decoded in parts"):
+        parse_request("m", None, body)
+    with pytest.raises(InvalidArgumentError, match="more than 500,000 lists and objects"):
+        list(split_observations(body))
+    nested_rows = request(shape=[600_000, 1], data="ROWS").replace(b'"ROWS"', b"[[1]" + b",[1]" * 599_999 + b"]")
+    assert parse_request("m", None, nested_rows).request.inputs["x"].shape == (600_000, 1), "they are decoded in parts"
 
 
 def test_whole_numbers_on_both_sides_of_what_int64_holds() -> None:
