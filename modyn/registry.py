@@ -122,8 +122,8 @@ class Registry(Generic[T]):
         except ConfigError as error:
             return error.message
         # A registry may accept names that are not registered: the registry of metrics also accepts names of torchmetrics.
-        plugin = self.plugins.get(id_)
-        if plugin is None or not self.has_options or hasattr(getattr(found, "Config", None), "model_fields"):
+        plugin, config = self.plugins.get(id_), getattr(found, "Config", None)
+        if plugin is None or not self.has_options or (isinstance(config, type) and hasattr(config, "model_fields")):
             return ""
         return (
             f"the {self.kind} {plugin.path} has no class `Config` of its options (a modyn.config.base.Section): correct the package "
@@ -172,17 +172,19 @@ class Registry(Generic[T]):
             raise ConfigError(plugin.problem)
         try:
             return load_object(plugin.path)  # type: ignore[return-value]
-        except (Exception, SystemExit) as error:  # a user's module may raise any error on import
-            if plugin.distribution == "modyn":
+        except BaseException as error:  # a user's module may raise any error on import, also SystemExit or a panic of Rust
+            if plugin.distribution == "modyn" or isinstance(error, KeyboardInterrupt):
                 raise
             why = (
                 error.message
                 if isinstance(error, ModynError)
                 else f"cannot import '{plugin.path}': {type(error).__name__}: {error}"
             )
-            raise ConfigError(
-                f"the {self.kind} '{id_}' of package {plugin.distribution} is broken: {why}; correct the package"
-            ) from error
+            raise ConfigError(self.broken(id_, why)) from error
+
+    def broken(self, id_: str, why: str) -> str:
+        """Return the message that the plug-in `id_` of an installed package is broken."""
+        return f"the {self.kind} '{id_}' of package {self.plugins[id_].distribution} is broken: {why}; correct the package"
 
 
 def _distribution(entry: EntryPoint) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from modyn.config.base import Problem, check_section, load_section, refuse
+from modyn.errors import ModynError
 from modyn.registry import Registry
 
 P = TypeVar("P")
@@ -35,7 +36,13 @@ def check_policy(
     if problem := registry.problem(id_):
         return [Problem(f"{path}.{key}", problem)]
     policy = registry.get(id_)
-    return check(policy, _options(policy, section, key), path)
+    try:
+        return check(policy, _options(policy, section, key), path)
+    except Exception as error:
+        if isinstance(error, ModynError) or id_ in registry.builtin or id_ not in registry:
+            raise
+        why = f"its options cannot be checked: {type(error).__name__}: {error}"
+        return [Problem(f"{path}.{key}", registry.broken(id_, why))]
 
 
 def load_policy(

@@ -144,8 +144,9 @@ def _trigger(plugins: bool) -> JsonSchema:
         if "decision_criteria" in options["properties"]:
             _replace_values(options["properties"]["decision_criteria"], performance_criteria)
         for evaluation in _mappings(options["properties"].get("evaluation", {})):
-            _replace(evaluation, "dataset", _evaluation_dataset(plugins))
-        if "detector" in options["properties"]:
+            if "dataset" in evaluation["properties"]:
+                _replace(evaluation, "dataset", _evaluation_dataset(plugins))
+        if {"detector", "distance"} <= options["properties"].keys():
             _replace(options, "detector", one_of(policies(DETECTORS, plugins), "id"))
             for distance in _mappings(options["properties"]["distance"]):
                 _replace(distance, "metric", named_metric)
@@ -230,8 +231,18 @@ def one_of(
 
     Args: change: function that is applied to the schema of each policy's options.
     """
-    variants = [_variant(id_, key, policy, change(of_model(policy.Config))) for id_, policy in policies.items()]
+    variants = [_variant(id_, key, policy, _options(policy, change)) for id_, policy in policies.items()]
     return {"type": "object", "required": [key], "oneOf": variants}
+
+
+def _options(policy: Any, change: Callable[[JsonSchema], JsonSchema]) -> JsonSchema:
+    """Return the schema of a policy's options. Any options are allowed if a package's `Config` has no JSON Schema, e.g. due to a type of its own."""
+    try:
+        return change(of_model(policy.Config))
+    except Exception:
+        if policy.__module__.partition(".")[0] == "modyn":
+            raise
+        return {"additionalProperties": True}
 
 
 def policies(registry: Registry[Any], plugins: bool) -> dict[str, Any]:
