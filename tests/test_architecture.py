@@ -23,8 +23,8 @@ PACKAGE = ROOT / "modyn"
 
 FLOORS = {
     "errors": 0, "records": 0, "proto": 0, "_core": 0,
-    "registry": 1, "json_codec": 1, "atomic_write": 1, "columnar": 1, "latencies": 1, "log_files": 1, "keep_limits": 1, "periodic_task": 1,
-    "run_ids": 1, "tolerance": 1, "zstd": 1,
+    "registry": 1, "json_codec": 1, "atomic_write": 1, "columnar": 1, "full_disk": 1, "latencies": 1, "log_files": 1, "keep_limits": 1,
+    "periodic_task": 1, "run_ids": 1, "tolerance": 1, "zstd": 1,
     "config": 2, "state_folders": 2,
     "rpc": 3, "db": 3, "local": 3, "workers": 3, "models": 3, "preprocessing": 3,
     "storage": 4, "model_storage": 4, "cache": 4,

@@ -22,6 +22,7 @@ from modyn.evaluator.outputs import EvaluationJob
 from modyn.evaluator.records import DriftRequest, InIntervals, MeasureRequest, SampleSource, Score, check_intervals
 from modyn.evaluator.store import EvaluationStore, ScoreKey
 from modyn.evaluator.versions import DataVersion, decoding_digest, metric_digests
+from modyn.full_disk import disk_full_error
 from modyn.json_codec import json_digest, whole_numbers
 from modyn.models import MODELS
 from modyn.records import Interval, JobState, RunId
@@ -354,6 +355,7 @@ def session_key(request: EvaluationRequest | MeasureRequest | DriftRequest) -> s
 
 def _as_error(error: Exception, what: str) -> ModynError:
     """Return a ModynError that begins with `what`. If `error` is a ModynError, the result has the class of `error`."""
-    if isinstance(error, ModynError):
-        return type(error)(f"{what}: {error.message}")
+    known = disk_full_error(error) or error
+    if isinstance(known, ModynError):
+        return type(known)(f"{what}: {known.message}")
     return ModynError(f"{what}: {type(error).__name__}: {error}")

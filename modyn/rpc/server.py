@@ -25,6 +25,7 @@ from modyn.atomic_write import write_atomically
 from modyn.config.system import SystemConfig
 from modyn.config.system_sections.endpoint import Endpoint
 from modyn.errors import InvalidArgumentError, ModynError, SecurityError, UnavailableError
+from modyn.full_disk import disk_full_error
 from modyn.keep_limits import remove_outlived_files
 from modyn.log_files import dropped_lines, is_output, protect_output, write_output_to
 from modyn.periodic_task import PeriodicTask
@@ -405,6 +406,6 @@ class _Translation(grpc.ServerInterceptor):
                 raise
             self._logger.error("call_failed", method=method, exc_info=error)
             message = f"{method} failed: {type(error).__name__}: {error}; the log of the service has the details"
-            abort(context, ModynError(message))
+            abort(context, disk_full_error(error) or ModynError(message))
         finally:
             CALL_SECONDS.labels(method, outcome).observe(time.perf_counter() - started)

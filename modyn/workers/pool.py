@@ -13,7 +13,16 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from modyn.errors import BY_REASON, CancelledError, ConflictError, ModynError, TrainingError, UnavailableError, WorkerDiedError
+from modyn.errors import (
+    BY_REASON,
+    CancelledError,
+    ConflictError,
+    ModynError,
+    TrainingError,
+    UnavailableError,
+    WorkerDiedError,
+)
+from modyn.full_disk import disk_full_error
 from modyn.records import JobState
 from modyn.workers.devices import gpu_bytes
 from modyn.workers.fork_server import LOST, SERVER_DIED, start_worker, warm_up
@@ -184,7 +193,8 @@ class WorkerPool:
                 session.kill()
                 self._drop(session)
                 kind = WorkerDiedError if isinstance(error, SERVER_DIED) else self._failure
-                job.finish(JobState.FAILED, error=kind(f"{job.name}: {_broken(job, error)}"))
+                full = disk_full_error(error)  # e.g. there is no room for the socket of the fork server
+                job.finish(JobState.FAILED, error=full or kind(f"{job.name}: {_broken(job, error)}"))
                 return
             continues = isinstance(answer, Result) and answer.continues and self._give_back(session)
             exit_code = 0 if continues else self._drop(session)

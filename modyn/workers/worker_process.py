@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import faulthandler
 import gc
 import os
@@ -20,7 +19,8 @@ from multiprocessing.connection import Connection, wait
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
-from modyn.errors import CancelledError, ModynError, UnavailableError, UserCodeError
+from modyn.errors import CancelledError, ModynError, UserCodeError
+from modyn.full_disk import disk_full_error
 from modyn.log_files import LogLimits, dropped_lines, protect_output, why_dropped, write_output_to
 from modyn.registry import load_object
 from modyn.workers.limits import WorkerLimits, impose
@@ -319,19 +319,10 @@ class _Worker:
                 return Failure(error.reason, error.message)
             traceback.print_exc()
             advice = (self._rules.limits.out_of_memory(error) if self._rules.limits else "") + _lost_of_log()
-            # A full disk counts as an unavailable service, because the request may succeed later when there is space.
-            if not isinstance(error, ModynError) and _is_disk_full(error):
-                return Failure(UnavailableError.reason, f"the disk is full: {error}; free space there{advice}")
-            if isinstance(error, ModynError):
-                return Failure(error.reason, error.message + advice)
+            known = disk_full_error(error) or error
+            if isinstance(known, ModynError):
+                return Failure(known.reason, known.message + advice)
             return Failure("", f"{type(error).__name__}: {error}{advice}")
-
-
-def _is_disk_full(error: Exception) -> bool:
-    """Whether a disk or a quota is full. Errors of C++ and Rust libraries report this condition only in their text."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return os.strerror(errno.ENOSPC) in str(error)
 
 
 def _lost_of_log() -> str:

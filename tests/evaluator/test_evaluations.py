@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -108,7 +110,12 @@ class House:
     """The service's parts, without gRPC and workers."""
 
     def __init__(self, config: SystemConfig, database: Database, storage: FakeStorage, max_jobs: int = 2) -> None:
+        self.is_full = False
+        """Whether the disk has no space for the folder of a job."""
+
         def make_job(asked: EvaluationRequest | MeasureRequest, source: SampleSource, data: DataVersion) -> EvaluationJob:
+            if self.is_full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return EvaluationJob(asked, source, config, config.state_dir / "scratch", OutputCache(config.state_dir, 0), data)
 
         self.store = EvaluationStore(database)
@@ -441,6 +448,15 @@ def test_what_cannot_begin_fails_with_its_reason(house: House) -> None:
     assert end.error.startswith(f"{about} cannot start: there is no dataset 'test'")
     house.storage.datasets["test"] = dataset
     assert house.end(house.evaluations.start(request("b"))).state is JobState.FINISHED
+
+
+def test_what_cannot_begin_on_a_full_disk_may_succeed_later(house: House) -> None:
+    house.is_full = True
+    end = house.end(house.evaluations.start(request()))
+    assert (end.state, end.error_reason) == (JobState.FAILED, "UNAVAILABLE")
+    assert "cannot start: the disk is full: [Errno 28] No space left on device; free space there" in end.error
+    house.is_full = False
+    assert house.end(_finished(house, request(), 0)).state is JobState.FINISHED
 
 
 def test_stopping_one_of_two_that_share_a_job(house: House) -> None:

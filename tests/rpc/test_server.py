@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -42,6 +43,8 @@ class Servicer(pb_grpc.SelectorServicer):
             raise BY_REASON[request.run_id](f"about {request.run_id} — ünïcode")
         if request.run_id == "bug":
             raise ZeroDivisionError("oops")
+        if request.run_id == "full":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "scratch")
         return pb.TriggerSet(run_id=request.run_id)
 
     def GetKeys(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
@@ -89,6 +92,12 @@ def test_an_error_is_the_same_on_both_sides(endpoint: Endpoint, reason: str) -> 
 def test_a_bug_is_an_internal_error_that_names_the_call(endpoint: Endpoint) -> None:
     with Channel(endpoint) as channel, pytest.raises(ModynError, match="Trigger failed: ZeroDivisionError: oops"):
         pb_grpc.SelectorStub(channel).Trigger(pb.TriggerRequest(run_id="bug"))
+
+
+def test_a_full_disk_is_a_service_that_may_answer_later(endpoint: Endpoint) -> None:
+    told = r"the disk is full: .*No space left on device: 'scratch'; free space there"
+    with Channel(endpoint, wait_s=0) as channel, pytest.raises(UnavailableError, match=told):
+        pb_grpc.SelectorStub(channel).Trigger(pb.TriggerRequest(run_id="full"))
 
 
 def test_health_and_reflection(endpoint: Endpoint) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -137,6 +138,21 @@ def test_a_worker_that_ends_without_a_word_is_an_error(
 def test_a_full_disk_is_a_service_that_lacks_something_for_now(submit: Submit) -> None:
     with pytest.raises(UnavailableError, match=r"the disk is full: .*No space left on device.*; free space there"):
         submit("write_to", "/dev/full").result(PATIENCE_S)
+
+
+class OnFullDisk(WorkerPool):
+    """A pool that has no space for the socket of its fork server."""
+
+    def _start_process(self, process: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/listener")
+
+
+def test_a_worker_that_cannot_start_on_a_full_disk_may_start_later(tmp_path: Path) -> None:
+    pool = OnFullDisk(1)
+    job = pool.submit(JobSpec("worker_tasks:count", 3, name="job count", log_path=tmp_path / "count"))
+    with pytest.raises(UnavailableError, match=r"the disk is full: .*No space left on device.*; free space there"):
+        job.result(PATIENCE_S)
+    pool.close()
 
 
 def test_an_unknown_task_is_an_error(submit: Submit) -> None:
