@@ -131,9 +131,12 @@ class Backoff:
         self._since: float | None = None
         self._pause_s = policy.first_pause_s
 
-    def reset(self) -> None:
-        """Begin with the first pause again, because the service has answered."""
-        self._since, self._pause_s = None, self._policy.first_pause_s
+    def reset(self, *, has_progress: bool = True) -> None:
+        """Let the limit begin again, because the service has answered. Args: has_progress: begin with the first pause again, too; False: the service
+        answers, but its job fails each time, for example because a disk is full."""
+        self._since = None
+        if has_progress:
+            self._pause_s = self._policy.first_pause_s
 
     def wait(self, error: UnavailableError) -> None:
         """Sleep before the next attempt.
@@ -147,7 +150,8 @@ class Backoff:
             raise error
         if self._since is None:
             self._since = now
-            self._report(f"{error.message} (trying again for {policy.limit_s:.0f} s)")
+            if self._pause_s == policy.first_pause_s:
+                self._report(f"{error.message} (trying again for {policy.limit_s:.0f} s)")
         left_s = policy.limit_s - (now - self._since)
         if left_s <= 0:
             if not policy.advice:
@@ -260,9 +264,10 @@ class Retrier:
                 self.token.check()
                 for status in iter(()) if status.state.is_final else _watched(watch):  # noqa: B020 - the loop replaces `status` by the newest one
                     self.token.check()
-                    backoff.reset()
+                    has_progress = status.samples_seen > furthest
+                    backoff.reset(has_progress=has_progress)
                     report(status)
-                    if status.samples_seen > furthest:
+                    if has_progress:
                         furthest, attempts = status.samples_seen, 0
                 if status.state is JobState.FINISHED:
                     return status

@@ -149,6 +149,21 @@ def test_a_job_that_fails_or_never_gets_further_is_given_up() -> None:
         Retrier(QUICK).follow(start, lambda: watch(JobState.STOPPED), lambda _: None, not_called)
 
 
+def test_a_job_that_fails_for_a_while_gets_longer_pauses_and_is_told_once() -> None:
+    """As on a full disk: the service answers, and the job fails without progress."""
+    reported: list[str] = []
+    room_at = time.monotonic() + 0.3
+
+    def watch() -> Iterator[Status]:
+        yield Status(JobState.RUNNING)
+        yield Status(JobState.STOPPED if time.monotonic() < room_at else JobState.FINISHED)
+
+    policy = RetryPolicy(PATIENCE_S, first_pause_s=0.01, longest_pause_s=0.1, max_attempts_without_progress=10)
+    end = Retrier(policy, report=reported.append).follow(lambda: Status(JobState.QUEUED), watch, lambda _: None, not_called)
+    assert end == Status(JobState.FINISHED)
+    assert len(reported) == 1
+
+
 @pytest.mark.parametrize("deaths", [0, 2, 3])
 def test_a_job_whose_worker_was_killed_is_started_again_a_bounded_number_of_times(deaths: int) -> None:
     """This holds even if each attempt got further than the one before, since some work kills every worker."""
