@@ -13,7 +13,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset
 
 from modyn.dataset.batch import Batch
-from modyn.errors import ModynError, UserCodeError
+from modyn.errors import ModynError, UserCodeError, WorkerDiedError
 from modyn.workers.fork_server import kept_running, set_preload
 from modyn.workers.limits import WorkerLimits, active_limits, impose
 
@@ -53,7 +53,7 @@ def batches_of_processes(
     Args: make_dataset: makes the dataset that is sent to the processes. The dataset returns errors as items, because DataLoader would put a whole
     traceback into their message. requests: indices for a dataset with batches by index, pulled ahead of use; None: the dataset is iterable.
     pin_memory: whether batches are in page-locked memory.
-    Raises: UserCodeError: a process has exceeded a limit. Also raises the errors that the dataset returns.
+    Raises: UserCodeError: a process has exceeded a limit. WorkerDiedError: a process was killed. Also raises the errors that the dataset returns.
     """
     context = _context()
     reasons, sender = context.Pipe(duplex=False)
@@ -100,13 +100,19 @@ def _context() -> ForkServerContext:
 
 def _next(batches: Any, reasons: Connection[Any, Any]) -> Batch | ModynError | None:
     """Return the next batch. A worker that exceeds a limit sends the reason through the pipe, because DataLoader only knows that the worker has
-    ended.
+    ended. If the worker was killed, the death counts as the death of this process, so that the work is repeated.
     """
     try:
         batch: Batch | ModynError | None = next(batches, None)
     except RuntimeError as error:
         if reasons.poll():
             raise UserCodeError(reasons.recv()) from error
+        for process in batches._workers:
+            if process.exitcode is not None and process.exitcode < 0:
+                how = signal.Signals(-process.exitcode).name
+                raise WorkerDiedError(
+                    f"process {process.pid} that makes batches was ended by {how}, perhaps because memory ran out"
+                ) from error
         raise
     return batch
 

@@ -20,7 +20,7 @@ from modyn.dataset.cached.cache_source import CacheSource
 from modyn.dataset.config import DataConfig, RecordLayout
 from modyn.dataset.connections import PayloadReader
 from modyn.dataset.key_loader import KEYS_PER_READ, load_keys
-from modyn.errors import InvalidArgumentError, NotFoundError, UserCodeError
+from modyn.errors import InvalidArgumentError, NotFoundError, UserCodeError, WorkerDiedError
 from modyn.records import Int64Array
 from tests.support.fake_dataset import FakeTriggerSet
 
@@ -136,6 +136,15 @@ def test_where_python_runs_for_each_sample_processes_make_the_same_batches() -> 
     with pytest.raises(UserCodeError, match="transformation.* failed for sample 21 of dataset 'fake'"):
         list(load_keys(np.arange(60), transformed("lambda x: 1 // int(x - 21)"), 10, num_threads=2, source=Source()))
     assert multiprocessing.active_children() == []
+
+
+def test_a_killed_process_is_a_dead_worker() -> None:
+    """Its service repeats the work, as after the death of the worker itself."""
+    killed = transformed("lambda x: __import__('os').kill(__import__('os').getpid(), 9) if x == 21 else x")
+    with pytest.raises(
+        WorkerDiedError, match=r"process \d+ that makes batches was ended by SIGKILL, perhaps because memory ran out"
+    ):
+        list(load_keys(np.arange(60), killed, 10, num_threads=2, source=Source()))
 
 
 PARSER = """
