@@ -1,4 +1,4 @@
-"""Each sample is in at most one tier. The performance model of the cache relies on this."""
+"""Each sample is in at most one tier of kept values. The performance model of the cache relies on this."""
 
 from __future__ import annotations
 
