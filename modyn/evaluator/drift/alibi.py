@@ -78,6 +78,12 @@ class AlibiDetectMmdDriftMetric(_AlibiDetectMetric):
 
     The p-value is the share of permutations whose distance is at least the measured distance; it may be 0. The computation needs memory for several
     copies of the kernel matrix of all pairs.
+
+    >>> import torch
+    >>> from modyn.evaluator.drift import compare
+    >>> metric = AlibiDetectMmdDriftMetric(AlibiDetectMmdConfig())
+    >>> round(compare(metric, torch.arange(20.0), torch.arange(20.0) + 10).distance, 3)
+    0.295
     """
 
     Config: ClassVar[type[Section]] = AlibiDetectMmdConfig
@@ -150,7 +156,14 @@ class _FeatureTest(_AlibiDetectMetric):
 
 
 class AlibiDetectKSDriftMetric(_FeatureTest):
-    """The Kolmogorov-Smirnov statistic of each feature, from `alibi_detect.cd.KSDrift`. The p-values are asymptotic for any number of samples."""
+    """The Kolmogorov-Smirnov statistic of each feature, from `alibi_detect.cd.KSDrift`. The p-values are asymptotic for any number of samples.
+
+    >>> import torch
+    >>> from modyn.evaluator.drift import compare
+    >>> metric = AlibiDetectKSDriftMetric(AlibiDetectKSConfig())
+    >>> round(compare(metric, torch.arange(20.0), torch.arange(20.0) + 10).distance, 3)
+    0.5
+    """
 
     Config: ClassVar[type[Section]] = AlibiDetectKSConfig
     distance_range = UNIT
@@ -167,7 +180,14 @@ class AlibiDetectKSDriftMetric(_FeatureTest):
 
 
 class AlibiDetectCVMDriftMetric(_FeatureTest):
-    """The Cramér-von Mises statistic of each feature, from `alibi_detect.cd.CVMDrift`."""
+    """The Cramér-von Mises statistic of each feature, from `alibi_detect.cd.CVMDrift`.
+
+    >>> import torch
+    >>> from modyn.evaluator.drift import compare
+    >>> metric = AlibiDetectCVMDriftMetric(AlibiDetectFeatureTestConfig())
+    >>> round(compare(metric, torch.arange(20.0), torch.arange(20.0) + 10).distance, 3)
+    1.669
+    """
 
     Config: ClassVar[type[Section]] = AlibiDetectFeatureTestConfig
     distance_range = NEVER_NEGATIVE

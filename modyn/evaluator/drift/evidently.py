@@ -108,6 +108,12 @@ class _EvidentlyMetric(DriftMetric):
 class EvidentlyModelDriftMetric(_EvidentlyMetric):
     """The area under the ROC curve of a linear classifier that separates the sets. The classifier is trained on half of the samples and measured on
     the other half.
+
+    >>> import torch
+    >>> from modyn.evaluator.drift import compare
+    >>> metric = EvidentlyModelDriftMetric(EvidentlyModelConfig())
+    >>> round(compare(metric, torch.arange(20.0), torch.arange(20.0) + 10).distance, 3)
+    0.636
     """
 
     Config: ClassVar[type[Section]] = EvidentlyModelConfig
@@ -125,7 +131,14 @@ class EvidentlyModelDriftMetric(_EvidentlyMetric):
 
 
 class EvidentlyRatioDriftMetric(_EvidentlyMetric):
-    """The share of features that have drifted, according to a test of each feature."""
+    """The share of features that have drifted, according to a test of each feature.
+
+    >>> import torch
+    >>> from modyn.evaluator.drift import compare
+    >>> metric = EvidentlyRatioDriftMetric(EvidentlyRatioConfig())
+    >>> round(compare(metric, torch.arange(20.0), torch.arange(20.0) + 10).distance, 3)
+    1.0
+    """
 
     Config: ClassVar[type[Section]] = EvidentlyRatioConfig
     distance_range = UNIT
@@ -142,7 +155,14 @@ class EvidentlyRatioDriftMetric(_EvidentlyMetric):
 
 
 class EvidentlySimpleDistanceDriftMetric(_EvidentlyMetric):
-    """The distance between the means of both sets."""
+    """The distance between the means of both sets.
+
+    >>> import torch
+    >>> from modyn.evaluator.drift import compare
+    >>> metric = EvidentlySimpleDistanceDriftMetric(EvidentlySimpleDistanceConfig())
+    >>> round(compare(metric, torch.arange(20.0), torch.arange(20.0) + 10).distance, 3)
+    10.0
+    """
 
     Config: ClassVar[type[Section]] = EvidentlySimpleDistanceConfig
     distance_range = NEVER_NEGATIVE
@@ -163,7 +183,14 @@ class EvidentlySimpleDistanceDriftMetric(_EvidentlyMetric):
 
 
 class EvidentlyHellingerDistanceDriftMetric(_EvidentlyMetric):
-    """The mean Hellinger distance of the features. The histograms cover the values of both sets, and have bins by Sturges' rule."""
+    """The mean Hellinger distance of the features. The histograms cover the values of both sets, and have bins by Sturges' rule.
+
+    >>> import torch
+    >>> from modyn.evaluator.drift import compare
+    >>> metric = EvidentlyHellingerDistanceDriftMetric(Section())
+    >>> round(compare(metric, torch.arange(20.0), torch.arange(20.0) + 10).distance, 3)
+    0.707
+    """
 
     Config: ClassVar[type[Section]] = Section
     distance_range = UNIT

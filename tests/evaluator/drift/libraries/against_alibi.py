@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from alibi_detect.utils.pytorch.distance import mmd2
 from alibi_detect.utils.pytorch.kernels import GaussianRBF
 
 from modyn.config.base import Section
-from modyn.evaluator.drift import DriftMetric, compare
+from modyn.evaluator.drift import DriftMetric, alibi, compare
 from modyn.evaluator.drift.alibi import (
     AlibiDetectCVMDriftMetric,
     AlibiDetectFeatureTestConfig,
@@ -117,3 +119,7 @@ def test_no_shift_is_told_from_a_large_one(metric: type[DriftMetric], config: Se
     assert same.p_value > 0.05
     assert shifted.distance > same.distance
     assert compare(metric(config), rows[:200], rows[200:]) == same
+
+
+def test_examples_of_docstrings() -> None:
+    assert doctest.testmod(alibi).failed == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import os
 from typing import Any, get_args
 
@@ -13,7 +14,7 @@ import torch
 from scipy.spatial.distance import cdist
 
 from modyn.config.base import Section
-from modyn.evaluator.drift import DriftMetric, compare
+from modyn.evaluator.drift import DriftMetric, compare, evidently
 from modyn.evaluator.drift.base import PermutationConfig
 from modyn.evaluator.drift.energy import EnergyDriftMetric
 from modyn.evaluator.drift.evidently import (
@@ -148,3 +149,7 @@ def test_no_shift_is_told_from_a_large_one(metric: type[DriftMetric], config: Se
     same, shifted = compare(metric(config), rows[:400], rows[400:]), compare(metric(config), rows[:400], rows[400:] + 1)
     assert shifted.distance > same.distance
     assert compare(metric(config), rows[:400], rows[400:]) == same
+
+
+def test_examples_of_docstrings() -> None:
+    assert doctest.testmod(evidently).failed == 0
