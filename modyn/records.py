@@ -365,6 +365,14 @@ class ModelVersion:
     created_at: float
     strategy: str
     promoted: bool
+    base_id: int | None = None
+    """Id of the version that the stored file is a difference to; None: the version is stored whole."""
+    encode_s: float = 0.0
+    """Seconds that model storage took to make the file, without waits for the disk."""
+    full_bytes: int = 0
+    """Bytes of the version if it was stored whole."""
+    full_encode_s: float = 0.0
+    """See `encode_s`, for the version stored whole."""
 
 
 DOWNSAMPLING_SCORE = "downsampling_score"

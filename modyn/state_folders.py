@@ -15,7 +15,7 @@ from typing import Final, TextIO
 from modyn.atomic_write import make_folder, sync, write_atomically
 from modyn.errors import ConfigError, ConflictError, SecurityError
 
-STATE_VERSION = 4
+STATE_VERSION = 5
 """Version of the state on disk. Increase this number with every change of a file or table that the previous version cannot read, or would misread.
 Numbers of migrations begin with this number, so that a database of another version is refused too."""
 _MARK = "state_version"

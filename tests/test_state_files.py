@@ -411,6 +411,24 @@ def model(strategy: Mapping[str, Any], room: Room) -> File:
     return path, read
 
 
+def difference(options: Mapping[str, Any], room: Room) -> File:
+    folder, opened = model_store(room)
+    store, put = opened(), room.folder / "put"
+    section = {"incremental_model_strategy": {"name": "WeightsDifference", **options}}
+    for number in range(2):
+        save_file({"layer.weight": np.linspace(0, 1 + number, 30, dtype=np.float32), "steps": np.array(number)}, put)
+        before = set((folder / "models").iterdir())
+        version = store.publish(ModelHeader(RunId("run-1"), number, "MLP", {}, section), put).version
+    assert version.base_id is not None
+    [path] = set((folder / "models").iterdir()) - before
+
+    def read() -> object:
+        with store.fetch(version.model_id) as (_, weights):
+            return weights.read_bytes()
+
+    return path, read
+
+
 def store_id(room: Room) -> File:
     folder, opened = model_store(room)
     opened()
@@ -479,6 +497,8 @@ KINDS: dict[str, Callable[[Room], File]] = {
     "finished training": partial(finished_training, ".json"),
     "weights of a finished training": partial(finished_training, ".safetensors"),
     **{f"model {'-'.join(map(str, strategy.values()))}": partial(model, strategy) for strategy in STRATEGIES},
+    "difference of models": partial(difference, {}),
+    "difference of models in runs": partial(difference, {"zip": False, "config": {"operator": "xor", "rle": True}}),
     "store id": store_id,
     "state version": state_version,
 }

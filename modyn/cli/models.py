@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from modyn.cli.context import Json, connect, say
 from modyn.cli.views.output import clock, print_fields, print_json, print_table, size
+
+if TYPE_CHECKING:
+    from modyn.records import ModelVersion
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -27,11 +30,12 @@ def list_models(run: Annotated[str | None, typer.Argument(help="Only versions of
     if json:
         return print_json(found)
     return print_table(
-        ["model", "run", "trigger", "parent", "class", "size", "created", "weights (SHA-256)", ""],
+        ["model", "run", "trigger", "parent", "class", "size", "stored", "created", "weights (SHA-256)", ""],
         [
             [
                 str(m.version.model_id), m.version.run_id or "imported", str(m.version.trigger_id), str(m.version.parent_id or "–"), m.model_class,
-                size(m.version.num_bytes), clock(m.version.created_at), m.version.weights_sha256[:12], "promoted" if m.version.promoted else "",
+                size(m.version.num_bytes), _stored(m.version), clock(m.version.created_at), m.version.weights_sha256[:12],
+                "promoted" if m.version.promoted else "",
             ]
             for m in found
         ],
@@ -51,10 +55,20 @@ def show(model: ModelIdArgument, json: Json = False) -> None:
         {
             "model": str(version.model_id), "run": version.run_id or "imported", "trigger": str(version.trigger_id),
             "parent": str(version.parent_id or "–"), "class": found.model_class, "config": str(found.model_config), "format": version.strategy,
-            "size": size(version.num_bytes), "weights sha256": version.weights_sha256, "created": clock(version.created_at),
+            "stored": _stored(version), "size": _cost(version.num_bytes, version.encode_s),
+            "size if stored whole": _cost(version.full_bytes, version.full_encode_s),
+            "weights sha256": version.weights_sha256, "created": clock(version.created_at),
             **{f"training {key}": str(value) for key, value in found.training_result.items()},
         }
     )  # fmt: skip
+
+
+def _stored(version: ModelVersion) -> str:
+    return "whole" if version.base_id is None else f"difference to {version.base_id}"
+
+
+def _cost(num_bytes: int, seconds: float) -> str:
+    return f"{size(num_bytes)}, encoded in {seconds:.2f} s"
 
 
 @app.command("rm")
@@ -67,7 +81,7 @@ def remove(
     with connect() as client:
         if not yes:
             typer.confirm(f"Remove model {', '.join(map(str, models))}?", abort=True)
-        for model in models:
+        for model in sorted(models, reverse=True):  # Earlier versions do not need later versions.
             client.supervisor.remove_model(model, even_promoted=even_promoted)
             say(f"removed model {model}")
 

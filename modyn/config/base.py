@@ -64,14 +64,6 @@ class PlacedError(ValueError):
 
 
 S = TypeVar("S", bound=BaseModel)
-T = TypeVar("T")
-
-
-def not_available_yet(value: T) -> T:
-    """Return the value of an option that is not available yet. Raises ValueError unless the value is null, false or empty."""
-    if value:
-        raise ValueError("this option is not available yet; remove the key")
-    return value
 
 
 class Severity(StrEnum):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from modyn.config.base import Problem, Section, check_section, not_available_yet
+from modyn.config.base import Problem, Section, Severity, check_section
 from modyn.errors import ConfigError
 from modyn.model_storage.formats import MODEL_FORMATS
 
 Algorithm = Literal["ZIP_DEFLATED", "zstd"]
-_NotYet = Annotated[None, BeforeValidator(not_available_yet)]
+
+FULL_MODEL_INTERVAL: Final = 10
+"""Default of `full_model_interval` where versions are stored as differences."""
 
 
 class FullModelStrategy(Section):
@@ -44,23 +46,76 @@ class FullModelStrategy(Section):
         return self
 
 
+class DifferenceConfig(Section):
+    """Options of WeightsDifference. Every choice restores the weights bit by bit."""
+
+    operator: Literal["sub", "xor"] = Field("sub", description="operation on the bits of two numbers: subtract, or compare")
+    split_exponent: bool = Field(False, description="move signs to the lowest bit, so that exponents fill bytes of their own")
+    rle: bool = Field(False, description="store equal bytes in a row once, with their number")
+
+
+class IncrementalModelStrategy(Section):
+    """How a version is stored as the difference to the run's previous version. If the version is smaller whole, it is stored whole."""
+
+    name: Literal["WeightsDifference"] = Field(description="`WeightsDifference`")
+    config: DifferenceConfig = Field(DifferenceConfig(), description="options of the difference")
+    zip: bool = Field(True, description="compress the file")
+    zip_algorithm: Algorithm = Field("zstd", description="compression")
+
+    @property
+    def is_smaller(self) -> bool:
+        """Return whether a difference can be smaller than the whole version."""
+        return self.zip or self.config.rle
+
+
 class ModelStorageSection(Section):
     """How model versions are stored."""
 
     full_model_strategy: FullModelStrategy = FullModelStrategy()
-    incremental_model_strategy: _NotYet = Field(
-        None, description="how versions are stored as differences to their parents; not available yet"
+    incremental_model_strategy: IncrementalModelStrategy | None = None
+    full_model_interval: int | None = Field(
+        None,
+        ge=1,
+        description=f"with an incremental strategy, every n-th version of a run is stored whole; default: {FULL_MODEL_INTERVAL}",
     )
-    full_model_interval: _NotYet = Field(
-        None, description="every n-th version is stored whole; needs an incremental strategy, not available yet"
-    )
+
+    @property
+    def longest_chain(self) -> int:
+        """Return the largest number of files that one version is read from."""
+        if self.incremental_model_strategy is None:
+            return 1
+        return FULL_MODEL_INTERVAL if self.full_model_interval is None else self.full_model_interval
+
+    @staticmethod
+    def from_stored(stored: Mapping[str, Any]) -> ModelStorageSection:
+        """Return the section of which `stored` is the `model_dump`.
+
+        The section is not validated again, because validation of user input would refuse a section whose fields are all set.
+        """
+        full, incremental = stored["full_model_strategy"], stored["incremental_model_strategy"]
+        if incremental is not None:
+            config = DifferenceConfig.model_construct(**incremental["config"])
+            incremental = IncrementalModelStrategy.model_construct(**{**incremental, "config": config})
+        return ModelStorageSection.model_construct(
+            full_model_strategy=FullModelStrategy.model_construct(**full),
+            incremental_model_strategy=incremental,
+            full_model_interval=stored["full_model_interval"],
+        )
 
 
 def validate_section(pipeline: Mapping[str, Any]) -> list[Problem]:
     """Return every mistake of the section `model_storage` of a pipeline, which may be absent."""
-    section = pipeline.get("model_storage") or {}
-    found = check_section(ModelStorageSection, section, "model_storage")
+    data = pipeline.get("model_storage") or {}
+    found = check_section(ModelStorageSection, data, "model_storage")
     if found:
         return found
-    strategy = ModelStorageSection.model_validate(section).full_model_strategy
-    return check_section(MODEL_FORMATS.get(strategy.name).Config, strategy.config, "model_storage.full_model_strategy.config")
+    section = ModelStorageSection.model_validate(data)
+    full, incremental = section.full_model_strategy, section.incremental_model_strategy
+    found = check_section(MODEL_FORMATS.get(full.name).Config, full.config, "model_storage.full_model_strategy.config")
+    if incremental is None and section.full_model_interval is not None:
+        message = "has no effect without incremental_model_strategy: every version is stored whole"
+        found.append(Problem("model_storage.full_model_interval", message, Severity.WARNING))
+    if incremental is not None and not incremental.is_smaller:
+        message = "a difference without compression is as large as the version, so every version is stored whole; set zip: true"
+        found.append(Problem("model_storage.incremental_model_strategy.zip", message, Severity.WARNING))
+    return found

@@ -4,7 +4,7 @@ committed.
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, BigInteger, Boolean, Column, Double, Index, MetaData, Table, Text, text
+from sqlalchemy import JSON, BigInteger, Boolean, Column, Double, ForeignKey, Index, MetaData, Table, Text, text
 
 metadata = MetaData(schema="model_storage")
 
@@ -18,17 +18,24 @@ models = Table(
     Column("model_class", Text, nullable=False),
     Column("model_config", JSON, nullable=False),
     Column("training_result", JSON, nullable=False),
-    Column("strategy", Text, nullable=False),
-    Column("strategy_config", JSON, nullable=False),  # FullModelStrategy
+    Column("section", JSON, nullable=False),  # ModelStorageSection
+    Column("strategy", Text, nullable=False),  # name of the strategy by which the version is stored
+    Column(
+        "base_id", BigInteger, ForeignKey("model_storage.models.model_id")
+    ),  # the file is a difference to this version; null: it is whole
     Column("layout", JSON, nullable=False),  # [[name, dtype, shape], …]
     Column("file_name", Text, nullable=False),
     Column("num_bytes", BigInteger, nullable=False),  # of the file
     Column("unpacked_bytes", BigInteger, nullable=False),  # of the file before compression
+    Column("encode_s", Double, nullable=False),
+    Column("full_bytes", BigInteger, nullable=False),  # as num_bytes and encode_s, if the version was stored whole
+    Column("full_encode_s", Double, nullable=False),
     Column("weights_sha256", Text, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("promoted", Boolean, nullable=False),
     Column("optimizers_bytes", BigInteger),  # size of the state of the optimizers, in a file of the same stem; null: no state
     Index("one_model_a_trigger", "run_id", "trigger_id", unique=True, postgresql_where=text("run_id <> ''")),
+    Index("differences_to_a_model", "base_id", postgresql_where=text("base_id IS NOT NULL")),
     Index("one_promoted_a_run", "run_id", unique=True, postgresql_where=text("promoted AND run_id <> ''")),
 )
 

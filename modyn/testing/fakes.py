@@ -92,6 +92,7 @@ class FakeModelStorage(FakeSectionClient):
                 created_at=time.time(),
                 strategy="SafetensorsFullModel",
                 promoted=False,
+                full_bytes=len(content),
             )
             info = StoredModelInfo(version, header.model_class, dict(header.model_config), dict(header.training_result))
             self._models[version.model_id] = (info, content)

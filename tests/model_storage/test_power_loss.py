@@ -23,27 +23,37 @@ from tests.support.committed_rows import RecordedDatabase, losses_with_rows, res
 from tests.support.disk_recorder import recorded_disk
 
 RUN = RunId("run-1")
+SECTION: dict[str, Any] = {
+    "full_model_strategy": {"name": "PyTorchFullModel"},
+    "incremental_model_strategy": {"name": "WeightsDifference"},
+}
 
 
-def receive(store: ModelStore, trigger_id: int, content: bytes, states: bytes, strategy: dict[str, Any]) -> int:
+def receive(store: ModelStore, trigger_id: int, content: bytes, states: bytes, section: dict[str, Any]) -> int:
     """Put a model with the states of its optimizers, as the service does."""
     with store.receive() as weights, store.receive() as optimizers:
         weights.write_bytes(content)
         optimizers.write_bytes(states)
-        header = ModelHeader(RUN, trigger_id, "MLP", {}, {"full_model_strategy": strategy})
+        header = ModelHeader(RUN, trigger_id, "MLP", {}, section)
         return store.publish(header, weights, optimizers).version.model_id
 
 
 @pytest.mark.parametrize(
-    "strategy",
+    "section",
     [
-        {"name": "PyTorchFullModel"},
-        pytest.param({"name": "SafetensorsFullModel"}, marks=pytest.mark.slow),
-        pytest.param({"name": "BinaryFullModel", "zip": True, "zip_algorithm": "zstd"}, marks=pytest.mark.slow),
+        {"full_model_strategy": {"name": "PyTorchFullModel"}},
+        {"incremental_model_strategy": {"name": "WeightsDifference"}},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param(
+            {"full_model_strategy": {"name": "BinaryFullModel", "zip": True, "zip_algorithm": "zstd"}}, marks=pytest.mark.slow
+        ),
     ],
 )
-def test_versions_that_were_acknowledged_are_there(system_config: SystemConfig, tmp_path: Path, strategy: dict[str, Any]) -> None:
-    """Two versions of a run, of which the second takes over the states of the optimizers; then the first is deleted."""
+def test_versions_that_were_acknowledged_are_there(system_config: SystemConfig, tmp_path: Path, section: dict[str, Any]) -> None:
+    """Two versions of a run, of which the second takes over the states of the optimizers; then the first is deleted.
+
+    If the second is a difference to the first, the deletion writes it to a new file.
+    """
     contents, digests = [], []
     for number in range(2):
         path = tmp_path / f"{number}.safetensors"
@@ -57,7 +67,7 @@ def test_versions_that_were_acknowledged_are_there(system_config: SystemConfig, 
         store = ModelStore(recorded := RecordedDatabase(database, disk), folder, get_logger("test"))
         ids = []
         for number in range(2):
-            ids.append(receive(store, number, contents[number], b"states" * 100 + bytes([number]), strategy))
+            ids.append(receive(store, number, contents[number], b"states" * 100 + bytes([number]), section))
             disk.note("put")
         store.delete(ids[0])
         disk.note("deleted")
@@ -119,4 +129,4 @@ def test_kills_and_power_losses_one_after_the_other_lose_nothing(system_config: 
 
 
 def put(database: Database, folder: Path, number: int, content: bytes) -> None:
-    receive(ModelStore(database, folder, get_logger("test")), number, content, b"states%d" % number, {"name": "PyTorchFullModel"})
+    receive(ModelStore(database, folder, get_logger("test")), number, content, b"states%d" % number, SECTION)

@@ -302,8 +302,8 @@ def test_validate_and_plugins(real: ModelStorageClient, tmp_path: Path) -> None:
     (problem,) = real.validate({"model_storage": {"full_model_strategy": {"name": "Pytorch"}}})
     assert problem.path == "model_storage.full_model_strategy.name"
     assert {"BinaryFullModel", "PyTorchFullModel", "SafetensorsFullModel"} <= {plugin.id for plugin in real.plugins()}
-    with pytest.raises(ConfigError, match="not available yet"):
-        real.put(header(model_storage={"incremental_model_strategy": {"name": "WeightsDifference"}}), model_file(tmp_path / "a"))
+    with pytest.raises(ConfigError, match="full_model_interval"):
+        real.put(header(model_storage={"full_model_interval": 0}), model_file(tmp_path / "a"))
 
 
 def test_a_corrupt_file_is_an_error_at_the_client_and_leaves_no_file(

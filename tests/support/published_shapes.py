@@ -386,5 +386,17 @@ SHAPES: dict[str, Options] = {
             "full_model_interval": None,
         }
     ),
+    "differences of models": pipeline(
+        model_storage={
+            "full_model_strategy": {"name": "PyTorchFullModel", "zip": True, "zip_algorithm": "ZIP_DEFLATED"},
+            "incremental_model_strategy": {
+                "name": "WeightsDifference",
+                "zip": False,
+                "zip_algorithm": "ZIP_DEFLATED",
+                "config": {"operator": "sub", "split_exponent": True, "rle": False},
+            },
+            "full_model_interval": 5,
+        }
+    ),
 }
 """Whole pipelines by what is special about them."""

@@ -41,15 +41,20 @@ class SafetensorsFullModel(FullModelFormat):
     """Default format: the unchanged safetensors file, which any tool for safetensors can read."""
 
     def encode(self, safetensors: Path, encoded: Path) -> None:
-        """Encode: link the file to its new name, or copy it if the file system has no hard links."""
-        try:
-            os.link(safetensors, encoded)  # a hard link needs no space
-        except OSError:  # the file system has no hard links
-            shutil.copyfile(safetensors, encoded)
+        """Encode: link or copy the file."""
+        link_or_copy(safetensors, encoded)
 
     def decode(self, encoded: Path, layout: Layout, safetensors: Path) -> None:
         """Decode: link or copy the file back. The content of the file is not checked here."""
         self.encode(encoded, safetensors)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Link a file to a new name, or copy it if the file system has no hard links."""
+    try:
+        os.link(source, target)  # a hard link needs no space
+    except OSError:  # the file system has no hard links
+        shutil.copyfile(source, target)
 
 
 MODEL_FORMATS: Registry[type[FullModelFormat]] = Registry(

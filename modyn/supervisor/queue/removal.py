@@ -86,7 +86,8 @@ class RunRemoval:
         self._clients.trainer_server.delete_run(run_id)
         self._clients.evaluator.delete_run(run_id, [model.model_id for model in models])
         self._clients.selector.delete_run(run_id)
-        for model in self._clients.model_storage.list(run_id):
+        # The newest version first, because earlier versions do not need it.
+        for model in reversed(self._clients.model_storage.list(run_id)):
             self._delete(model.version.model_id, even_promoted=True)
         if waiting is not None:
             try:

@@ -7,7 +7,7 @@ from alembic import op
 
 from modyn.db.engine import columns
 
-revision = "4001"
+revision = "5001"
 down_revision = None
 
 

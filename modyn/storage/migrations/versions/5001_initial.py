@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "4001"
+revision = "5001"
 down_revision = None
 
 

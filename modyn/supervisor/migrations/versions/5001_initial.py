@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from modyn.db.engine import columns
 
-revision = "4001"
+revision = "5001"
 down_revision = None
 
 
