@@ -1,6 +1,6 @@
 """Bytes and seconds of ten fine-tunings of ResNet18 in model storage: stored whole, whole with zstd, and as differences.
 
-    python -m benchmark.differences [--steps 20] [--optimizer SGD Adam] [--folder /tmp] [--report]
+    python -m benchmark.differences [--steps 10] [--optimizer SGD Adam] [--folder /tmp] [--report]
 
 A ResNet18 (`modyn.models`, 11 million parameters) learns a first part of scikit-learn's digits, and is then fine-tuned ten times, each time by this
 number of steps on 32 samples of another part. The eleven versions are put into model storage's own store, on a PostgreSQL of its own, in each way:
@@ -32,7 +32,7 @@ from modyn.records import RunId
 from modyn.rpc.logs import get_logger
 
 FINE_TUNINGS: Final = 10
-FIRST_STEPS: Final = 60
+FIRST_STEPS: Final = 40
 OPTIMIZERS: Final = {"SGD": {"lr": 0.01, "momentum": 0.9}, "Adam": {"lr": 0.0001}}
 MODEL: Final = {"num_classes": 10, "in_channels": 1}
 
@@ -71,9 +71,10 @@ def fine_tune(folder: Path, optimizer: str, steps: int) -> list[Path]:
     import torch
     from sklearn.datasets import load_digits
 
+    torch.set_num_threads(1)  # on a busy machine, threads would wait for each other
     torch.manual_seed(0)
     digits = load_digits()
-    images = torch.nn.functional.interpolate(torch.tensor(digits.images[:, None] / 16, dtype=torch.float32), size=64)
+    images = torch.nn.functional.interpolate(torch.tensor(digits.images[:, None] / 16, dtype=torch.float32), size=32)
     labels = torch.tensor(digits.target)
     parts = torch.randperm(len(labels)).tensor_split(FINE_TUNINGS + 1)
     model = build_model("ResNet18", MODEL).train()
@@ -128,7 +129,7 @@ def table(optimizer: str, ways: Mapping[str, Stored]) -> list[str]:
 def main() -> None:
     """Measure, print, and write a report if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20, help="steps of a fine-tuning")
+    parser.add_argument("--steps", type=int, default=10, help="steps of a fine-tuning")
     parser.add_argument("--optimizer", nargs="+", choices=list(OPTIMIZERS), default=list(OPTIMIZERS))
     parser.add_argument("--folder", type=Path, help="where the versions are written; the temporary folder by default")
     parser.add_argument("--report", action="store_true", help="write a dated report below benchmark/reports/")

@@ -49,16 +49,16 @@ class FullModelStrategy(Section):
 class DifferenceConfig(Section):
     """Options of WeightsDifference. Every choice restores the weights bit by bit."""
 
-    operator: Literal["sub", "xor"] = Field("sub", description="operation on the bits of two numbers: subtract, or compare")
-    split_exponent: bool = Field(False, description="move signs to the lowest bit, so that exponents fill bytes of their own")
-    rle: bool = Field(False, description="store equal bytes in a row once, with their number")
+    operator: Literal["sub", "xor"] = Field("sub", description="operation on bits")
+    split_exponent: bool = Field(False, description="separate exponents from other bits")
+    rle: bool = Field(False, description="store repeated bytes once")
 
 
 class IncrementalModelStrategy(Section):
-    """How a version is stored as the difference to the run's previous version. If the version is smaller whole, it is stored whole."""
+    """How a version is stored as a difference."""
 
-    name: Literal["WeightsDifference"] = Field(description="`WeightsDifference`")
-    config: DifferenceConfig = Field(DifferenceConfig(), description="options of the difference")
+    name: Literal["WeightsDifference"] = Field(description="kind of difference")
+    config: DifferenceConfig = Field(DifferenceConfig(), description="its options")
     zip: bool = Field(True, description="compress the file")
     zip_algorithm: Algorithm = Field("zstd", description="compression")
 
@@ -72,11 +72,13 @@ class ModelStorageSection(Section):
     """How model versions are stored."""
 
     full_model_strategy: FullModelStrategy = FullModelStrategy()
-    incremental_model_strategy: IncrementalModelStrategy | None = None
+    incremental_model_strategy: IncrementalModelStrategy | None = Field(
+        None, description="store versions as differences to the run's previous version, unless that saves less than 5 %"
+    )
     full_model_interval: int | None = Field(
         None,
         ge=1,
-        description=f"with an incremental strategy, every n-th version of a run is stored whole; default: {FULL_MODEL_INTERVAL}",
+        description=f"every n-th version is stored whole; default: {FULL_MODEL_INTERVAL}, with an incremental strategy",
     )
 
     @property

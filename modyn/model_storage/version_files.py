@@ -25,6 +25,9 @@ from modyn.models.weights import TensorSpec, weights_sha256
 
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
+_WORTH: Final = 0.95
+"""A difference must be smaller than this share of the whole version. A smaller gain is not worth a version that needs others to be read."""
+
 
 @dataclass(frozen=True, slots=True)
 class BaseWeights:
@@ -65,9 +68,9 @@ class VersionFiles:
         base: BaseWeights | None,
         write_optimizers: Callable[[Path], object] | None,
     ) -> dict[str, Any]:
-        """Write the files of a version: the smaller one of the whole version and its difference to `base`, and the state of its optimizers.
+        """Write the files of a version: the version, whole or as a difference, and the state of its optimizers.
 
-        Args: base: None: the version is stored whole. write_optimizers: makes the file with this state.
+        Args: base: the version is stored as the difference to these weights, if that is smaller; None: it is stored whole. write_optimizers: makes the file with this state.
         Returns: the columns of the version's row that describe its files.
         """
         path = self.models / f"{uuid.uuid4().hex}.model"
@@ -75,7 +78,7 @@ class VersionFiles:
             full = chosen = self._encode(stack, section, safetensors, None)
             if base is not None:
                 difference = self._encode(stack, section, safetensors, base)
-                chosen = difference if difference.num_bytes < full.num_bytes else full
+                chosen = difference if difference.num_bytes < _WORTH * full.num_bytes else full
             chosen.path.rename(path)
             written = [path]
             if write_optimizers is not None:

@@ -115,13 +115,16 @@ class WeightsDifference:
     def _sum(self, block: _Block, numbers: _Numbers, old: _Bytes) -> _Numbers:
         """Return the numbers of the version: the reverse of `_difference`."""
         known, sign_at = old.view(f"<u{block.width}"), 8 * block.width - 1
+        restored: _Numbers
         if self._config.operator == "sub":
             if self._config.split_exponent:
                 numbers = (numbers >> 1) ^ (0 - (numbers & 1))
-            return np.add(numbers, known)
-        if self._config.split_exponent and block.floats:
-            numbers = (numbers >> 1) | (numbers << sign_at)
-        return np.bitwise_xor(numbers, known)
+            restored = numbers + known
+        else:
+            if self._config.split_exponent and block.floats:
+                numbers = (numbers >> 1) | (numbers << sign_at)
+            restored = numbers ^ known
+        return restored
 
     def _read_planes(self, source: BinaryIO, block: _Block) -> _Bytes:
         """Return the bytes of a block by significance, uint8 (width, n)."""
