@@ -10,12 +10,26 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 
-from modyn.config.base import Problem, Section, check_section
+from modyn.config.base import Problem, Section, Severity, check_section
 from modyn.errors import ConfigError
 from modyn.registry import Registry
 
-_OURS = ("LogisticRegression", "MLP", "ResNet18", "ResNet50", "ResNet152", "SmallCNN", "SparseLogisticRegression")
+_OURS = (
+    "DLRM",
+    "FmowNet",
+    "LogisticRegression",
+    "MLP",
+    "ResNet18",
+    "ResNet50",
+    "ResNet152",
+    "SmallCNN",
+    "SparseLogisticRegression",
+    "TabularMLP",
+    "TextClassifier",
+    "YearbookNet",
+)
 MODELS: Registry[type] = Registry(group="modyn.models", kind="model", builtin={id_: f"modyn.models.specs:{id_}" for id_ in _OURS})
 
 
@@ -28,9 +42,18 @@ def check_model(id_: str, config: object) -> list[Problem]:
             )
         ]
     try:
-        return check_section(config_class(id_), dict(config), "model.config")
+        return check_section(config_class(id_), dict(config), "model.config") + _missing_package(id_)
     except ConfigError as error:
         return [Problem("model.id", error.message)]
+
+
+def _missing_package(id_: str) -> list[Problem]:
+    """Return a problem if a package that the model needs is not installed."""
+    needs = getattr(MODELS.get(id_), "needs", "")
+    if not needs or find_spec(needs) is not None:
+        return []
+    message = f"{id_} needs {needs}, which is not installed here: pip install modyn[vision]"
+    return [Problem("model.id", message, Severity.UNAVAILABLE)]
 
 
 def config_class(id_: str) -> type[Section]:

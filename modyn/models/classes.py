@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from modyn.config.base import load_section
+from modyn.config.base import Severity, load_section
 from modyn.models import MODELS, check_model, config_class
 
 _OF_CLASSES: Final = ("CrossEntropyLoss", "NLLLoss")
@@ -44,12 +44,9 @@ class LabelClasses:
 
 def num_classes(model: object) -> int | None:
     """Return the number of classes of a section `model`. None: the section is not valid, or its model is not built in."""
-    if (
-        not isinstance(model, Mapping)
-        or not isinstance(id_ := model.get("id"), str)
-        or id_ not in MODELS.builtin
-        or check_model(id_, model.get("config") or {})
-    ):
+    if not isinstance(model, Mapping) or not isinstance(id_ := model.get("id"), str) or id_ not in MODELS.builtin:
+        return None
+    if any(problem.severity is Severity.ERROR for problem in check_model(id_, model.get("config") or {})):
         return None
     return int(load_section(config_class(id_), model.get("config") or {}).model_dump()["num_classes"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -31,18 +32,22 @@ class EmbeddingNetwork(nn.Module):
         return logits
 
 
+def perceptron(widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
+    """Return linear layers between `widths`, each followed by ReLU and dropout."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU(), nn.Dropout(dropout) if dropout else nn.Identity()]
+    return nn.Sequential(*layers)
+
+
 class MLPNetwork(EmbeddingNetwork):
     """A multilayer perceptron. `hidden`: linear layers with ReLU and dropout; `output`: the last linear layer."""
 
     def __init__(self, config: MLPConfig | LogisticRegressionConfig) -> None:
         super().__init__()
-        layers: list[nn.Module] = []
-        width = config.input_size
-        for hidden_size in config.hidden_sizes:
-            layers += [nn.Linear(width, hidden_size), nn.ReLU(), nn.Dropout(config.dropout)]
-            width = hidden_size
-        self.hidden = nn.Sequential(*layers)
-        self.output = nn.Linear(width, config.num_classes)
+        widths = (config.input_size, *config.hidden_sizes)
+        self.hidden = perceptron(widths, config.dropout)
+        self.output = nn.Linear(widths[-1], config.num_classes)
 
     def embedding(self, x: Tensor) -> Tensor:
         """x (batch, ...) → (batch, width of the last hidden layer)."""

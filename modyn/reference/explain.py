@@ -122,7 +122,7 @@ def _scalar_text(schema: JsonSchema) -> str:
     if "const" in schema:
         return value_text(schema["const"])
     times = {DURATION_PATTERN: "duration", TIMESTAMP_PATTERN: "timestamp or date"}
-    words = {"string": "text", "object": "mapping", "boolean": "true or false"}
+    words = {"string": "text", "object": "mapping"}
     kind = schema.get("type", "any value")
     return times.get(schema.get("pattern", "")) or str(words.get(kind, kind)) + _bounds(schema)
 

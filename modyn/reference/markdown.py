@@ -18,6 +18,9 @@ _SHARED_BY: Final = 3
 _NAMED_AT_MOST: Final = 5
 """The type of a field lists the policies of a choice if there are at most this number of policies."""
 
+_VALUES_AT_MOST: Final = 15
+"""The type of a field lists its values if there are at most this number of values. More values are names of policies, which have own headings."""
+
 
 @dataclass(slots=True)
 class Described:
@@ -38,7 +41,7 @@ def field_lists(schema: JsonSchema, heading: str, path: str, described: Describe
     place = _place(path, owner)
     variants = variants_of(schema)
     deeper = heading + "#" if variants else heading
-    mappings = variants or _mappings(schema)
+    mappings = [_with_options_of_config(variant) for variant in variants] or _mappings(schema)
     # All policies of this choice are collected first, so that each policy is described here, and not within another policy that may contain it.
     places = [described.places.setdefault(_identity(mapping), place) for mapping in mappings]
     new = [mapping for mapping, where in zip(mappings, places, strict=True) if where == place]
@@ -104,6 +107,21 @@ def _shared_options(policies: list[JsonSchema]) -> dict[str, JsonSchema]:
     return frequent
 
 
+def _with_options_of_config(policy: JsonSchema) -> JsonSchema:
+    """If all options of a policy are in the mapping `config`, return the policy with these options, named `config.NAME`."""
+    config = _options(policy).get("config", {})
+    if len(_options(policy)) > 1 or not config.get("properties"):
+        return policy
+    required = policy.get("required", [])
+    inner = [f"config.{name}" for name in config.get("required", [])]
+    chooser = {name: option for name, option in policy["properties"].items() if name != "config"}
+    return {
+        **policy,
+        "properties": {**chooser, **{f"config.{name}": option for name, option in config["properties"].items()}},
+        "required": [name for name in required if name != "config"] + inner,
+    }
+
+
 def _with_need(option: JsonSchema, is_required: bool) -> JsonSchema:
     return {**option, "x-required": True} if is_required else option
 
@@ -125,10 +143,13 @@ def _field_line(name: str, option: JsonSchema, reference: str, is_required: bool
 def _kind(option: JsonSchema, reference: str) -> str:
     """Describe a field's type in words. The text does not list the policies of a long choice, because they are the headings below."""
     kind = reference or type_text(option)
+    if len(values := option.get("enum", ())) > _VALUES_AT_MOST:
+        return f"one of {len(values)} names"
     titles = [variant["title"] for variant in variants_of(option)]
     if len(titles) > _NAMED_AT_MOST:
         kind = kind.replace(f"one of {', '.join(titles)}", f"one of the {len(titles)} below")
     kind = re.sub(r"\b(integer|number), at least (\S+), at most (\S+)", r"\1 from \2 to \3", kind)
+    kind = re.sub(r"\binteger, at least 1\b", "positive integer", kind)
     return re.sub(r"\b(integer|number), at least ", r"\1 ≥ ", kind)
 
 

@@ -30,6 +30,7 @@ from modyn.trainer_server.loop.checkpoint import check_checkpoint_folder
 from modyn.trainer_server.loop.components import build_optimizers, build_schedulers
 from modyn.trainer_server.loop.criterion import Criterion
 from modyn.trainer_server.loop.schedules import shortfalls
+from modyn.trainer_server.loop.sparse_gradients import sparse_gradient_problems
 from modyn.trainer_server.request.config import TrainingConfig
 from modyn.trainer_server.request.irreducible_config import check_irreducible, irreducible_sections
 from modyn.trainer_server.request.preprocessing_check import check_preprocessing
@@ -135,6 +136,7 @@ def check_components(
             config.lr_scheduler, optimizers, num_batches=100, num_epochs=config.epochs_per_trigger, run_user_code=False
         )
         found += _optimizer_notes(config, optimizers)
+        found += sparse_gradient_problems(network, config, optimizers)
         num_epochs = None if config.num_samples_to_pass else config.epochs_per_trigger
         found += [
             Problem(each.path, each.message, Severity.ERROR if each.is_error else Severity.WARNING)

@@ -310,6 +310,8 @@ def configure_torch(config: TrainingConfig, *, deterministic: bool) -> None:
             raise ConfigError(f"training.device: {missing}")
         # Code that uses the current GPU, such as the thread that page-locks batches, must not allocate memory on the first GPU.
         torch.cuda.set_device(torch.device(config.device).index or 0)
+    # This is the default. Without a choice, PyTorch warns when an optimizer steps with a sparse gradient.
+    torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
     if deterministic:
         # cuBLAS reads this variable once, before its first use.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

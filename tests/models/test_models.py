@@ -27,6 +27,8 @@ SMALL: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "ResNet18": ({"num_classes": 7, "in_channels": 1, "small_input": True}, (1, 8, 8)),
     "ResNet50": ({"num_classes": 7}, (3, 40, 40)),
     "SmallCNN": ({"num_classes": 7, "image_size": 9, "in_channels": 3, "dropout": 0.5}, (3, 9, 9)),
+    "TabularMLP": ({"num_dense": 64, "hidden_sizes": [12, 9], "num_classes": 7, "dropout": 0.5}, (64,)),
+    "YearbookNet": ({"num_classes": 7, "in_channels": 3}, (3, 32, 32)),
 }
 """A small configuration of each, and the shape of a sample for it."""
 EACH = [pytest.param(id_, marks=[pytest.mark.slow] if id_ == "ResNet152" else []) for id_ in SMALL]
@@ -44,7 +46,7 @@ def samples(id_: str, count: int = 4) -> torch.Tensor:
 
 def test_registry_is_the_explicit_list() -> None:
     ours = [id_ for id_ in MODELS if MODELS.plugins[id_].distribution == "modyn"]
-    assert ours == sorted([*SMALL, "SparseLogisticRegression"])
+    assert ours == sorted([*SMALL, "DLRM", "FmowNet", "SparseLogisticRegression", "TextClassifier"])
 
 
 def test_a_sparse_regression_is_a_dense_one_over_zeros_and_ones() -> None:
@@ -116,7 +118,7 @@ def test_gradients_reach_all_weights(id_: str) -> None:
     assert all(parameter.grad is not None for parameter in network.parameters())
 
 
-@pytest.mark.parametrize("id_", ["LogisticRegression", "MLP", "SmallCNN"])
+@pytest.mark.parametrize("id_", ["LogisticRegression", "MLP", "SmallCNN", "TabularMLP"])
 def test_learns_a_separable_task(id_: str) -> None:
     network, x = small(id_), samples(id_, 32)
     labels = (x.flatten(1).sum(1) > 0).long()

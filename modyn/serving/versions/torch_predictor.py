@@ -104,11 +104,13 @@ def named_arrays(found: Any) -> dict[str, Tensor]:
 
 
 def inputs_of(model_class: str, model_config: Mapping[str, Any]) -> tuple[ModelInput, ...]:
-    """Return the inputs that a model's configuration defines: FP32 tensors with the shape `sample_shape`.
+    """Return the inputs that a model's configuration defines: its `sample_inputs`, or one FP32 tensor with the shape `sample_shape`.
 
     Raises: ConfigError: the model is unknown, or does not define a shape.
     """
     options = config_class(model_class)(**model_config)
+    if (given := getattr(options, "sample_inputs", None)) is not None:
+        return tuple(given)
     shape = getattr(options, "sample_shape", None)
     if shape is None:
         raise ConfigError(

@@ -60,8 +60,8 @@ class AutoDriftTrigger(DataDriftTrigger):
 
     The policy is a DataDriftTrigger with the options of the paper's experiment on YEARBOOK: the maximum mean discrepancy of embeddings, checked
     every 250 samples. In the paper, windows last one year, and warm-up triggers fire every three years. The preset has amounts instead, 500 and
-    1,500 samples (a year of YEARBOOK has about 480), which fit any stream. The 14 calibrating checks of the paper follow the first trigger at 1,500
-    samples, because there is no reference before this trigger. The warm-up therefore takes 5,000 samples, which is 20 checks.
+    1,500 samples (a year of YEARBOOK has about 480), which fit any stream. The paper's 14 calibrating checks follow the first
+    trigger at 1,500 samples, so the warm-up takes 5,000 samples (20 checks).
 
     >>> import numpy as np
     >>> from modyn.records import SampleBatch

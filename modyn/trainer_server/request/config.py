@@ -121,9 +121,8 @@ class ValidationConfig(Section):
         ge=1,
         le=99,
         description="percent of each partition (`selection_strategy.maximum_keys_in_memory`) to hold out, rounded down: the keys with the "
-        "lowest hash of `seed` (none: 0) and key. Overlapping trigger sets hold out the same keys, except for a few near the limit, "
-        "more in small partitions. With `use_previous_model`, the model may have been trained on those, or on any after a change of "
-        "`ratio` or `seed`. If the share is less than one sample, no sample is held out, and the log warns",
+        "lowest hash of `seed` and key. Overlapping trigger sets hold out mostly the same keys; with `use_previous_model`, the parent "
+        "may have been trained on the others. If the share is less than one sample, no sample is held out, and the log warns",
     )
 
 

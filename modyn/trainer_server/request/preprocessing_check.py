@@ -10,7 +10,6 @@ from modyn.config.base import Problem, Severity, load_section
 from modyn.config.online import ONLINE
 from modyn.config.preprocessing import PREPROCESSING
 from modyn.models import check_model, config_class
-from modyn.models.specs import SparseLogisticRegressionConfig
 from modyn.preprocessing import Preprocessing
 from modyn.preprocessing.section import check_section_of, preprocessing_of
 from modyn.trainer_server.downsampling.policies import check_downsampling, downsampling_policies
@@ -54,18 +53,27 @@ def _unfit_model(model: object, preprocessing: Preprocessing | None) -> list[Pro
         return []
     dense, sparse = preprocessing.num_dense, preprocessing.num_sparse
     options = load_section(config_class(id_), config)
-    if isinstance(options, SparseLogisticRegressionConfig):
-        made = {"num_features": sparse, "num_dense": dense}
-        wrong = [f"{name}: {number}" for name, number in made.items() if getattr(options, name) != number]
-        message = f"the section `preprocessing` makes {sparse} sparse and {dense} dense features: write {' and '.join(wrong)}"
-        return [Problem("model.config", message)] if wrong else []
+    makes = f"the section `preprocessing` makes {sparse} sparse and {dense} dense features"
+    if (feature_options := getattr(options, "feature_options", None)) is not None:
+        made = feature_options(dense, [found.width for found in preprocessing.ranges if found.sparse])
+        wrong = {name: value for name, value in made.items() if getattr(options, name) != value}
+        if not wrong:
+            return []
+        if refused := check_model(id_, {**config, **made}):
+            why = f"{makes}, which {id_} does not take ({refused[0].path}: {refused[0].message}); use TabularMLP"
+            return [Problem("model.id", why)]
+        shown = " and ".join(f"{name}: {list(value) if isinstance(value, tuple) else value}" for name, value in wrong.items())
+        return [Problem("model.config", f"{makes}: write {shown}")]
     shape = getattr(options, "sample_shape", None)
     if shape is None:
-        return []
+        if (inputs := getattr(options, "sample_inputs", None)) is None:
+            return []
+        given = " and ".join(map(str, inputs))
+        return [Problem("model.id", f"'{id_}' takes {given}, and {makes}: use TabularMLP, or remove the section")]
     if sparse:
         message = (
-            f"'{id_}' takes one tensor, and the section `preprocessing` makes {sparse} sparse features: use SparseLogisticRegression, or a model "
-            "whose forward takes indices, offsets, values and dense"
+            f"'{id_}' takes one tensor, and the section `preprocessing` makes {sparse} sparse features: use SparseLogisticRegression, TabularMLP or "
+            "DLRM, or a model whose forward takes indices, offsets, values and dense"
         )
         return [Problem("model.id", message)]
     if (taken := math.prod(shape)) != dense:
