@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from modyn.errors import CancelledError, ConfigError, DataError
+from modyn.models.calls import score
 from modyn.models.weights import read_statistics
 from modyn.preprocessing import Preprocessing
 from modyn.trainer_server.check import check
@@ -30,6 +31,12 @@ from tests.support.column_samples import (
 from tests.support.training import NoModel, Outcome, RecordedReport, TrainingRoom, context_of, small_pipeline
 
 pytestmark = pytest.mark.usefixtures("preloaded_fakes")
+
+FIRST: dict[str, Any] = {**SPARSE, "statistics": "before_training"}
+TABULAR: dict[str, Any] = {
+    "id": "TabularMLP",
+    "config": {"num_categories": [50, 7], "num_dense": 2, "num_classes": 10, "hidden_sizes": [8]},
+}
 
 
 def statistics(room: TrainingRoom, outcome: Outcome) -> Preprocessing:
@@ -116,6 +123,27 @@ def test_before_training_all_batches_are_transformed_by_the_statistics_of_all_sa
     outcome = room.train(column_pipeline(section, {"shuffle": True, "epochs_per_trigger": 2}), ColumnData(40))
     expected = preprocessing_of_keys(section, *batches(40))
     np.testing.assert_equal(statistics(room, outcome).state(), expected.state())
+
+
+@pytest.mark.parametrize("sample_then_batch", [True, False])
+def test_samples_are_chosen_by_their_features(sample_then_batch: bool, tmp_path: Path) -> None:
+    """The norms of the gradients of the last layer, computed by hand from the features of all samples."""
+    downsampling = {"strategy": "GraNd", "parameters": "LastLayer", "ratio": 25, "sample_then_batch": sample_then_batch}
+    selection = {"name": "CoresetStrategy", "maximum_keys_in_memory": 16, "downsampling_config": downsampling}
+    pipeline = column_pipeline(FIRST, {"drop_last_batch": False}, model=TABULAR, selection_strategy=selection)
+    assert [problem for problem in check(pipeline, RecordedReport()) if problem.path != "model.id"] == []
+    room, keys = TrainingRoom(tmp_path), list(range(40))
+    outcome = room.train(pipeline, ColumnData(40))
+    by_hand = preprocessing_of_keys(FIRST, *batches(40))
+    np.testing.assert_equal(statistics(room, outcome).state(), by_hand.state())
+    assert outcome.result["downsampling"]["num_chosen"] == 10
+    if not sample_then_batch:
+        return
+    model, data = start_of(room, pipeline), by_hand.transform(columns_of(keys)).to_torch()
+    found = score(model, data, torch.tensor(keys) % 10, torch.nn.CrossEntropyLoss(reduction="none"))
+    norms = torch.cat([part.flatten(1) for part in found.last_layer_gradients()], 1).norm(dim=1)
+    [(_, rows)] = room.feedback
+    assert sorted(rows.keys.tolist()) == sorted(norms.topk(10).indices.tolist())
 
 
 def test_a_training_starts_from_the_statistics_of_its_parent_and_a_cold_one_from_none(tmp_path: Path) -> None:
@@ -268,7 +296,22 @@ def test_a_number_that_is_too_large_is_named_with_its_key(tmp_path: Path) -> Non
         (
             {"selection_strategy": {"name": "NewDataStrategy", "downsampling_config": {"strategy": "Loss", "ratio": 50}}},
             "selection_strategy.downsampling_config",
-            "Loss chooses samples by what a model says",
+            "before they have updated the statistics of `preprocessing`: set preprocessing.statistics: before_training",
+        ),
+        (
+            {"preprocessing": FIRST, "selection_strategy": {"downsampling_config": {"strategy": "GraNd", "ratio": 50}}},
+            "selection_strategy.downsampling_config",
+            "GraNd cannot take the gradient by all parameters of a sample with sparse features: set parameters: LastLayer",
+        ),
+        (
+            {
+                "preprocessing": FIRST,
+                "selection_strategy": {
+                    "downsampling_config": {"strategy": "RHOLoss", "ratio": 50, "holdout_set_strategy": "Twin"}
+                },
+            },
+            "selection_strategy.downsampling_config",
+            "RHOLoss trains models of its own, which get no features",
         ),
     ],
 )

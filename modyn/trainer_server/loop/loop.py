@@ -228,6 +228,10 @@ class Training:
         """Return the hooks of a class, in their order."""
         return [hook for hook in self.hooks if isinstance(hook, kind)]
 
+    def with_features(self, batch: Batch) -> Batch:
+        """Return a batch that is not trained on as inputs of the model, by the current statistics of the preprocessing, if there is any."""
+        return batch if batch.columns is None or self.preprocessing is None else self.preprocessing.transformed(batch)
+
     def scoring_model(self) -> ScoringModel:
         """The current model, for scoring samples."""
         return ScoringModel(self.components.model, self.components.criterion, self.components.amp_dtype)
@@ -293,8 +297,7 @@ class Training:
         Args: observers: called with the batch and the model's output. criterion: None for the criterion of the training.
         """
         components, amp = self.components, self.components.amp_dtype
-        if batch.columns is not None and self.preprocessing is not None:  # the batch is not trained on
-            batch = self.preprocessing.transformed(batch)
+        batch = self.with_features(batch)
         autocast = nullcontext() if amp is None else torch.autocast(components.device.type, amp)
         with Explaining(batch, components.model), autocast:
             output = forward(self._network, batch.data)

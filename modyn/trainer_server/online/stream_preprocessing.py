@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from modyn.config.preprocessing import PREPROCESSING
 from modyn.dataset.batch import Batch
 from modyn.dataset.batch_preprocessing import (
     columns_at,
@@ -29,7 +30,7 @@ from modyn.rpc.logs import get_logger
 from modyn.trainer_server.loop.inputs import TrainingInputs
 from modyn.trainer_server.loop.loop import Training, stopped
 from modyn.trainer_server.online.new_samples import NewSamples, new_samples
-from modyn.trainer_server.request.preprocessing_check import NOT_CHOSEN
+from modyn.trainer_server.request.preprocessing_check import why_not_chosen
 from modyn.trainer_server.result import ColumnInputs, PreprocessingResult
 from modyn.trainer_server.scoring.scoring_pass import candidate_passes
 from modyn.workers import JobConnection
@@ -156,8 +157,10 @@ def build_preprocessing(
                 "section as it was, or train from scratch"
             )
         return None
-    if inputs.downsampling is not None:
-        raise ConfigError(f"selection_strategy.downsampling_config: {inputs.downsampling.strategy} {NOT_CHOSEN}")
+    if inputs.downsampling is not None and (
+        why := why_not_chosen(inputs.downsampling, inputs.request.pipeline[PREPROCESSING], statistics)
+    ):
+        raise ConfigError(f"selection_strategy.downsampling_config: {why}")
     if parent is not None:
         statistics = with_statistics_of(statistics, content, f"model {parent.version.model_id}")
     if (online := inputs.online) is None or keys is None:

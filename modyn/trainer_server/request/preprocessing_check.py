@@ -13,12 +13,9 @@ from modyn.models import check_model, config_class
 from modyn.preprocessing import Preprocessing
 from modyn.preprocessing.section import check_section_of, preprocessing_of
 from modyn.trainer_server.downsampling.policies import check_downsampling, downsampling_policies
+from modyn.trainer_server.downsampling.policies.policy import DownsamplingPolicy
 
-NOT_CHOSEN: Final = (
-    "chooses samples by what a model says of them, before they have updated the statistics of `preprocessing`: remove it, or choose by "
-    "`presampling_config` or `limit`, which need no features"
-)
-"""Explanation why downsampling excludes the section."""
+_STATISTICS_FIRST: Final = "before_training"
 
 
 def check_preprocessing(pipeline: Mapping[str, Any]) -> list[Problem]:
@@ -30,18 +27,33 @@ def check_preprocessing(pipeline: Mapping[str, Any]) -> list[Problem]:
             return [Problem(f"{ONLINE}.statistics", message, Severity.WARNING)]
         return []
     found = check_section_of(pipeline)
-    if not found:
-        found = _unfit_model(pipeline.get("model"), preprocessing_of(pipeline))
+    preprocessing = None if found else preprocessing_of(pipeline)
+    found = found or _unfit_model(pipeline.get("model"), preprocessing)
     selection = pipeline.get("selection_strategy")
     if not isinstance(selection, Mapping) or check_downsampling(selection):
         return found
-    chosen = [
-        Problem(path, f"{policy.strategy} {NOT_CHOSEN}")
-        for path, policy in downsampling_policies(selection).items()
-        # A policy that keeps all samples makes no choice, and is allowed.
-        if policy.config.ratio < policy.config.ratio_max
-    ]
-    return found + chosen
+    policies = downsampling_policies(selection)
+    refused = {path: why_not_chosen(policy, pipeline[PREPROCESSING], preprocessing) for path, policy in policies.items()}
+    return found + [Problem(path, why) for path, why in refused.items() if why]
+
+
+def why_not_chosen(policy: DownsamplingPolicy, section: object, preprocessing: Preprocessing | None) -> str:
+    """Return why a policy cannot choose among samples with features of the section `preprocessing`; empty: it can.
+
+    Args: section: the section, which may be wrong. preprocessing: of the section; None if it is wrong."""
+    # A policy that keeps all samples makes no choice, and a policy without a pass needs no features.
+    if policy.config.ratio >= policy.config.ratio_max or not policy.needs_pass:
+        return ""
+    if not isinstance(section, Mapping) or section.get("statistics") != _STATISTICS_FIRST:
+        return (
+            f"{policy.strategy} chooses samples by what a model says of them, before they have updated the statistics of `preprocessing`: set "
+            f"preprocessing.statistics: {_STATISTICS_FIRST}, or choose by `presampling_config` or `limit`, which need no features"
+        )
+    if policy.needs_irreducible_losses:
+        return f"{policy.strategy} trains models of its own, which get no features of `preprocessing`: choose another strategy"
+    if preprocessing is not None and preprocessing.num_sparse and getattr(policy.config, "parameters", None) == "All":
+        return f"{policy.strategy} cannot take the gradient by all parameters of a sample with sparse features: set parameters: LastLayer"
+    return ""
 
 
 def _unfit_model(model: object, preprocessing: Preprocessing | None) -> list[Problem]:

@@ -90,7 +90,7 @@ class BatchThenSample:
 
     def _scored(self, model: ScoringModel, batch: Batch) -> Tensor:
         with Explaining(batch, model.network):
-            return self._policy.scored(model, batch)
+            return self._policy.scored(model, self._training.with_features(batch))
 
     def _weights(self, batch: Batch, choice: Choice, counts: Tensor) -> Tensor:
         """Return the weights of the chosen samples, on the device of `batch`. Args: counts: `Criterion.counts` of all candidates."""

@@ -127,6 +127,7 @@ class SampleThenBatch:
             lambda rows: check_scores(self._policy, rows.scores, rows.keys, when),
             self._inputs.num_candidates,
             self._policy.scores_as_trained,
+            self._training.with_features,
         )
         try:
             scoring.run(self._training.scoring_model(), self._candidates(), number, log)

@@ -97,7 +97,7 @@ def candidate_passes(inputs: TrainingInputs, share: Share | None, number: int, *
 @dataclass(frozen=True)
 class ScoringPass:
     """Scores the samples of a pass. score: returns the scores of a batch, float32 (n, f). check: raises an error for unusable scores. num_samples:
-    number of samples of the pass. as_trained: see `ScoringModel.scoring`."""
+    number of samples of the pass. as_trained: see `ScoringModel.scoring`. with_features: see `Training`."""
 
     inputs: TrainingInputs
     connection: JobConnection
@@ -105,6 +105,7 @@ class ScoringPass:
     check: Callable[[ScoredRows], None]
     num_samples: int
     as_trained: bool = False
+    with_features: Callable[[Batch], Batch] = lambda batch: batch
 
     def run(self, model: ScoringModel, passes: EpochPasses, epoch: int, log: RowLog) -> None:
         """Score the samples that are not in `log` yet, and append their rows to `log`. The log's position is the number of batches read.
@@ -119,8 +120,9 @@ class ScoringPass:
         if log.position >= passes.num_batches:
             return
         with model.scoring(as_trained=self.as_trained):
-            for batch in on_device(passes.batches(epoch, log.position), self.inputs.config.device):
-                with Explaining(batch, model.network, "a pass that scores"):
+            for loaded in on_device(passes.batches(epoch, log.position), self.inputs.config.device):
+                with Explaining(loaded, model.network, "a pass that scores"):
+                    batch = self.with_features(loaded)
                     scores = model.mean_over_draws(partial(self.score, model, batch))
                     found = model.classes_and_counts(batch)
                 # The scores replace the data of the batch, because the data would take memory.

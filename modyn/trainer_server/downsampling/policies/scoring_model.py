@@ -165,7 +165,7 @@ class ScoringModel:
         try:
             with self._unchanged(), self._precision(batch), _plain_attention():
                 return norms(batch.data, batch.labels).detach()
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             self.losses(batch)  # If the cause is not torch.func, this call raises the original error.
             raise ConfigError(
                 f"model.id: the gradients of {type(self.network).__name__} by all parameters cannot be taken sample by sample: set parameters: "
