@@ -187,6 +187,7 @@ class CsvIndexer:
         utf8: bool = True,
         max_field_lines: int = 1000,
         times: TimeFormat = ...,
+        class_labels: bool = False,
     ) -> None: ...
     def next(
         self, max_rows: int
@@ -198,12 +199,13 @@ class CsvIndexer:
             npt.NDArray[np.int64] | None,
             list[tuple[int, str]],
             bool,
+            list[bytes],
         ]
         | None
     ):
-        """Return offsets, lengths, labels and, if requested, timestamps of the next rows; at most 1,000 bad rows with offset and reason; and
-        whether the chunk is one incomplete row that may be continued. None at the end. Raises: FileAccessError; CsvError: the start of the next row
-        cannot be found."""
+        """Return offsets, lengths, labels and, if requested, timestamps of the next rows; at most 1,000 bad rows with offset and reason;
+        whether the chunk is one incomplete row that may be continued; and, with `class_labels`, the texts of the labels, which are then all 0. None
+        at the end. Raises: FileAccessError; CsvError: the start of the next row cannot be found."""
     @property
     def position(self) -> int:
         """Number of bytes of the file after the rows returned so far, including their line breaks."""

@@ -162,8 +162,8 @@ char one_byte(const std::string& text, const char* name) {
 
 std::unique_ptr<CsvIndexer> make_indexer(const py::object& path, const py::sequence& roots, std::int64_t start, std::int64_t first_row, const std::string& separator,
                                          const std::string& quote, std::size_t label_column, bool float_labels, std::int64_t timestamp_column,
-                                         bool skip_first_line, bool utf8, std::size_t max_field_lines, const TimeFormat& times) {
-  CsvOptions options{one_byte(separator, "separator"), std::nullopt, label_column, float_labels, std::nullopt, skip_first_line, utf8, max_field_lines, times};
+                                         bool skip_first_line, bool utf8, std::size_t max_field_lines, const TimeFormat& times, bool class_labels) {
+  CsvOptions options{one_byte(separator, "separator"), std::nullopt, label_column, float_labels, class_labels, std::nullopt, skip_first_line, utf8, max_field_lines, times};
   if (!quote.empty()) options.quote = one_byte(quote, "quote");
   if (timestamp_column >= 0) options.timestamp_column = static_cast<std::size_t>(timestamp_column);
   std::string file = to_path(path);
@@ -179,8 +179,10 @@ py::object next_rows(CsvIndexer& indexer, std::size_t max_rows) {
   for (const auto& row : rows.bad) bad.append(py::make_tuple(row.offset, from_text(row.reason)));
   py::object timestamps = py::none();
   if (indexer.options().timestamp_column) timestamps = to_array(std::move(rows.timestamps));
+  py::list classes;
+  for (const auto& text : rows.classes) classes.append(py::bytes(text));
   return py::make_tuple(to_array(std::move(rows.offsets)), to_array(std::move(rows.lengths)),
-                        to_labels(std::move(rows.labels), indexer.options().float_labels), timestamps, bad, rows.unended);
+                        to_labels(std::move(rows.labels), indexer.options().float_labels), timestamps, bad, rows.unended, classes);
 }
 
 }  // namespace
@@ -223,7 +225,7 @@ void register_files(py::module_& module) {
       .def(py::init(&make_indexer), py::arg("path"), py::kw_only(), py::arg("roots") = py::tuple(), py::arg("start") = 0, py::arg("first_row") = 0,
            py::arg("separator") = ",", py::arg("quote") = "\"", py::arg("label_column") = 0, py::arg("float_labels") = false,
            py::arg("timestamp_column") = -1, py::arg("skip_first_line") = false, py::arg("utf8") = true, py::arg("max_field_lines") = 1000,
-           py::arg("times") = TimeFormat())
+           py::arg("times") = TimeFormat(), py::arg("class_labels") = false)
       .def("next", &next_rows, py::arg("max_rows"))
       .def_property_readonly("position", &CsvIndexer::position)
       .def_property_readonly("num_columns", &CsvIndexer::num_columns);

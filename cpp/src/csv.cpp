@@ -101,6 +101,7 @@ CsvRows CsvIndexer::next(std::size_t max_rows) {
       append(row, rows);
     } catch (const CsvError& error) {
       rows.labels.resize(rows.offsets.size());
+      rows.classes.resize(options_.class_labels ? rows.offsets.size() : 0);
       rows.timestamps.resize(options_.timestamp_column ? rows.offsets.size() : 0);
       rows.bad.push_back({window_offset_ + static_cast<std::int64_t>(row.begin), error.what()});
     }
@@ -260,7 +261,11 @@ void CsvIndexer::append(const Row& row, CsvRows& rows) const {
     const std::string problem = parse(text, column.emplace_back());
     if (!problem.empty()) fail(field.begin, "the field " + problem + advice);
   };
-  const auto parse = [&](const std::string& text, std::int64_t& label) { return parse_label(text, options_.float_labels, label); };
+  const auto parse = [&](const std::string& text, std::int64_t& label) {
+    if (!options_.class_labels) return parse_label(text, options_.float_labels, label);
+    rows.classes.push_back(text);
+    return std::string(text.empty() ? "is empty, and the label names a class" : "");
+  };
   read(*row.label, rows.labels, parse, "; check label_index, label_type and ignore_first_line");
   if (options_.timestamp_column) {
     const auto parse_time = [&](const std::string& text, std::int64_t& seconds) {

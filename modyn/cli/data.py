@@ -44,7 +44,7 @@ def register(
         str | None,
         typer.Option(
             "--format",
-            help="File format: SingleSampleFileWrapper, BinaryFileWrapper, CsvFileWrapper, JsonLinesFileWrapper, ParquetFileWrapper, "
+            help="File format: image_folder, SingleSampleFileWrapper, BinaryFileWrapper, CsvFileWrapper, JsonLinesFileWrapper, ParquetFileWrapper, "
             "TarFileWrapper, or one of a plug-in. Default: SingleSampleFileWrapper.",
             show_default=False,
         ),
@@ -69,6 +69,7 @@ def register(
     Examples of the options that formats need (docs/reference/formats.md lists all options):
 
     \b
+    image_folder             -o times=times.csv
     SingleSampleFileWrapper  -o file_extension=.png -o label_file_extension=.label
     BinaryFileWrapper        -o record_size=160 -o label_size=4
     CsvFileWrapper           -o label_index=0

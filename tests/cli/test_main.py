@@ -38,7 +38,7 @@ def invoke(*arguments: str) -> str:
 
 def test_the_examples_in_the_help_are_options_of_all_formats() -> None:
     lines = map(str.strip, invoke("data", "register", "--help").splitlines())
-    examples = [shlex.split(line) for line in lines if re.match(r"\w+FileWrapper +-o ", line)]
+    examples = [shlex.split(line) for line in lines if re.match(r"(\w+FileWrapper|image_folder) +-o ", line)]
     assert [example[0] for example in examples] == list(FILE_FORMATS)
     for name, *options in examples:
         build_format(name, dict(map(_option, options[1::2])))

@@ -87,4 +87,5 @@ EXAMPLES = {
         one_file, "a.png", {"file_extension": ".png", "label_file_extension": ".label"}, [(b"one image", 7)]
     ),
     "TarFileWrapper": Example(tar, "a.tar", {"payload_extension": "bin"}, [sample for sample in SAMPLES if sample[0]]),
+    "image_folder": Example(one_file, "cats/a.gif", {}, [(b"GIF89a and pixels", 0)]),
 }

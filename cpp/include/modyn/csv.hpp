@@ -18,6 +18,7 @@ struct CsvOptions {
   std::optional<char> quote = '"';
   std::size_t label_column = 0;
   bool float_labels = false;
+  bool class_labels = false;  // labels are texts, which `CsvRows::classes` holds
   std::optional<std::size_t> timestamp_column;
   bool skip_first_line = false;  // the first line names the columns and sets the number of fields; skipped only if reading starts at byte 0
   bool utf8 = true;              // rows must be UTF-8
@@ -35,7 +36,8 @@ struct BadRow {
 struct CsvRows {
   std::vector<std::int64_t> offsets;
   std::vector<std::int64_t> lengths;
-  std::vector<std::int64_t> labels;      // float labels as their bits
+  std::vector<std::int64_t> labels;      // float labels as their bits; 0 for texts
+  std::vector<std::string> classes;      // labels that are texts
   std::vector<std::int64_t> timestamps;  // filled if requested
   std::vector<BadRow> bad;               // not included in the columns above
   // The only row of this chunk ends at the end of the file, or in an open quote, without a line break: more text may follow later.

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from modyn.analysis.chosen_samples import ChosenTable
     from modyn.storage.client import DatasetInfo, FileProblem, IngestProgress
 
+SHOWN_CLASSES: Final = 20
+"""Number of classes that are printed after an ingestion."""
 SHOWN_SAMPLES: Final = 1_000
 """Default number of samples of a trigger set that are printed."""
 
@@ -39,6 +41,9 @@ def say_what_is_indexed(info: DatasetInfo, problems: Sequence[FileProblem] = ())
     """
     times = f", from {date(info.min_timestamp)} to {date(info.max_timestamp)}" if info.num_samples else ""
     say(f"{info.name}: {counted(info.num_samples, 'sample')} in {counted(info.num_files, 'file')}{times}")
+    if info.classes:
+        more = " …" if len(info.classes) > SHOWN_CLASSES else ""
+        say(f"classes: {', '.join(f'{number} {name}' for number, name in enumerate(info.classes[:SHOWN_CLASSES]))}{more}")
     if problems:
         say(problems[0].reason)
     for number, thing, left_out in ((info.num_problems, "file", "set aside"), (info.num_skipped, "row", "skipped")):

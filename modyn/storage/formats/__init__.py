@@ -10,6 +10,7 @@ from modyn.registry import Registry
 from modyn.storage.formats.base import FileFormat
 
 FILE_FORMATS: dict[str, str] = {
+    "image_folder": "modyn.storage.formats.image_folder:ImageFolderFormat",
     "SingleSampleFileWrapper": "modyn.storage.formats.single_sample:SingleSampleFormat",
     "BinaryFileWrapper": "modyn.storage.formats.binary:BinaryFormat",
     "CsvFileWrapper": "modyn.storage.formats.csv:CsvFormat",

@@ -10,11 +10,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, ClassVar, Literal
 
+import numpy as np
 from pydantic import ConfigDict, Field
 
 from modyn import _core
 from modyn.config.base import Section
 from modyn.errors import ConfigError, DataError
+from modyn.json_codec import sanitize
+from modyn.records import Int64Array
 from modyn.storage.files.file_system import NameEndings, Names, without_packed_ending
 from modyn.storage.formats.timestamps import name_pattern, out_of_range, time_format
 from modyn.storage.model.samples import IndexedFiles, IndexedSamples
@@ -101,8 +104,8 @@ class FormatConfig(Section):
     # The docstring below a field is its description for users.
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    label_type: Literal["int", "float"] = "int"
-    """Labels are whole numbers (int64) or fractions (float64)."""
+    label_type: Literal["int", "float", "class"] = "int"
+    """Labels are whole numbers (int64), fractions (float64), or names of classes (texts or whole numbers)."""
     timestamp_format: str = ""
     """Format of times in rows or file names: directives of strptime, e.g. `%d/%m/%Y %H:%M`; or s, ms, us or ns since 1970. Empty: ISO 8601 or
     seconds. Numbers that are more likely a date, such as 20130131 or 2013, or in another unit are refused."""
@@ -133,8 +136,10 @@ class FileFormat(ABC):
     payloads must not set this."""
     row_times: ClassVar[tuple[str, str]] = ("(?:column|field):(.+)", "")
     """Regular expression for a timestamp_source that names a field or column of a row, and the list of all allowed sources for the error message."""
-    brings_times: ClassVar[bool] = False
+    brings_times: bool = False
     """Whether samples contain their times without a timestamp_source, as appended records do."""
+    has_classes: ClassVar[bool] = False
+    """Whether labels may be names of classes (`label_type: class`). Then chunks have `classes`."""
     isolated: ClassVar[bool] = True
     """Whether files are indexed in a process with limited memory and time, because third-party code reads the files. A crash then affects only one
     file. False: only code of this package reads the files. Subclasses do not inherit the value."""
@@ -157,6 +162,8 @@ class FileFormat(ABC):
     def __init__(self, config: FormatConfig, timestamp_source: str = "") -> None:
         """Parse the timestamp_source. Raises ConfigError if the source is not known or belongs to other formats."""
         self.config, self.timestamp_source = config, timestamp_source
+        if config.label_type == "class" and not self.has_classes:
+            raise ConfigError("label_type class is for CSV, JSON Lines and Parquet; write numbers of classes, and choose int")
         self.times = time_format(config.timestamp_format)
         """The reader of times in names and rows."""
         if config.timestamp_format and not timestamp_source and not self.brings_times:
@@ -328,3 +335,15 @@ class WholeFileFormat(FileFormat):
     @abstractmethod
     def index_files(self, paths: Sequence[str]) -> IndexedFiles:
         """Index all `paths`. An unusable file is listed in `problems` and does not affect other files."""
+
+
+def class_codes(names: Sequence[str]) -> tuple[tuple[str, ...], Int64Array]:
+    """Return the different names in order, and the position of each of `names` in them, int64 (n,).
+
+    >>> class_codes(["b", "a", "b"])
+    (('a', 'b'), array([1, 0, 1]))
+    """
+    clean = {name: sanitize(name) for name in set(names)}
+    positions = {name: position for position, name in enumerate(sorted(set(clean.values())))}
+    codes = {name: positions[shown] for name, shown in clean.items()}
+    return tuple(positions), np.fromiter(map(codes.__getitem__, names), np.int64, len(names))

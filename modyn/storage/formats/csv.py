@@ -18,7 +18,7 @@ from modyn import _core
 from modyn.errors import ConfigError, DataError
 from modyn.storage.files.local import reading
 from modyn.storage.formats.bad_rows import BadRows, RowsConfig
-from modyn.storage.formats.base import FileFormat, FormatResume, RowColumn, RowOrder
+from modyn.storage.formats.base import FileFormat, FormatResume, RowColumn, RowOrder, class_codes
 from modyn.storage.formats.text_start import HEAD_BYTES, refuse_other_text
 from modyn.storage.model.samples import BadRow, IndexedSamples
 from modyn.storage.model.schema import DatasetSchema, SchemaColumn, field_order, listed
@@ -95,6 +95,7 @@ class CsvFormat(FileFormat):
     Config: ClassVar[type[CsvConfig]] = CsvConfig
     config: CsvConfig
     label_options = ("separator", "quote")
+    has_classes = True
     can_grow = True
     packed = True
     isolated = False
@@ -142,6 +143,7 @@ class CsvFormat(FileFormat):
             if config.label_index is None
             else position(config.label_index),
             float_labels=self.float_labels,
+            class_labels=config.label_type == "class",
             timestamp_column=-1 if time is None else position(int(time)) if time.isdigit() else _position(path, columns, time),
             utf8=codecs.lookup(config.encoding).name in _UTF8,
             max_field_lines=config.max_field_lines,
@@ -162,7 +164,12 @@ class CsvFormat(FileFormat):
         is_first = resume is None or not resume.end
         """Whether the next chunk contains the first row of the file."""
         while (rows := indexer.next(self.chunk_rows)) is not None:
-            offsets, lengths, labels, timestamps, bad, is_unended = rows
+            offsets, lengths, labels, timestamps, bad, is_unended, texts = rows
+            classes: tuple[str, ...] = ()
+            if texts:
+                # Few texts differ, so each is decoded once.
+                names = {text: text.decode(config.encoding, "replace") for text in set(texts)}
+                classes, labels = class_codes([names[text] for text in texts])
             if is_first and self._names_columns():
                 self._check_names(path, columns, lambda: open_rows(start=0, first_row=0, skip_first_line=False).num_columns, bad)
             # A bad row precedes the first good row, so the first line may contain column names although no option says so.
@@ -179,7 +186,8 @@ class CsvFormat(FileFormat):
                 f"the row that begins at byte {begins[0]} has no line break, or a quote in it is not closed" if begins else ""
             )
             found = schema and replace(schema, mixed_order=order is not None)
-            yield IndexedSamples(offsets, lengths, labels, times, indexer.position, bad_rows.take(), unended, found)
+            skipped = bad_rows.take()
+            yield IndexedSamples(offsets, lengths, labels, times, indexer.position, skipped, unended, found, classes=classes)
         bad_rows.check()
 
     def _check_names(self, path: str, columns: Sequence[str], usual: Callable[[], int], bad: Sequence[tuple[int, str]]) -> None:

@@ -73,6 +73,16 @@ def label_in(found: dict[str, object], path: FieldPath, *, floats: bool) -> int 
     return value
 
 
+def class_in(found: dict[str, object], path: FieldPath) -> str:
+    """Return the name of the class at `path` in a parsed object. Raises: ValueError: it is neither a text nor a whole number, or it is empty."""
+    value, name = _at(found, path), ".".join(path)
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError(f"the label '{name}' is {_kind(value)}, neither a text nor a whole number")
+    if value == "":
+        raise ValueError(f"the label '{name}' is empty, and it names a class")
+    return str(value)
+
+
 def seconds_in(found: dict[str, object], path: FieldPath, times: TimeFormat) -> int:
     """Return the time at `path` in a parsed object, in seconds since 1970.
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from io import BytesIO
 from itertools import chain
-from typing import BinaryIO, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,14 +21,15 @@ from pydantic import Field, field_validator
 
 from modyn.errors import ConfigError, DataError
 from modyn.json_codec import MAX_EXACT_INT
-from modyn.records import Int64Array, LabelArray
+from modyn.records import Int64Array
 from modyn.storage.files.local import reading
 from modyn.storage.formats.arrow_times import times_of
 from modyn.storage.formats.bad_rows import BadRows, LineCounter, RowsConfig
-from modyn.storage.formats.base import FileFormat, FormatResume, RowColumn
+from modyn.storage.formats.base import FileFormat, FormatResume, RowColumn, class_codes
 from modyn.storage.formats.json_fields import (
     FIELD_TIMES,
     FieldPath,
+    class_in,
     field_names,
     field_path,
     label_in,
@@ -73,6 +74,7 @@ class JsonLinesFormat(FileFormat):
     can_grow = True
     offsets_name = "line"
     packed = True
+    has_classes = True
     row_times = (FIELD_TIMES, "a JsonLinesFileWrapper allows '', 'name:REGEX', 'field:NAME' and 'field:OUTER.INNER'")
     block_bytes = 8 << 20
     """Number of bytes that are parsed at once."""
@@ -89,10 +91,11 @@ class JsonLinesFormat(FileFormat):
                 f"the label is the field '{'.'.join(label)}' and the time the field '{'.'.join(time)}', and one holds the other; "
                 f"correct label_field or timestamp_source"
             )
-        label_type = pa.float64() if self.float_labels else pa.int64()
+        self._names_classes = config.label_type == "class"
+        label_types = [pa.string(), pa.int64()] if self._names_classes else [pa.float64() if self.float_labels else pa.int64()]
         times = [[]] if time is None else [[(time, pa.int64())], [(time, pa.string())], [(time, pa.float64())]]
-        self._schemas = [pa.schema(_struct_fields([(label, label_type), *column])) for column in times]
-        """One Arrow schema for each type of times. The last schema that could read a block comes first."""
+        self._schemas = [pa.schema(_struct_fields([(label, kind), *column])) for kind in label_types for column in times]
+        """One Arrow schema for each type of times and labels. The last schema that could read a block comes first."""
         if config.required_fields is not None:
             self.schema = schema_of(config.required_fields)
 
@@ -196,7 +199,9 @@ class JsonLinesFormat(FileFormat):
         labels, timestamps = columns
         if not len(labels) and (skipped := bad_rows.take()):
             none = np.empty(0, np.int64)
-            yield IndexedSamples(none, none, labels, none, offset + len(block), skipped)
+            yield IndexedSamples(
+                none, none, labels.astype(np.float64 if self.float_labels else np.int64), none, offset + len(block), skipped
+            )
         for first in range(0, len(labels), self.chunk_rows):
             rows = slice(first, first + self.chunk_rows)
             begins, ends, next_begins = lines[:, rows]
@@ -204,7 +209,8 @@ class JsonLinesFormat(FileFormat):
             # The last chunk of the block reports the skipped rows, and then covers the block to its end.
             skipped = bad_rows.take() if rows.stop >= len(labels) else ()
             end = len(block) if skipped else int(next_begins[-1])
-            yield IndexedSamples(begins + offset, ends - begins, labels[rows], times, offset + end, skipped)
+            classes, numbers = class_codes(labels[rows].tolist()) if self._names_classes else ((), labels[rows])
+            yield IndexedSamples(begins + offset, ends - begins, numbers, times, offset + end, skipped, classes=classes)
 
     def _parse_block(self, block: bytes, lines: Int64Array) -> _Columns | None:
         """Parse all `lines` of the block at once. Return None if the lines must be parsed one by one."""
@@ -232,7 +238,11 @@ class JsonLinesFormat(FileFormat):
         time = None if self._time is None else _column(table, self._time)
         if label.null_count or (time is not None and time.null_count):
             return None
-        labels: LabelArray = label.to_numpy()
+        if self._names_classes:
+            label = label.cast(pa.string())
+        labels = label.to_numpy(zero_copy_only=False)
+        if self._names_classes and "" in labels:
+            return None
         if (
             self.float_labels and not (np.abs(labels) < _LEAST_ROUNDED).all()
         ):  # There are infinite numbers, or whole numbers that Arrow may have rounded.
@@ -249,7 +259,7 @@ class JsonLinesFormat(FileFormat):
     ) -> tuple[Int64Array, _Columns]:
         """Parse the non-blank lines one by one. Lines that differ from the declaration are bad rows."""
         rows: list[int] = []
-        labels: list[int | float] = []
+        labels: list[int | float | str] = []
         times: list[int] = []
         for row, (begin, end, _) in enumerate(lines.T.tolist()):
             if not (line := block[begin:end]).strip():
@@ -264,10 +274,10 @@ class JsonLinesFormat(FileFormat):
             rows.append(row)
             labels.append(label)
             times.append(time)
-        label_column: LabelArray = np.array(labels, np.float64) if self.float_labels else np.array(labels, np.int64)
+        label_column = np.array(labels, object if self._names_classes else np.float64 if self.float_labels else np.int64)
         return lines[:, rows], (label_column, None if self._time is None else np.array(times, np.int64))
 
-    def _parse_line(self, line: bytes) -> tuple[int | float, int]:
+    def _parse_line(self, line: bytes) -> tuple[int | float | str, int]:
         """Return the label and the time of a line. If lines contain no times, the time is 0. Raises: ValueError: the line is wrong; the message gives
         the reason."""
         try:
@@ -277,9 +287,10 @@ class JsonLinesFormat(FileFormat):
             if (columns := self._parse_block(line, _lines(line))) is None:
                 raise
             labels, times = columns
-            return labels[0].item(), 0 if times is None else int(times[0])
+            return labels.tolist()[0], 0 if times is None else int(times[0])
         time = 0 if self._time is None else seconds_in(found, self._time, self.times)
-        return label_in(found, self._label, floats=self.float_labels), time
+        label = class_in(found, self._label) if self._names_classes else label_in(found, self._label, floats=self.float_labels)
+        return label, time
 
 
 class JsonColumn(RowColumn):
@@ -316,8 +327,8 @@ def _read(block: bytes, schema: pa.Schema) -> pa.Table:
     )
 
 
-_Columns = tuple[LabelArray, Int64Array | None]
-"""Labels of lines, and their times if the lines contain times."""
+_Columns = tuple[Any, Int64Array | None]
+"""Labels of lines, as numbers or (object array) names of classes; and their times if the lines contain times."""
 
 
 def _struct_fields(columns: list[tuple[FieldPath, pa.DataType]]) -> list[pa.Field]:

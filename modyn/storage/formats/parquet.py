@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from pydantic import Field, field_validator, model_validator
 
 from modyn.errors import DataError
+from modyn.json_codec import sanitize
 from modyn.records import Int64Array, LabelArray
 from modyn.storage.files.local import LocalFiles, open_native
 from modyn.storage.formats.arrow_times import have_unit, holds_times, times_of
@@ -80,6 +81,7 @@ class ParquetFormat(RangedFormat):
     Config: ClassVar[type[ParquetConfig]] = ParquetConfig
     config: ParquetConfig
     offsets_name = "row"
+    has_classes = True
     row_times = (r"(?s)column:(?!\d+$)(.+)", "a ParquetFileWrapper allows '', 'name:REGEX', 'column:NAME'")
     batch_bytes = 64 << 20
     """Approximate number of bytes of rows that are in memory at once."""
@@ -137,14 +139,16 @@ class ParquetFormat(RangedFormat):
             metadata = read_footer(file)
             payload, schema = self.config.payload_columns, metadata.schema.to_arrow_schema()
             typed = self._typed(path, schema)
-            times_of_text = [name for name in self._time_column() if is_text(schema.field(name).type)]
+            # Texts may repeat, so they are read as dictionaries.
+            used = [*self._time_column(), *([self.config.label_column] if self.config.label_type == "class" else [])]
+            used_texts = [name for name in used if is_text(schema.field(name).type)]
             typed_times = any(have_unit(schema.field(name).type) for name in self._time_column())
             texts, fixed = typed.texts, typed.num_bytes
 
             # There are at most two readers: one reads texts as dictionaries, one reads each text in full.
             @cache
             def reader(*, unpacked: bool) -> pq.ParquetFile:
-                dictionaries = times_of_text if unpacked else [*texts, *times_of_text]
+                dictionaries = used_texts if unpacked else [*texts, *used_texts]
                 return pq.ParquetFile(source, metadata=metadata, read_dictionary=dictionaries, **INT96)
 
             # Payloads are not read if lengths are known and no value is null.
@@ -175,10 +179,12 @@ class ParquetFormat(RangedFormat):
                 sizes = fixed if fixed is not None else _lengths_of_bytes(batch.column(payload[0]))
                 groups.add(first, None if fixed is not None else sizes, len(batch))
                 times = shared if shared is not None else self._times(path, first, batch)
-                labels = self._labels(path, first, batch.column(self.config.label_column))
+                classes, labels = self._labels(path, first, batch.column(self.config.label_column))
                 offsets = np.arange(first, first + len(batch), dtype=np.int64)
                 # A file is indexed as a whole, so every chunk has the end of the file.
-                yield IndexedSamples(offsets, sizes, labels, times, file.size, schema=typed.schema, typed_times=typed_times)
+                yield IndexedSamples(
+                    offsets, sizes, labels, times, file.size, schema=typed.schema, typed_times=typed_times, classes=classes
+                )
                 first += len(batch)
 
     def _typed(self, path: str, found: pa.Schema) -> TypedColumns:
@@ -241,11 +247,32 @@ class ParquetFormat(RangedFormat):
                     f"{path}: column '{name}' is of type {kind}, which holds no times; write timestamps, dates, whole numbers, float64 or text"
                 )
         kind = schema.field(self.config.label_column).type
-        if not (pa.types.is_integer(kind) or (self.float_labels and pa.types.is_floating(kind))):
-            wanted = "numbers" if self.float_labels else "whole numbers"
+        of_texts = kind.value_type if pa.types.is_dictionary(kind) else kind
+        is_class = self.config.label_type == "class" and of_texts in (pa.string(), pa.large_string())
+        if not (pa.types.is_integer(kind) or is_class or (self.float_labels and pa.types.is_floating(kind))):
+            wanted = {"float": "numbers", "int": "whole numbers", "class": "texts or whole numbers"}[self.config.label_type]
             raise DataError(f"{path}: labels are {wanted}, but column '{self.config.label_column}' is of type {kind}")
 
-    def _labels(self, path: str, first: int, column: pa.Array) -> LabelArray:
+    def _classes(self, path: str, first: int, column: pa.Array) -> tuple[tuple[str, ...], Int64Array]:
+        found = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+        try:
+            names = tuple(map(sanitize, found.dictionary.cast(pa.string()).to_pylist()))
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{path}: the labels in column '{self.config.label_column}' are not UTF-8: {error}; write them again"
+            ) from error
+        codes = found.indices.to_numpy().astype(np.int64)
+        for code in (code for code, name in enumerate(names) if not name):
+            for row in np.flatnonzero(codes == code)[:1].tolist():
+                raise DataError(
+                    f"{path}, row {first + row}: the label in column '{self.config.label_column}' is empty, and it names a class"
+                )
+        return names, codes
+
+    def _labels(self, path: str, first: int, column: pa.Array) -> tuple[tuple[str, ...], LabelArray]:
+        """Return the labels. If they name classes, return the names, and the position of each label in them."""
+        if self.config.label_type == "class":
+            return self._classes(path, first, column)
         kind = pa.float64() if self.float_labels else pa.int64()
         try:
             labels: LabelArray = column.cast(kind, safe=not self.float_labels).to_numpy()
@@ -257,7 +284,7 @@ class ParquetFormat(RangedFormat):
             raise DataError(
                 f"{path}, row {row}: the label in column '{self.config.label_column}' '{value}' is out of the range of {kind}; correct it"
             ) from error
-        return labels
+        return (), labels
 
     def _refuse_rounded(self, path: str, first: int, column: pa.Array, labels: LabelArray) -> None:
         """Raise DataError if float64 does not represent a whole number exactly."""

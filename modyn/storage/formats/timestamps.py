@@ -3,7 +3,7 @@
 | source | meaning |
 |---|---|
 | `` | modification time of the file, whole seconds |
-| `name:REGEX` | group 1 of REGEX, found (RE2) in the file's name, or the group `(?P<date>...)` |
+| `name:REGEX` | group 1 of REGEX, found (RE2) in the file's name, or the group `(?P<date>...)`; of an image_folder, in the path below the class |
 | `column:N`, `column:NAME` | column N (from 0) of a CSV row, or the column with this name in the first line |
 | `column:NAME` | column NAME of a Parquet row: number, text, date or timestamp |
 | `field:OFFSET` or `field:OFFSET:SIZE` | signed integer of SIZE (default 8) bytes at byte OFFSET of a binary record |
@@ -54,26 +54,29 @@ class NamePattern:
     date_group: int = 0
     time_format: str = ""
 
-    def times(self, paths: Sequence[str]) -> list[int | DataError]:
-        """Return the time in the name of each of `paths`, in seconds since 1970, or the reason why the name has no time."""
+    def times(self, paths: Sequence[str], names: Sequence[str] | None = None) -> list[int | DataError]:
+        """Return the time in the name of each of `paths`, in seconds since 1970, or the reason why the name has no time.
+
+        Args: paths: full paths, for messages. names: the texts that are searched; None: the names of the files.
+        """
         import pyarrow as pa  # Loads slowly, and is not needed without a pattern.
         import pyarrow.compute as pc
 
         # A name that is not valid text is matched by its printable form.
-        names = pa.array([os.fsencode(os.path.basename(path)).decode("utf-8", "replace") for path in paths], pa.string())
-        found = pc.match_substring_regex(names, pattern=self.regex).to_pylist()
+        shown = list(map(os.path.basename, paths)) if names is None else names
+        searched = pa.array([os.fsencode(name).decode("utf-8", "replace") for name in shown], pa.string())
+        found = pc.match_substring_regex(searched, pattern=self.regex).to_pylist()
         whole = rf"(?s:\A.*?)(?:{self.regex})(?s:.*)\z"
         groups = [self.time_group, *([self.date_group] if self.date_group else [])]
         texts, *dates = (
-            pc.replace_substring_regex(names, pattern=whole, replacement=rf"\{group}").to_pylist() for group in groups
+            pc.replace_substring_regex(searched, pattern=whole, replacement=rf"\{group}").to_pylist() for group in groups
         )
         of_dates = dates[0] if dates else [""] * len(texts)
         times = time_format(self.time_format)
-        return [self._time(times, *name) for name in zip(paths, found, texts, of_dates, strict=True)]
+        return [self._time(times, *name) for name in zip(paths, shown, found, texts, of_dates, strict=True)]
 
-    def _time(self, times: TimeFormat, path: str, found: bool, text: str, date: str) -> int | DataError:
+    def _time(self, times: TimeFormat, path: str, name: str, found: bool, text: str, date: str) -> int | DataError:
         if not found:
-            name = os.path.basename(path)
             return DataError(
                 f"the name of {path} holds no time: '{self.regex}' does not match '{name}'; rename it or change timestamp_source"
             )

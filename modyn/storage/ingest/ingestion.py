@@ -21,7 +21,9 @@ from modyn.storage.files.file_system import UNRELATED_TO_CONTENT, NameEndings, R
 from modyn.storage.files.local import LocalFiles
 from modyn.storage.files.unpacked import NotUnpackedError
 from modyn.storage.formats.base import WholeFileFormat
+from modyn.storage.formats.image_folder import ImageFolderFormat
 from modyn.storage.formats.timestamps import TimeRange
+from modyn.storage.ingest.class_folders import ClassFolders
 from modyn.storage.ingest.copies import CopyKeeper
 from modyn.storage.ingest.file_checks import check_known_file
 from modyn.storage.ingest.file_groups import Found, JobQueue, ahead, find
@@ -114,6 +116,9 @@ class _Ingestion:
         self._writer = SegmentWriter(dataset)
         self._schema, self._times = SchemaDecision(dataset, self._writer), TimeDecision(dataset)
         self._problems = ProblemReporter(dataset, self._writer, lambda: self._count(problems=1))
+        self._folders = (
+            ClassFolders(dataset, dataset.format, self._schema) if isinstance(dataset.format, ImageFolderFormat) else None
+        )
         self._progress = IngestProgress()
         self._num_changed = 0
         """Number of files that changed while they were indexed, and were left for the next scan."""
@@ -138,20 +143,30 @@ class _Ingestion:
             names, complete = self._format.names(), retry_all or not self._dataset.row.config.watch
             listing = self._files.list_files(names, self._roots, self._dataset.files, complete=complete)
         except (NotFoundError, SecurityError, DataError) as error:
-            self._problems.report(FOLDER, error.message, error.message)
-            self._writer.flush()
+            self._refuse_folder(error)
             raise
+        if self._folders is not None:
+            listing = self._folders.shown(listing)
+            if complete:
+                self._problems.report_empty(self._folders.empty(listing))
         self._refuse_repeated(listing.files.paths)
         self._num_changed = 0
         num_new = np.count_nonzero(self._dataset.files.ids(listing.files.paths) < 0)
         self._report_progress(files_seen=len(self._dataset.files) - len(listing.absent) + int(num_new))
         self._problems.compare_with(listing)
-        if retry_all and isinstance(names, NameEndings) and not len(listing.files) and not len(self._dataset.files):
+        has_none = not len(listing.files) and not len(self._dataset.files)
+        if retry_all and isinstance(names, NameEndings) and names.samples and has_none:
             self._problems.report_others(names, self._files.list_files(NameEndings(""), self._roots, FileTable()).files.paths)
         due = listing.files if retry_all else self._problems.without_set_aside(listing.files)
         ready, late = self._dataset.stability.stable(self._files, due, self._format.companions, time.time(), time.monotonic())
         for path, reason in late.items():
             self._problems.report(path, "waiting", reason)
+        if self._folders is not None and len(ready):
+            try:
+                self._folders.begin(listing.files.paths)
+            except DataError as error:
+                self._refuse_folder(error)
+                raise
         if isinstance(self._format, WholeFileFormat):
             self._index_whole_files(self._format, ready)
         else:
@@ -160,6 +175,11 @@ class _Ingestion:
         self._copies.keep_needed(mend=retry_all)
         self._flush()
         self._dataset.retries.keep_only(self._dataset.problems)
+
+    def _refuse_folder(self, error: NotFoundError | SecurityError | DataError) -> None:
+        """Report that the folder cannot be ingested. The caller raises the error."""
+        self._problems.report(FOLDER, error.message, error.message)
+        self._writer.flush()
 
     def _refuse_repeated(self, paths: list[str]) -> None:
         """Raise an error if a file is listed twice, because it would be indexed twice."""
@@ -266,6 +286,7 @@ class _Ingestion:
         except (DataError, ChangedError) as error:
             # No sample of a small file is in the writer yet. For a large file, the writer contains only samples of this file since the last flush.
             if rest is not None:
+                self._schema.forget_classes()
                 self._writer.discard()
             if isinstance(error, ChangedError):
                 self._num_changed += 1
@@ -297,12 +318,12 @@ class _Ingestion:
         path = self._files.full_path(job.seen.path)
         if rest is None:
             self._times.check(path, job.times)
-            self._writer.add(file_id, chunks)
+            self._writer.add(file_id, self._schema.numbered(chunks))
             return file_id
         num_samples, before = 0, self._progress.samples_indexed
         try:
-            for chunk in itertools.chain(chunks, ahead(rest)):
-                self._writer.add(file_id, [chunk])
+            for chunk in itertools.chain(self._schema.numbered(chunks), ahead(rest)):
+                self._writer.add(file_id, self._schema.numbered([chunk]))
                 self._writer.spill()
                 num_samples += len(chunk)
                 self._report_progress(samples_indexed=before + num_samples)
@@ -341,6 +362,8 @@ class _Ingestion:
                 self._flush()
 
     def _add_whole_files(self, files: SeenFiles, found: IndexedFiles) -> None:
+        if self._folders is not None:
+            found = self._folders.completed(files.paths, found)
         problems = dict(found.problems)
         changed = found.lengths != files.sizes
         if found.mtimes_ns is not None:

@@ -34,7 +34,7 @@ from modyn.storage.ingest.limits import IngestLimits
 from modyn.storage.ingest.publisher import Publisher
 from modyn.storage.model.dataset_records import AppendedRecord, DatasetInfo, FileProblem, LateLabelBatch, located
 from modyn.storage.model.file_table import FileTable
-from modyn.storage.model.schema import DatasetSchema, listed
+from modyn.storage.model.schema import DatasetSchema, columns_of, listed
 from modyn.storage.read.locality import Proof
 from modyn.storage.read.publication import TOMBSTONES, last_published
 from modyn.storage.read.record_readers import RecordReaders
@@ -126,12 +126,17 @@ class OpenDataset:
         if isinstance(self.filesystem, LocalFiles):  # Objects are indexed from copies, which are outside the roots.
             self.format.roots = self._roots.folders
         self.declared_schema = self.format.schema
-        self.format.schema = schema or self.declared_schema
+        self.format.schema = columns_of(schema) or self.declared_schema
 
     @property
     def name(self) -> str:
         """The dataset's name."""
         return self.row.config.name
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the committed classes."""
+        return self.row.schema.classes if self.row.schema else ()
 
     # Reading
 
@@ -360,15 +365,19 @@ class OpenDataset:
         fixed["label_type"] = known.config.label_type, wanted.config.label_type
         if self.info().num_samples:  # A change would mix labels or times of two columns. Without samples, a change is allowed.
             fixed["timestamp_source"] = old.timestamp_source, config.timestamp_source
+            fixed["times"] = getattr(known.config, "times", ""), getattr(wanted.config, "times", "")
             asked_labels = wanted.labels_by
             fixed |= {name: (value, asked_labels.get(name)) for name, value in known.labels_by.items()}
         if self.row.next_key:
             fixed["what a payload is"] = known.payload_reader(), wanted.payload_reader()
-        schema = self.row.schema and wanted.declared(self.row.schema)
-        if self.row.schema and schema and schema.payloads != "json":  # required fields do not affect how lines are read
-            fixed["the schema"] = [*map(str, self.row.schema.columns)], [*map(str, schema.columns)]
+        has_columns = columns_of(self.row.schema)
+        schema = has_columns and wanted.declared(has_columns)
+        if has_columns and schema and schema.payloads != "json":  # required fields do not affect how lines are read
+            fixed["the schema"] = [*map(str, has_columns.columns)], [*map(str, schema.columns)]
         elif schema and not schema.decided_by and wanted.schema is None:
             schema = None  # No option decides the schema now, so the first readable file decides it at the next scan.
+        if schema is None and self.classes:
+            schema = DatasetSchema("unknown", (), classes=self.classes)
         for name, (before, asked) in fixed.items():
             if before != asked:
                 why = (

@@ -37,6 +37,8 @@ _COPY = "copy"
 """Signature of an unchanged compressed file whose unpacked copy is missing. No listing shows whether the copy exists."""
 _OTHERS = "others"
 """Signature of a folder without any file of the dataset."""
+_EMPTY = "empty"
+"""Signature of a class folder without files. No listing of files shows it."""
 _NAMED_ENDINGS = 5
 """Largest number of endings in a message."""
 _AGAIN = "again "
@@ -143,6 +145,14 @@ class ProblemReporter:
             )
             self.report(FOLDER, _OTHERS, reason)
 
+    def report_empty(self, folders: Sequence[str]) -> None:
+        """Report the class folders without files, and no others. Args: folders: names in the dataset's folder."""
+        for path in [path for path, signature in self._dataset.problems.items() if signature == _EMPTY and path not in folders]:
+            self._writer.solve(path)
+        for path in folders:
+            reason = f"{self._dataset.filesystem.full_path(path)} is a class folder without an image, and gets no number; add images, or remove it"
+            self.report(path, _EMPTY, reason)
+
     def _report_gone(self, gone: Sequence[str], listing: Listing) -> None:
         has_files = len(self._dataset.files) > 0 or len(listing.files) > 0
         if FOLDER not in listing.refused and (has_files or self._dataset.problems.get(FOLDER) != _OTHERS):
@@ -158,7 +168,7 @@ class ProblemReporter:
             ids = {*listing.absent.tolist(), *self._dataset.files.altered}
             differing = {*listing.files.paths, *listing.refused, FOLDER, *map(self._dataset.files.path, ids)}
             for path in problems.keys() - differing:
-                if problems[path] != _COPY:
+                if problems[path] not in (_COPY, _EMPTY):
                     self._writer.solve(path)
 
     def _signature(self, file: SeenFile) -> str:

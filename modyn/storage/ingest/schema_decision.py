@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from modyn.errors import DataError
 from modyn.json_codec import sanitize
@@ -10,7 +13,8 @@ from modyn.storage.files.local import LocalFiles
 from modyn.storage.ingest.file_indexer import FileJob
 from modyn.storage.ingest.open_dataset import OpenDataset
 from modyn.storage.ingest.segment_writer import SegmentWriter
-from modyn.storage.model.schema import DatasetSchema
+from modyn.storage.model.samples import IndexedSamples
+from modyn.storage.model.schema import DatasetSchema, columns_of
 from modyn.storage.read.row_order import beginning_of
 
 _LOOKED_AT = 100
@@ -18,17 +22,59 @@ _LOOKED_AT = 100
 files are compared with the first file."""
 
 
+MOST_CLASSES = 100_000
+"""Largest number of classes of a dataset, because each reader holds their names."""
+_NAME_CHARACTERS = 1000
+"""Largest number of characters of the name of a class."""
+
+
 class SchemaDecision:
     """Decides the schema of one dataset during one ingestion. A changed schema is committed together with the file that changes it."""
 
     def __init__(self, dataset: OpenDataset, writer: SegmentWriter) -> None:
         self._dataset, self._writer, self._format = dataset, writer, dataset.format
-        self._schema = dataset.row.schema
+        self._schema, self._classes = columns_of(dataset.row.schema), dataset.classes
         # An interrupted ingestion may have left a schema that was never committed.
         self._format.schema = self._schema or dataset.declared_schema
         self._has_expected = False
         if self._schema is None and self._format.decides_schema and len(dataset.files):
             self._adopt()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes of the dataset, also those that are not committed yet."""
+        return self._classes
+
+    def append_classes(self, names: Iterable[str]) -> None:
+        """Append the names that are not classes yet, in the order of the names. Empty names are left out. Raises: DataError: there are too many."""
+        new = sorted({*filter(None, names)}.difference(self._classes))
+        if longest := max(new, key=len, default="")[_NAME_CHARACTERS:]:
+            raise DataError(
+                f"the name of a class has {len(longest) + _NAME_CHARACTERS:,} characters; at most {_NAME_CHARACTERS:,} are allowed"
+            )
+        if len(self._classes) + len(new) > MOST_CLASSES:
+            raise DataError(
+                f"dataset '{self._dataset.name}' would have {len(self._classes) + len(new):,} classes; at most {MOST_CLASSES:,} are allowed, so "
+                "check which values are the labels"
+            )
+        if new:
+            self._classes = (*self._classes, *new)
+            self._write()
+
+    def numbered(self, chunks: Sequence[IndexedSamples]) -> list[IndexedSamples]:
+        """Return chunks of one file with numbers of classes as labels, if the labels are names. New classes are appended. Raises: DataError."""
+        self.append_classes(chunk.classes[code] for chunk in chunks if chunk.classes for code in np.unique(chunk.labels).tolist())
+        numbers = {name: number for number, name in enumerate(self._classes)} if any(chunk.classes for chunk in chunks) else {}
+        return [
+            replace(chunk, labels=np.array([numbers.get(name, -1) for name in chunk.classes], np.int64)[chunk.labels], classes=())
+            if chunk.classes
+            else chunk
+            for chunk in chunks
+        ]
+
+    def forget_classes(self) -> None:
+        """Forget the classes that were appended since the last commit, because their samples were discarded."""
+        self._classes = self._dataset.classes
 
     @property
     def is_open(self) -> bool:
@@ -74,7 +120,13 @@ class SchemaDecision:
 
     def _set(self, schema: DatasetSchema) -> None:
         if schema != self._schema:
-            self._schema = self._format.schema = self._writer.schema = schema
+            self._schema = self._format.schema = schema
+            self._write()
+
+    def _write(self) -> None:
+        """Let the next commit contain the schema and the classes."""
+        base = self._schema or self._dataset.declared_schema or DatasetSchema("unknown", ())
+        self._writer.schema = replace(base, classes=self._classes)
 
     def _adopt(self) -> None:
         """Read the schema from the first file of a dataset that was indexed without a schema. Later JSON files are compared with the first file.

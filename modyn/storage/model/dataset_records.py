@@ -44,7 +44,7 @@ class DatasetInfo:
     num_skipped: int = 0
     """Number of unusable rows in the dataset's files. An unusable row has no sample."""
     schema: DatasetSchema | None = None
-    """The columns of the dataset's files; None: no file was indexed yet, or the format has no columns. Lists of datasets omit the schema."""
+    """The columns of the dataset's files, and its classes; None: no file was indexed yet, or there are neither. Lists of datasets omit the schema."""
     num_labels: int = 0
     """Number of late labels, which arrived after their samples."""
     num_unlabelled: int = 0
@@ -54,6 +54,11 @@ class DatasetInfo:
     def name(self) -> str:
         """The dataset's name."""
         return self.config.name
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, see `DatasetSchema.classes`."""
+        return self.schema.classes if self.schema else ()
 
 
 @dataclass(frozen=True, slots=True)

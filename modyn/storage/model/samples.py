@@ -43,6 +43,7 @@ class IndexedSamples:
     read wrongly, the first chunk reports it too.
     schema: schema of the dataset, updated by this file; None: the format has no schema.
     typed_times: whether the types in the file define the unit of the times; otherwise the times are digits, which may be ambiguous.
+    classes: if labels are names of classes, the names, and `labels` are positions in it; empty: `labels` are the labels.
     """
 
     offsets: Int64Array
@@ -54,6 +55,7 @@ class IndexedSamples:
     unended: str = ""
     schema: DatasetSchema | None = None
     typed_times: bool = False
+    classes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.offsets)

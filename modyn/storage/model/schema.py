@@ -44,9 +44,10 @@ class LackingFile:
 class DatasetSchema:
     """The columns that all files of a dataset have, by name."""
 
-    payloads: Literal["csv", "json", "values"]
+    payloads: Literal["csv", "json", "values", "unknown"]
     """The content of a payload. csv: a row with all `columns`, in their order. json: an object with the fields `columns`, and maybe other fields.
-    values: the value of one column of bytes, or the packed values of columns of numbers."""
+    values: the value of one column of bytes, or the packed values of columns of numbers. unknown: no columns are known; the record has
+    only classes."""
     columns: tuple[SchemaColumn, ...]
     decided_by: str = ""
     """Path of the file that decided the columns, in the dataset's folder; empty: options decided them."""
@@ -61,6 +62,8 @@ class DatasetSchema:
     because options name the needed fields, the lines have too many fields to list, or an earlier version of Modyn indexed the file."""
     lacking: tuple[LackingFile, ...] = ()
     """Files whose first lines lack some of the fields `some_lines`: at most MOST_LACKING, and one record for all further files."""
+    classes: tuple[str, ...] = ()
+    """Names of the classes: the label of a sample is the position of its class. Classes are only appended. Empty: labels are numbers of the data."""
 
     @property
     def names(self) -> list[str]:
@@ -77,9 +80,11 @@ class DatasetSchema:
         name = "fields of each file" if self.payloads == "json" else "columns"
         types = {column.name: column.type for column in self.columns}
         casts = [f"{cast.name}, {cast.type} in some files, is read as {types[cast.name]}" for cast in self.casts]
+        others = f" and {len(self.classes) - _LISTED:,} more" if len(self.classes) > _LISTED else ""
         said = {
+            "classes": ", ".join(f"{number} {shortened(text)}" for number, text in enumerate(self.classes[:_LISTED])) + others,
             name: ", ".join(map(str, self.columns)),
-            "decided by": self.decided_by or "options",
+            "decided by": (self.decided_by or "options") if self.columns else "",
             "order of columns": "may differ between files; rows are read in this one" if self.mixed_order else "",
             "casts": "; ".join(casts),
             "fields of some lines": listed(self.some_lines),
@@ -115,7 +120,8 @@ class DatasetSchema:
         found = json.loads(text)
         columns = {name: tuple(SchemaColumn(**column) for column in found[name]) for name in ("columns", "casts")}
         lacking = [LackingFile(file["path"], tuple(file["lacks"]), tuple(file["fields"])) for file in found.get("lacking", ())]
-        return cls(**{**found, **columns, "some_lines": tuple(found.get("some_lines", ())), "lacking": tuple(lacking)})
+        texts = {name: tuple(found.get(name, ())) for name in ("some_lines", "classes")}
+        return cls(**{**found, **columns, **texts, "lacking": tuple(lacking)})
 
 
 def _bounded(files: Sequence[LackingFile]) -> tuple[LackingFile, ...]:
@@ -163,6 +169,11 @@ def other_columns(path: str, names: Sequence[str], schema: DatasetSchema) -> Dat
         f"Write the file {f'without {listed(others)}' if is_longer else 'with the columns of the dataset'}, or move such files to a folder that is "
         "registered as a dataset of its own"
     )
+
+
+def columns_of(schema: DatasetSchema | None) -> DatasetSchema | None:
+    """Return the schema; None: there is no schema, or it has only classes."""
+    return schema if schema is not None and schema.payloads != "unknown" else None
 
 
 def listed(names: Sequence[str]) -> str:

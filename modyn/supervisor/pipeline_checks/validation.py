@@ -185,7 +185,8 @@ def _wrong_columns(pipeline: Mapping[str, Any], storage: StorageClient) -> list[
 
 def _num_fields(storage: StorageClient, dataset: DatasetInfo) -> int:
     """Return the largest number of fields in a row of CSV files without column names; 0 if the number is not known."""
-    if dataset.config.file_wrapper != "CsvFileWrapper" or dataset.schema is not None or not dataset.num_samples:
+    has_names = dataset.schema is not None and bool(dataset.schema.names)
+    if dataset.config.file_wrapper != "CsvFileWrapper" or has_names or not dataset.num_samples:
         return 0
     try:
         return len(storage.column_names(dataset.name, dataset.identity))  # Empty if all samples that storage reads were deleted.
