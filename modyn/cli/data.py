@@ -45,7 +45,7 @@ def register(
         typer.Option(
             "--format",
             help="File format: image_folder, SingleSampleFileWrapper, BinaryFileWrapper, CsvFileWrapper, JsonLinesFileWrapper, ParquetFileWrapper, "
-            "TarFileWrapper, or one of a plug-in. Default: SingleSampleFileWrapper.",
+            "TarFileWrapper, or one of a plug-in. Default: what the files look like.",
             show_default=False,
         ),
     ] = None,
@@ -63,8 +63,14 @@ def register(
     ] = "",
     watch: Annotated[bool, typer.Option(help="Index new files as they appear.")] = True,
     ingest_now: Annotated[bool, typer.Option("--ingest/--no-ingest", help="Index the present files now.")] = True,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what the folder holds, and how it would be registered.")
+    ] = False,
 ) -> None:
     """Register a folder of files as a dataset. If repeated, the command changes nothing.
+
+    Without --format, the command looks at the beginnings of the files in a folder of this machine, says what it found, and chooses format, label and
+    time. If there is more than one choice, it lists the commands. Options that are given replace its choices.
 
     Examples of the options that formats need (docs/reference/formats.md lists all options):
 
@@ -84,6 +90,8 @@ def register(
     from modyn.config.dataset import DatasetConfig
     from modyn.config.system_sections.buckets import RECORDS, is_url
 
+    if dry_run and (records or wrapper):
+        raise typer.BadParameter("--dry-run looks at a folder, to choose its format; leave out --records and --format")
     if records == (folder is not None):
         raise typer.BadParameter("name the folder of the files, or give --records, but not both")
     if records:
@@ -96,12 +104,24 @@ def register(
             client.register_dataset(load_section(DatasetConfig, config))
         return say(f"registered {name}; `modyn data append {name} FILE.jsonl` or `Client.append_records` appends records")
     assert folder is not None
+    chosen, source = wrapper, timestamp_source
+    options = dict(_option(text) for text in option or [])
+    is_plain = not is_url(folder) and bool(folder) and "label_file_extension" not in options
+    if wrapper is None and (is_plain or dry_run):
+        from modyn.cli.folder_contents import Given, recognise
+
+        found = recognise(Given(name, folder, options, timestamp_source))
+        for sentence in (*found.said, f"as by: {found.command(name, folder)}"):
+            say(sentence)
+        chosen, options, source = found.wrapper, dict(found.options), found.timestamp_source
+    if dry_run:
+        return None
     fields = {
         "name": name,
         "base_path": folder if is_url(folder) or not folder else str(Path(folder).absolute()),
-        "file_wrapper": wrapper or "SingleSampleFileWrapper",
-        "file_wrapper_config": dict(_option(text) for text in option or []),
-        "timestamp_source": timestamp_source,
+        "file_wrapper": chosen or "SingleSampleFileWrapper",
+        "file_wrapper_config": options,
+        "timestamp_source": source,
         "watch": watch,
     }
     with connect(start=True) as client:
