@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from modyn.config.base import Problem, Section, Severity
+from modyn.config.base import PlacedError, Problem, Section, Severity
 from modyn.config.durations import Duration
 from modyn.dataset.code.user_code import (
     check_function,
@@ -64,10 +64,60 @@ class RecordLayout(Section):
         return np.dtype(self.dtype).itemsize * math.prod(self.shape)
 
 
+class Normalization(Section):
+    """Mean and standard deviation of each channel, for pixels from 0 to 1."""
+
+    mean: tuple[float, ...] = Field(min_length=1)
+    std: tuple[Annotated[float, Field(gt=0)], ...] = Field(min_length=1)
+
+
+IMAGENET = Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+_NORMALIZE_SCHEMA = {
+    "anyOf": [{"enum": ["imagenet"], "type": "string"}, {"type": "object"}, {"type": "null"}],
+    "description": "`imagenet`; or `mean` and `std`, one number for each channel; null: pixels are from 0 to 1",
+}
+
+
+class ImageDecoding(Section):
+    """Decodes images of the format `image_folder` to float32 (channels, size, size): short side to `size`, then the centre."""
+
+    size: int = Field(ge=1, le=8192, description="height and width in pixels", examples=[224])
+    mode: Literal["RGB", "L"] = Field("RGB", description="channels")
+    normalize: Annotated[Normalization | None, WithJsonSchema(_NORMALIZE_SCHEMA)] = None
+
+    @property
+    def num_channels(self) -> int:
+        """Number of channels of a decoded image."""
+        return len(self.mode)
+
+    @field_validator("normalize", mode="before")
+    @classmethod
+    def _by_name(cls, value: object) -> object:
+        if isinstance(value, str) and value != "imagenet":
+            raise ValueError(f"{value!r} is not known; write imagenet, or {{mean: [...], std: [...]}}, or null")
+        return IMAGENET if value == "imagenet" else value
+
+    @model_validator(mode="after")
+    def _for_each_channel(self) -> ImageDecoding:
+        for name in ("mean", "std") if self.normalize else ():
+            if (number := len(getattr(self.normalize, name))) != self.num_channels:
+                raise PlacedError(
+                    f"normalize.{name}", f"{number} numbers are given, and mode {self.mode} has {self.num_channels} channels"
+                )
+        return self
+
+
+class DecodeConfig(Section):
+    """A built-in decoder, which needs no Python in the pipeline."""
+
+    image: ImageDecoding
+
+
 class DataConfig(Section):
-    """Rules that turn the bytes of a sample into a tensor. A section has exactly one of `bytes_parser_function` (per sample), `batch_parser_function`
-    (whole batches) and `record_layout` (whole batches, no code). Then transformations are applied to each sample: first the deterministic, last the
-    random ones. A pipeline with a section `preprocessing`, which makes columns and features of samples, has none of these keys."""
+    """Rules that turn the bytes of a sample into a tensor. A section has exactly one of `decode` (a built-in decoder), `bytes_parser_function` (per
+    sample), `batch_parser_function` (whole batches) and `record_layout` (whole batches, no code). Then transformations are applied to each sample:
+    first the deterministic, last the random ones. A pipeline with a section `preprocessing`, which makes columns and features of samples, has none of
+    these keys."""
 
     dataset_id: str = Field(min_length=1, description="name of a registered dataset")
     bytes_parser_function: str | None = Field(
@@ -81,6 +131,10 @@ class DataConfig(Section):
         "(n+1,) to tensors with n rows",
     )
     record_layout: RecordLayout | None = Field(None, description="dtype, shape and offset of an array that every payload holds")
+    decode: DecodeConfig | None = Field(
+        None,
+        description="built-in decoder; transformations get its pixels (uint8), and normalising follows",
+    )
     transformations: tuple[str, ...] = Field(
         (),
         description="expressions such as transforms.Normalize(...), or package.module:name with arguments; they may draw random numbers",
@@ -150,7 +204,7 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _one_way_to_parse(self) -> DataConfig:
-        all_ways = ("bytes_parser_function", "batch_parser_function", "record_layout")
+        all_ways = ("decode", "bytes_parser_function", "batch_parser_function", "record_layout")
         ways = [name for name in all_ways if getattr(self, name) is not None]
         if self.preprocessing is not None:
             others = ways + [name for name in _OF_TENSORS if getattr(self, name)]
@@ -160,10 +214,13 @@ class DataConfig(Section):
                     "remove one of the two"
                 )
             return self
+        if self.decode is not None and self.tokenizer is not None:
+            raise PlacedError("tokenizer", "is for texts, and `decode.image` makes images; remove one of the two")
         if len(ways) != 1:
             given = f"{' and '.join(ways)} are given" if ways else "none is given"
             raise ValueError(
-                f"exactly one of bytes_parser_function, batch_parser_function and record_layout is needed, or a section `preprocessing`; {given}"
+                "exactly one of decode, bytes_parser_function, batch_parser_function and record_layout is needed, or a section `preprocessing`; "
+                f"{given}"
             )
         return self
 
@@ -180,16 +237,16 @@ class DataConfig(Section):
     @property
     def runs_code(self) -> bool:
         """Whether decoding runs any Python code of the pipeline."""
-        declared = self.record_layout is not None or self.preprocessing is not None
+        declared = self.record_layout is not None or self.decode is not None or self.preprocessing is not None
         return not declared or self.runs_per_sample or self.label_transformer_function is not None
 
     @property
     def keeps_decoded(self) -> bool:
-        """Whether a cache may keep decoded samples: Python decodes each sample by itself, and no function may draw random numbers. A
+        """Whether a cache may keep decoded samples: each sample is decoded by itself, and no function may draw random numbers. A
         `batch_parser_function` is excluded, because its result for a sample may depend on the batch."""
         texts = (self.bytes_parser_function, self.tokenizer, *self.deterministic_transformations)
         decoding = [text for text in texts if text is not None]
-        if self.batch_parser_function is not None or not decoding:
+        if self.batch_parser_function is not None or not (decoding or self.decode):
             return False
         return not any(may_draw(text) or takes_generator(text) or not has_source(text) for text in decoding)
 

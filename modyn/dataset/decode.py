@@ -21,6 +21,7 @@ from modyn.config.preprocessing import PREPROCESSING
 from modyn.dataset.chunks import PreparedValues, select_payloads
 from modyn.dataset.code.functions import UserFunction, compile_function, compile_tokenizer, compile_transformation, seeded
 from modyn.dataset.config import DataConfig, RecordLayout
+from modyn.dataset.image_decoder import ImageDecoder
 from modyn.dataset.preparation_clock import PreparationClock
 from modyn.errors import DataError, UserCodeError
 from modyn.models.calls import Data
@@ -41,9 +42,9 @@ BLOCK = 512
 class BatchPipeline:
     """Turns the payloads of a batch into tensors as `config` says. The constructor compiles the user's functions, so only workers may call it.
 
-    `decode` depends only on the payload: parser, tokenizer, deterministic transformations. `augment` may draw random numbers: `transformations`, and
-    in training `random_transformations`. Thread-safe. If Python runs for each sample, batches are made one at a time: the user's functions need not
-    be thread-safe, and nothing else draws from the global generators. A sample is bad if its label is not in `classes`.
+    `decode` depends only on the payload: parser or built-in decoder, tokenizer, deterministic transformations. `augment` may draw random numbers:
+    `transformations`, and in training `random_transformations`. Thread-safe. If Python runs for each sample, batches are made one at a time: the
+    user's functions need not be thread-safe, and nothing else draws from the global generators. A sample is bad if its label is not in `classes`.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class BatchPipeline:
         self._columns = None if schema is None else ColumnParser(schema, absent_is_missing=absent_is_missing)
         self._kinds = None if schema is None else schema.kinds
         self._parse, self._parse_batch = function("bytes_parser_function"), function("batch_parser_function")
+        self._images = None if config.decode is None else ImageDecoder(config.decode.image)
         self._label = function("label_transformer_function")
         self._classes = classes
         tokenizer = [compile_tokenizer(config.tokenizer)] if config.tokenizer else []
@@ -109,11 +111,14 @@ class BatchPipeline:
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         clock = clock or PreparationClock()
         with self._alone, seeded(seed if self._may_draw else None):
-            if self._parse is None and not (self._decoding or self._augmenting):
+            if self._parse is None and self._images is None and not (self._decoding or self._augmenting):
                 with clock.decoding(len(keys)):
                     data = self.decode_batch(payloads, generator)
             else:
                 data = self._by_sample(payloads, prepared, generator, keep, clock)
+            if self._images is not None:
+                with clock.augmenting(0):
+                    data = self._images.normalized(self._pixels(data, keys))
             return data, self._labels(payloads.labels, keys, generator)
 
     def _by_sample(
@@ -169,7 +174,7 @@ class BatchPipeline:
     ) -> Callable[[int, int], Iterable[Any]]:
         """Return a function of (start, stop) that returns inputs of `decode`: payloads, or rows of `decode_batch`. `start` and `stop` count only the
         samples at `rows`; None: all samples."""
-        if self._parse:
+        if self._parse or self._images:
             starts, stops = payloads.offsets[:-1], payloads.offsets[1:]
             return partial(_views, payloads.data, *((starts, stops) if rows is None else (starts[rows], stops[rows])))
         if rows is not None and not len(rows):
@@ -198,7 +203,31 @@ class BatchPipeline:
 
         Args: keys: keys of the samples, int64 (n,), for messages. Raises: UserCodeError: a function fails. The message names the sample.
         """
-        return self._apply(self._decoding, samples, keys, generator)
+        return self._apply(self._decoding, self._decoded_images(samples, keys), keys, generator)
+
+    def _decoded_images(self, samples: Iterable[Any], keys: Int64Array) -> Iterable[Any]:
+        """Return the images of payloads; without a built-in decoder, return `samples`. Raises: DataError: a payload is not an image."""
+        if self._images is None:
+            return samples
+        images = list[torch.Tensor]()
+        for payload in samples:
+            try:
+                images.append(self._images.decode(payload))
+            except ValueError as error:
+                raise self._bad_sample(keys, len(images), str(error)) from error
+        return images
+
+    def _pixels(self, data: Data, keys: Int64Array) -> torch.Tensor:
+        """Return images of a batch after the transformations. Raises UserCodeError if they are no uint8 pixels any more."""
+        assert self._images is not None
+        channels, wanted = self._images.shape[0], f"uint8 (n, {self._images.shape[0]}, height, width)"
+        if not isinstance(data, torch.Tensor) or data.dtype != torch.uint8 or data.dim() != 4 or data.shape[1] != channels:
+            found = f"{_describe(data)} of {data.dtype}" if isinstance(data, torch.Tensor) else _describe(data)
+            raise UserCodeError(
+                f"transformations of decoded images must return their pixels, {wanted} for a batch, because `decode.image.normalize` follows; for "
+                f"{self._name_batch(keys)}, the batch is {found}"
+            )
+        return data
 
     def augment(self, samples: list[Any], keys: Int64Array, generator: torch.Generator | None = None) -> list[Any]:
         """Turn parsed `samples` into model inputs, with new random numbers for each use. Args and errors as for `decode`."""

@@ -256,7 +256,7 @@ def test_what_is_wrong_is_said_with_its_line(clicks: RunningStack) -> None:
     drift = {"id": "DataDriftTrigger", "metrics": {"m": metric}, "on": "payload"}
     cases: list[tuple[dict[str, Any], str]] = [
         ({"data": {"dataset_id": "clicks", "record_layout": {"dtype": "u1"}}}, "data: the pipeline has a section `preprocessing`"),
-        ({"preprocessing": None}, "data: exactly one of bytes_parser_function"),
+        ({"preprocessing": None}, "data: exactly one of decode, bytes_parser_function"),
         ({"preprocessing": {**SPARSE, "format": None}}, "preprocessing.format: is required in a pipeline"),
         ({"data": {"dataset_id": "clicks", "preprocessing": {}}}, "data.preprocessing: preprocessing is a section of its own"),
         ({"trigger": drift}, "trigger.on: payloads are rows of columns here"),

@@ -35,6 +35,7 @@ _DECODING = (
     "bytes_parser_function",
     "batch_parser_function",
     "record_layout",
+    "decode",
     "tokenizer",
     "deterministic_transformations",
 )

@@ -92,7 +92,7 @@ class _PreparedInProcess(IterableDataset[Batch | ModynError]):
 
 def decode_samples(functions: BatchPipeline, data: DataConfig, payloads: Payloads) -> list[Any]:
     """Decode the samples with all deterministic transformations. Return one value for each sample."""
-    if data.bytes_parser_function is not None:
+    if data.bytes_parser_function is not None or data.decode is not None:
         return functions.decode(map(payloads.payload, range(len(payloads))), payloads.keys)
     return functions.decode(rows_of(functions.decode_batch(payloads)), payloads.keys)
 

@@ -164,7 +164,7 @@ def test_mistakes_are_listed_with_line_path_and_nearest_name() -> None:
         ("policies: {a: {id: DataAmountTrigger, num_samples: 5}}\ndata: 1", "p.yaml:2: data: is not a section"),
         (
             "policies: {a: {id: DataAmountTrigger, num_samples: 5}}\ndata: {}",
-            "p.yaml:2: data: exactly one of bytes_parser_function",
+            "p.yaml:2: data: exactly one of decode, bytes_parser_function",
         ),
         (
             "policies: {a: {id: DataAmountTrigger, num_samples: 5}}\ndata:\n  record_layout: {dtyp: int8}",

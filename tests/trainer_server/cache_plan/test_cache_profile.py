@@ -272,7 +272,9 @@ def test_the_sections_are_checked_with_their_lines(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_profiled(text, "p.yaml")
     assert "training.batch_size: 0 is wrong" in caught.value.message
-    assert "exactly one of bytes_parser_function, batch_parser_function and record_layout is needed" in caught.value.message
+    assert (
+        "exactly one of decode, bytes_parser_function, batch_parser_function and record_layout is needed" in caught.value.message
+    )
     assert all(line.startswith("p.yaml:") for line in caught.value.message.splitlines())
     unknown = yaml.safe_load(tiny_pipeline("numbers")) | {"model": {"id": "NoSuchModel"}}
     with pytest.raises(ConfigError, match=r"p.yaml:\d+: model.id: .*NoSuchModel"):
