@@ -54,7 +54,7 @@ class RunPart:
 
     def __init__(self, config: SystemConfig, model: ServedModel, clients: ServingClients) -> None:
         self.model, self._clients, self._every_s = model, clients, config.serving.poll_interval_s
-        self.load = StoredVersionLoader(clients.models, model.settings, config.serving.device)
+        self.load = StoredVersionLoader(clients.models, model.settings, config.serving.device, model.decoding)
         self.meter = LoadMeter(pinned=model.settings.pinned)
         dataset = model.settings.observations
         self.intake = None if dataset is None else _open_intake(config, model, dataset, clients.storage)
@@ -97,7 +97,8 @@ def _open_intake(config: SystemConfig, model: ServedModel, dataset: str, storage
     serving = config.serving
     # A label transformer function of the pipeline may map any label to a class, so labels are not checked.
     classes = None if model.pipeline["data"].get("label_transformer_function") else label_classes(model.pipeline)
-    log = StorageObservationLog(storage, dataset, columns=model.columns is not None, classes=classes)
+    images = model.decoding is not None
+    log = StorageObservationLog(storage, dataset, columns=model.columns is not None, images=images, classes=classes)
     if is_regression(model.pipeline) and not log.takes_fractions:
         get_logger("serving.observations").warning(
             "labels_are_whole_numbers",

@@ -9,6 +9,7 @@ from typing import Any
 from modyn.config.base import load_section
 from modyn.config.preprocessing import with_columns
 from modyn.config.serving import ServedRun
+from modyn.dataset.config import ImageDecoding
 from modyn.errors import ConfigError, InvalidArgumentError
 from modyn.records import RunId
 from modyn.serving.observations.storage_log import check_readable
@@ -32,6 +33,19 @@ class ServedModel:
     def columns(self) -> Mapping[str, Any] | None:
         """The section `preprocessing` of the pipeline, whose columns are the inputs of the model; None: the pipeline has no such section."""
         return self.pipeline.get("preprocessing")
+
+    @property
+    def decoding(self) -> ImageDecoding | None:
+        """How requests with images are decoded; None: requests have tensors, because the pipeline decodes no images, changes them by transformations,
+        or `serving.inputs` names the tensors."""
+        data = self.pipeline["data"]
+        section = (data.get("decode") or {}).get("image")
+        is_changed = any(data.get(name) for name in ("deterministic_transformations", "transformations"))
+        return (
+            None
+            if section is None or is_changed or self.settings.inputs
+            else load_section(ImageDecoding, section, "data.decode.image")
+        )
 
 
 def served_model(run_id: str, pipeline: Mapping[str, Any], options: Mapping[str, Any]) -> ServedModel:

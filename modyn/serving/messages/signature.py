@@ -16,6 +16,9 @@ Tensor = npt.NDArray[Any]
 Tensors = Mapping[str, Tensor]
 """Arrays by name of the tensor. A BYTES tensor is an array of dtype object that contains `bytes`."""
 
+IMAGE: Final = "image"
+"""Name of the input of a model whose pipeline decodes images."""
+
 DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "BOOL": np.dtype(np.bool_),
     "INT8": np.dtype(np.int8),
@@ -61,6 +64,8 @@ class TensorSignature:
     """Sizes of the dimensions; -1: any size. If the first size is -1, the first dimension is the batch."""
     nan_allowed: bool = False
     """Whether the model fills in missing values: NaN in floating-point tensors, None in BYTES. Infinite values are always refused."""
+    example: bytes = b""
+    """Value of a BYTES tensor that the model takes, for warm-up."""
 
     def __post_init__(self) -> None:
         if self.datatype not in DTYPES:

@@ -17,7 +17,7 @@ from modyn.errors import ConfigError, InvalidArgumentError, NotFoundError
 from modyn.models.classes import LabelClasses
 from modyn.records import has_label, why_no_label
 from modyn.rpc.logs import get_logger
-from modyn.serving.messages.signature import Tensors
+from modyn.serving.messages.signature import IMAGE, Tensors
 from modyn.serving.observations.join import Appended, ObservationRecord
 from modyn.storage.client import MOST_RECORDS, AppendedRecord, NewRecord, StorageClient
 
@@ -53,7 +53,7 @@ class StorageObservationLog:
     """Appends observations to a dataset of records (`modyn data register NAME --records`). A run in production mode reads the samples of the dataset.
 
     A record has the observation's label, the arrival time in whole seconds as timestamp, and the observation's idempotency key. The payload is the
-    result of `payload_of`, or of `row_of` if the run has a section `preprocessing`.
+    result of `payload_of`, or of `row_of` if the run has a section `preprocessing`; if the run decodes images, the image.
     """
 
     def __init__(
@@ -62,10 +62,12 @@ class StorageObservationLog:
         dataset: str,
         *,
         columns: bool = False,
+        images: bool = False,
         classes: LabelClasses | None = None,
         sealed_s: float = 1.0,
     ) -> None:
-        """Args: columns: inputs are columns of the section `preprocessing`. classes: allowed labels; None: any number that the dataset accepts.
+        """Args: columns: inputs are columns of the section `preprocessing`. images: the input is an encoded image. classes: allowed labels; None: any
+        number that the dataset accepts.
         sealed_s: longest wait, in seconds, until an appended record becomes a sample that other records can be compared with.
 
         Raises: NotFoundError: there is no such dataset. InvalidArgumentError: the dataset is not a dataset of records. UnavailableError."""
@@ -77,7 +79,7 @@ class StorageObservationLog:
             )
         self._storage, self._dataset, self._identity = storage, dataset, info.identity
         self._float_labels, self._classes = info.float_labels, classes
-        self._payload = row_of if columns else payload_of
+        self._payload = row_of if columns else image_of if images else payload_of
         self._sealed_s, self._clock_reported = sealed_s, False
         self._unsealed = frozenset[int]()
         """Keys of records that were not samples yet at the last call, so that no record could be compared with them."""
@@ -224,6 +226,11 @@ def payload_of(inputs: Tensors) -> bytes:
     if len(inputs) == 1 and (values := next(iter(inputs.values()))).dtype != object:
         return np.ascontiguousarray(values[0], values.dtype.newbyteorder("<")).tobytes()
     return json.dumps({name: _plain(values[0]) for name, values in inputs.items()}, separators=(",", ":")).encode()
+
+
+def image_of(inputs: Tensors) -> bytes:
+    """Return the payload for a request of one image: its bytes, which `data.decode.image` reads."""
+    return bytes(inputs[IMAGE].reshape(-1)[0])
 
 
 def row_of(inputs: Tensors) -> bytes:

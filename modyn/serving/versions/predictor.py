@@ -60,6 +60,6 @@ def warm_up(predictor: Predictor, batches: int) -> None:
 
 
 def zeros(tensor: TensorSignature, rows: int) -> Tensor:
-    """Return zeros or empty bytes that fit the tensor, with `rows` rows in the batch dimension, and size 1 in each other dimension of any size."""
+    """Return zeros or example bytes that fit the tensor, with `rows` rows in the batch dimension, and size 1 in each other dimension of any size."""
     shape = [rows if place == 0 and size == -1 else abs(size) for place, size in enumerate(tensor.shape)]
-    return np.full(shape, b"", np.object_) if tensor.datatype == "BYTES" else np.zeros(shape, DTYPES[tensor.datatype])
+    return np.full(shape, tensor.example, np.object_) if tensor.datatype == "BYTES" else np.zeros(shape, DTYPES[tensor.datatype])

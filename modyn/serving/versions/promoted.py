@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from modyn.config.serving import ServedRun
+from modyn.dataset.config import ImageDecoding
 from modyn.errors import ConfigError, NotFoundError
 from modyn.model_storage.client import CurrentVersions, ModelStorageClient
 from modyn.models.export import parse_input
@@ -56,11 +57,14 @@ def plan(versions: CurrentVersions, settings: ServedRun) -> ServingPlan:
 class StoredVersionLoader:
     """Loads versions from model storage as PyTorch predictors, including the preprocessing of the version, if there is any.
 
-    Args: device: torch device. Raises: InvalidArgumentError: an input in the settings cannot be read.
+    Args: device: torch device. decoding: how the pipeline decodes images, which are then the inputs; None: inputs are tensors. Raises:
+    InvalidArgumentError: an input in the settings cannot be read.
     """
 
-    def __init__(self, models: ModelStorageClient, settings: ServedRun, device: str) -> None:
-        self._models, self._settings, self._device = models, settings, device
+    def __init__(
+        self, models: ModelStorageClient, settings: ServedRun, device: str, decoding: ImageDecoding | None = None
+    ) -> None:
+        self._models, self._settings, self._device, self._decoding = models, settings, device, decoding
         self._inputs = tuple(map(parse_input, settings.inputs))
 
     def __call__(self, name: VersionName) -> Predictor:
@@ -74,6 +78,7 @@ class StoredVersionLoader:
         from modyn.models.weights import load_model, read_statistics
         from modyn.preprocessing import Preprocessing
         from modyn.serving.versions.column_predictor import ColumnPredictor
+        from modyn.serving.versions.image_predictor import ImagePredictor
         from modyn.serving.versions.torch_predictor import TorchPredictor, inputs_of
 
         if not name.version.isdigit():
@@ -88,6 +93,8 @@ class StoredVersionLoader:
                     "it was trained with the section `preprocessing`, so its inputs are the columns of that; remove serving.inputs (or --input)"
                 )
             return ColumnPredictor(module, Preprocessing.from_bytes(statistics), self._device, partial(count_inputs, name))
+        if self._decoding is not None:
+            return ImagePredictor(module, self._decoding, self._device)
         given = self._inputs or inputs_of(stored.model_class, stored.model_config)
         return TorchPredictor(module, given, self._device, nan_allowed=self._settings.nan_allowed)
 
