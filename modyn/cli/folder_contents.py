@@ -41,6 +41,8 @@ _FORMATS: Final = ("", "%Y%m%d", "ms", "us", "ns", "%Y/%m/%d", "%d.%m.%Y", "%Y%m
 _MOST_CLASSES: Final = 100
 _NUMBER: Final = re.compile(r"[-+.]?\d")
 """Beginning of a number or a date."""
+_DATE: Final = re.compile(r"(?P<date>(?:19|20)\d\d-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01]))")
+"""A date in the path of an image."""
 _KINDS: Final = {
     ".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet", ".tar": "tar",
     **dict.fromkeys(IMAGE_ENDINGS, "images"),
@@ -156,10 +158,14 @@ def _images(given: Given, paths: Sequence[str], others: Sequence[str]) -> Recogn
             f"{given.folder} holds {len(loose):,} images outside of class folders ({_shown(loose)}), and no label files next to them: move each "
             "image to the folder of its class, or choose --format"
         )
-    times = "" if given.timestamp_source else _file_of_times(given, others)
-    said = f"{len(paths):,} images in {len(classes):,} class folders: {_listed(classes)}"
-    time = f"time: {times}" if times else "time: modification time of each file"
-    return Recognised("image_folder", {"times": times} if times else {}, "", (said, "label: number of the class", time))
+    said, label = f"{len(paths):,} images in {len(classes):,} class folders: {_listed(classes)}", "label: number of the class"
+    if given.timestamp_source:
+        return Recognised("image_folder", said=(said, label, "time: as given"))
+    if times := _file_of_times(given, others):
+        return Recognised("image_folder", {"times": times}, said=(said, label, f"time: in {times}"))
+    if all(_DATE.search(path.partition("/")[2]) for path in paths):
+        return Recognised("image_folder", {}, f"name:{_DATE.pattern}", (said, label, "time: the date in each path"))
+    return Recognised("image_folder", said=(said, label, "time: modification time of each file"))
 
 
 def _label_files(paths: Sequence[str], others: Sequence[str]) -> str:

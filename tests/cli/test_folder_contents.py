@@ -76,6 +76,14 @@ def test_class_folders(write: Write) -> None:
     assert look(str(found and Path(write({}))), r"name:(\d{4})").timestamp_source == r"name:(\d{4})"
 
 
+def test_dates_in_the_paths_of_images_are_times(write: Write) -> None:
+    found = look(write({"cats/a-2013-01-31.png": b"", "dogs/2013-02-01/b.png": b""}))
+    times = build_format(found.wrapper, found.options, found.timestamp_source).name_pattern
+    assert times is not None
+    assert times.times(["", ""], ["a-2013-01-31.png", "2013-02-01/b.png"]) == [1359590400, 1359676800]
+    assert look(write({"dogs/c.png": b""})).timestamp_source == ""
+
+
 def test_images_with_label_files(write: Write) -> None:
     found = look(write({"a.png": b"", "a.label": "1", "in/b.png": b"", "in/b.label": "0"}))
     assert (found.wrapper, found.options) == (
