@@ -1,8 +1,9 @@
 """Calls of models: `forward`, `embedding`, `last_layer`, and `score`, which scores samples in one pass without training.
 
 Training, evaluation and scoring call models only through this module. A model takes one tensor, several by position (a tuple) or several by name (a
-dictionary). A model may offer `embedding(data)` and a property `last_layer`. Without these members, Modyn uses the last `nn.Linear` of the model as
-last layer, and its input as embedding. Only workers import this module, because it imports torch.
+dictionary). If a model returns an object with logits, as models of transformers do, the logits count as its output. A model may offer
+`embedding(data)` and a property `last_layer`, or `get_classifier()` as models of timm do. Without these members, Modyn uses the last `nn.Linear` of
+the model as last layer, and its input as embedding. Only workers import this module, because it imports torch.
 """
 
 from __future__ import annotations
@@ -51,15 +52,39 @@ class Scores:
 def forward(model: Callable[..., Any], data: Data) -> Any:
     """Return the model's output for a batch. A tuple of inputs is passed by position, a dictionary by name."""
     if isinstance(data, tuple):
-        return model(*data)
-    return model(**data) if isinstance(data, dict) else model(data)
+        return plain_output(model(*data))
+    return plain_output(model(**data) if isinstance(data, dict) else model(data))
+
+
+def plain_output(output: Any) -> Any:
+    """Return the logits of an output that is an object with `logits`; otherwise the output itself."""
+    if isinstance(output, Tensor):
+        return output
+    found = getattr(output, "logits", None)
+    return found if isinstance(found, Tensor) else output
+
+
+@contextmanager
+def plain_outputs(model: nn.Module) -> Iterator[None]:
+    """Make a model itself return its logits within a `with` block, for exports."""
+    with _hook(model.register_forward_hook(lambda _, inputs, output: plain_output(output))):
+        yield
+
+
+def offered_last_layer(model: nn.Module) -> Any:
+    """Return the layer that the model itself names: its `last_layer`, or the result of its `get_classifier()`; None: it names none."""
+    if (offered := getattr(model, "last_layer", None)) is not None:
+        return offered
+    classifier = getattr(model, "get_classifier", None)
+    found = classifier() if callable(classifier) else None
+    return found if isinstance(found, nn.Linear) else None
 
 
 def last_layer(model: nn.Module) -> nn.Linear:
     """Return the layer that turns embeddings into logits: the model's `last_layer`. Without this property, return the last nn.Linear in the order of
     definition. Raises ConfigError: the model has no nn.Linear.
     """
-    offered = getattr(model, "last_layer", None)
+    offered = offered_last_layer(model)
     if offered is not None and not isinstance(offered, nn.Linear):
         raise ConfigError(f"model.id: `last_layer` of {type(model).__name__} is a {type(offered).__name__}, not an nn.Linear")
     found = [module for module in model.modules() if isinstance(module, nn.Linear)]
@@ -73,14 +98,14 @@ def last_layer(model: nn.Module) -> nn.Linear:
 
 def has_last_layer(model: nn.Module) -> bool:
     """Return whether the model has a last layer: its own `last_layer`, or an nn.Linear."""
-    return getattr(model, "last_layer", None) is not None or any(isinstance(module, nn.Linear) for module in model.modules())
+    return offered_last_layer(model) is not None or any(isinstance(module, nn.Linear) for module in model.modules())
 
 
 def num_logits(model: nn.Module) -> int | None:
-    """Return the number of outputs of the model's `last_layer`. None: the model has no property `last_layer`; then other layers may follow the last
-    nn.Linear.
+    """Return the number of outputs of the layer that the model names as its last layer. None: the model names none; then other layers may follow the
+    last nn.Linear.
     """
-    offered = getattr(model, "last_layer", None)
+    offered = offered_last_layer(model)
     return offered.out_features if isinstance(offered, nn.Linear) else None
 
 

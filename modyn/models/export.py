@@ -127,12 +127,15 @@ def export_program(model: nn.Module, inputs: Sequence[ModelInput], path: Path) -
     """
     import torch
 
+    from modyn.models.calls import plain_outputs
+
     traced = TracedInputs.of(inputs)
     three = traced.three
     try:
         with torch.no_grad():
-            program = torch.export.export(model, *traced.two, dynamic_shapes=traced.shapes)
-            expected: Any = model(*three[0], **three[1])
+            with plain_outputs(model):
+                program = torch.export.export(model, *traced.two, dynamic_shapes=traced.shapes)
+                expected: Any = model(*three[0], **three[1])
             torch.testing.assert_close(program.module()(*three[0], **three[1]), expected)
     except Exception as error:
         raise not_exported(model, inputs, "a program", error) from error

@@ -45,6 +45,7 @@ def export_onnx(model: nn.Module, inputs: Sequence[ModelInput], path: Path) -> N
     """
     import torch
 
+    from modyn.models.calls import plain_outputs
     from modyn.models.onnx_bags import replace_bags
 
     for name in ("onnx", "onnxscript"):
@@ -53,7 +54,7 @@ def export_onnx(model: nn.Module, inputs: Sequence[ModelInput], path: Path) -> N
     traced = TracedInputs.of(inputs)
     args, kwargs = traced.three
     try:
-        with torch.no_grad(), _quietly():
+        with torch.no_grad(), _quietly(), plain_outputs(model):
             expected = named_outputs(model(*args, **kwargs))
             with replace_bags(model):
                 program: Any = torch.onnx.export(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,24 @@ class SigmoidAfterLastLayer(nn.Module):
         return found
 
 
+@dataclass
+class Output:
+    """An output as models of transformers return it."""
+
+    logits: Tensor
+    hidden: Tensor
+
+
+class ReturnsObject(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.out = nn.Linear(3, 5), nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Output:
+        hidden = torch.tanh(self.hidden(x))
+        return Output(self.out(hidden), hidden)
+
+
 def cross_entropy(output: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(output, labels, reduction="none", label_smoothing=0.1)
 
@@ -75,6 +94,7 @@ CASES: list[Any] = [
     pytest.param(Pair, (drawn(7, 3), drawn(7, 2)), cross_entropy, id="by position"),
     pytest.param(Pair, {"right": drawn(7, 2), "left": drawn(7, 3)}, cross_entropy, id="by name"),
     pytest.param(SigmoidAfterLastLayer, drawn(7, 3), binary, id="code after the last layer"),
+    pytest.param(ReturnsObject, drawn(7, 3), cross_entropy, id="an object with logits"),
     pytest.param(small_cnn, drawn(7, 1, 8, 8), cross_entropy, id="ours"),
 ]
 

@@ -127,6 +127,22 @@ def test_strict_false_takes_what_fits(tmp_path: Path) -> None:
     assert target.state_dict()["hidden.0.bias"].eq(3).all()
 
 
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.output = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
+        self.output.weight = self.table.weight
+
+
+def test_tied_weights_are_stored_under_both_names_and_stay_tied(tmp_path: Path) -> None:
+    source, target = Tied(), Tied()
+    save_weights(source, tmp_path / "w")
+    assert {spec.name for spec in read_tensors(tmp_path / "w")} == {"table.weight", "output.weight"}
+    load_weights(target, tmp_path / "w")
+    assert target.output.weight is target.table.weight
+    assert torch.equal(target.table.weight, source.table.weight)
+
+
 def test_state_that_is_not_a_tensor_is_refused(tmp_path: Path) -> None:
     class Extra(nn.Module):
         def get_extra_state(self) -> int:
