@@ -11,6 +11,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 SOURCES = pyproject.toml $(CONSTRAINTS) CMakeLists.txt $(shell find cpp protos -type f 2>/dev/null)
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS)
 MOTO := $(VENV)/moto/.installed
+MODEL_LIBRARIES := $(VENV)/model-libraries/.installed
 # More jobs than cores: tests wait for processes and disks during a third of their time.
 JOBS ?= 3
 # One worker runs all tests of a file, so that shared fixtures start once. Files run in the order of tests/conftest.py.
@@ -57,6 +58,12 @@ $(MOTO): $(DEV_STAMP) tests/moto-requirements.txt
 	$(VENV)/moto/bin/python -m pip install --quiet --requirement tests/moto-requirements.txt
 	@touch $@
 
+# Only tests of models by name see these libraries, because torchmetrics imports them too, and then takes twice the time.
+$(MODEL_LIBRARIES): $(DEV_STAMP) tests/model-libraries.txt
+	rm -rf $(VENV)/model-libraries
+	$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/model-libraries --requirement tests/model-libraries.txt
+	@touch $@
+
 demo: setup  ## Replay a pipeline on real images through all six services, show the results, write an HTML report
 	$(BIN)/python -c "import sklearn" 2>/dev/null || $(PIP_INSTALL) scikit-learn  # the images come with it
 	$(BIN)/python -m examples.digits.demo
@@ -80,12 +87,12 @@ types: setup-dev
 
 # Tests start hundreds of processes. With PYTHONDONTWRITEBYTECODE, each would compile the sources again, and pytest would compile all tests again.
 export PYTHONDONTWRITEBYTECODE :=
-unit: setup-dev $(MOTO)
+unit: setup-dev $(MOTO) $(MODEL_LIBRARIES)
 	$(BIN)/python -m compileall -q modyn tests
 	MODYN_TESTS_NO_SKIP=1 $(BIN)/pytest -m "not slow and not exhaustive" $(XDIST)
 
 # Figures of the data path that need a peer are skipped, unless `make peers` has installed the peers.
-slow: setup-dev $(MOTO)  ## Slow tests: random kills, each kind of policy under kills, some figures on few samples, more property examples
+slow: setup-dev $(MOTO) $(MODEL_LIBRARIES)  ## Slow tests: random kills, each kind of policy under kills, some figures on few samples, more property examples
 	$(SLOW_TESTS) -m "slow or (hypothesis and not exhaustive)"
 
 exhaustive: setup-dev  ## Every policy with every option under kills, and other tests that take minutes each

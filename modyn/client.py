@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from modyn.config.system import SystemConfig, load_system_config
 from modyn.errors import InvalidArgumentError, UnavailableError
 from modyn.local.control import StackStatus, stack_status, start_stack, stop_stack
 from modyn.model_access import ModelAccess
+from modyn.models.names import changed_sources, with_sources
 from modyn.records import DeletedSamples, keys_array
 from modyn.registry import Plugin
 from modyn.result_tables import table_of
@@ -97,9 +98,10 @@ class Client(ModelAccess):
     # --- Runs -------------------------------------------------------------------------------------------------------------------
 
     def check(self, pipeline: Path | str) -> list[Problem]:
-        """Return all mistakes and warnings (see `severity`) that the services find in a pipeline file. No code of the pipeline is run."""
+        """Return all mistakes and warnings (see `severity`) that the services find in a pipeline file. No code of the pipeline is run, except
+        the file of its model."""
         path = Path(pipeline)
-        return self.supervisor.validate(read_pipeline(path), str(path))
+        return self.supervisor.validate(with_sources(read_pipeline(path), str(path)), str(path))
 
     def run(
         self,
@@ -133,7 +135,8 @@ class Client(ModelAccess):
             arguments.flag("final_trigger", final_trigger),
             arguments.texts("tags", tags),
         )
-        return self.supervisor.submit(override(text, file_name, arguments.texts("settings", settings)), file_name, options)
+        text = override(text, file_name, arguments.texts("settings", settings))
+        return self.supervisor.submit(with_sources(text, file_name), file_name, options)
 
     def watch(
         self, run_id: str, after_seq: int = 0, evaluation: int | None = None, *, newest: int | None = None
@@ -177,8 +180,12 @@ class Client(ModelAccess):
         return self.supervisor.stop(run_id)
 
     def resume(self, run_id: str) -> Run:
-        """Continue a run that was stopped, interrupted or failed. Finished steps are not repeated. Raises: ConflictError: the run has finished."""
-        return self.supervisor.resume(run_id)
+        """Continue a run that was stopped, interrupted or failed. Finished steps are not repeated. `message` names files of its model that
+        have changed; the run keeps its copies. Raises: ConflictError: the run has finished.
+        """
+        run = self.supervisor.resume(run_id)
+        notes = changed_sources(run.pipeline)
+        return replace(run, message="\n".join([run.message, *notes]).strip()) if notes else run
 
     def finish(self, run_id: str) -> Run:
         """End the stream of a run at its present position, make its final evaluations, and finish the run. A production run normally ends in this
@@ -399,5 +406,5 @@ def _profiled(pipeline: Path | str | Mapping[str, Any]) -> ProfiledPipeline:
     from modyn.trainer_server.cache_plan.cache_planning import load_profiled
 
     if isinstance(pipeline, Mapping):
-        return load_profiled(pipeline_yaml(pipeline), "pipeline")
-    return load_profiled(read_pipeline(pipeline), str(pipeline))
+        return load_profiled(with_sources(pipeline_yaml(pipeline), "pipeline"), "pipeline")
+    return load_profiled(with_sources(read_pipeline(pipeline), str(pipeline)), str(pipeline))

@@ -67,7 +67,7 @@ class ModelAccess(ResultTables):
 
         with tempfile.TemporaryDirectory() as folder:
             stored = self.export_model(model_id, Path(folder) / "model.safetensors")
-            return load_model(stored.model_class, stored.model_config, stored.path)
+            return load_model(stored.model_class, stored.model_config, stored.path, stored.model_definition)
 
     def preprocessing(self, model_id: int) -> Preprocessing | None:
         """Return the preprocessing that makes the inputs of a model, with the statistics of this version. None: the model has no preprocessing.

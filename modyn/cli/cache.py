@@ -227,9 +227,10 @@ def _rounded(value: float | str) -> str:
 def _check(file: Path) -> None:
     """Check the file before services are started. Raises ConfigError."""
     from modyn.config.overrides import read_pipeline
+    from modyn.models.names import with_sources
     from modyn.trainer_server.cache_plan.profiled_pipeline import load_profiled
 
-    load_profiled(read_pipeline(file), str(file))
+    load_profiled(with_sources(read_pipeline(file), str(file)), str(file))
 
 
 def _show(part: MeasuredPart) -> None:

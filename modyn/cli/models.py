@@ -46,6 +46,8 @@ def list_models(run: Annotated[str | None, typer.Argument(help="Only versions of
 @app.command()
 def show(model: ModelIdArgument, json: Json = False) -> None:
     """Show a model version and the result of its training."""
+    from modyn.models.names import text_sha256
+
     with connect() as client:
         found = client.model(model)
     if json:
@@ -54,7 +56,9 @@ def show(model: ModelIdArgument, json: Json = False) -> None:
     return print_fields(
         {
             "model": str(version.model_id), "run": version.run_id or "imported", "trigger": str(version.trigger_id),
-            "parent": str(version.parent_id or "–"), "class": found.model_class, "config": str(found.model_config), "format": version.strategy,
+            "parent": str(version.parent_id or "–"), "class": found.model_class,
+            **({"class sha256": text_sha256(found.model_definition)} if found.model_definition else {}),
+            "config": str(found.model_config), "format": version.strategy,
             "stored": _stored(version), "size": _cost(version.num_bytes, version.encode_s),
             "size if stored whole": _cost(version.full_bytes, version.full_encode_s),
             "weights sha256": version.weights_sha256, "created": clock(version.created_at),
@@ -134,7 +138,10 @@ def export(
             return
         stored = client.export_model(model, target)
     about = target.with_suffix(".json")
-    about.write_text(json_module.dumps({"model": {"id": stored.model_class, "config": stored.model_config}}, indent=2) + "\n")
+    described: dict[str, object] = {"id": stored.model_class, "config": stored.model_config}
+    if stored.model_definition:  # the source of the class, or the config.json of transformers
+        described["definition"] = stored.model_definition
+    about.write_text(json_module.dumps({"model": described}, indent=2) + "\n")
     say(f"wrote {target} and {about}")
 
 

@@ -27,8 +27,9 @@ def check(file: Annotated[Path, typer.Argument(help="Pipeline file.", show_defau
     from modyn.config.pipeline import check_frame
     from modyn.config.published import pipeline_source
     from modyn.config.yaml_source import load_yaml, with_lines
+    from modyn.models.names import with_sources
 
-    source = pipeline_source(load_yaml(read_pipeline(file), str(file)))
+    source = pipeline_source(load_yaml(with_sources(read_pipeline(file), str(file)), str(file)))
     found = check_frame(source.data)
     asked_services = services_run()
     if asked_services:

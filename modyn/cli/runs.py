@@ -62,6 +62,7 @@ def run(
     from modyn.config.arguments import timestamp
     from modyn.config.overrides import override, read_pipeline
     from modyn.config.pipeline import load_pipeline
+    from modyn.models.names import with_sources
 
     if served:
         _check_serving(detach, report_file)
@@ -71,7 +72,7 @@ def run(
     start, end = timestamp("--from", from_), timestamp("--to", to)
     if not services_run():
         # A typo is reported before any service is started.
-        load_pipeline(override(read_pipeline(file), str(file), settings or ()), str(file))
+        load_pipeline(with_sources(override(read_pipeline(file), str(file), settings or ()), str(file)), str(file))
     with connect(start=True) as client:
         submitted = client.run(
             file,
@@ -241,8 +242,10 @@ def stop(run: RunArgument) -> None:
 def resume(run: RunArgument, detach: Detach = False) -> None:
     """Continue a run that was stopped, interrupted or failed. Finished steps are not repeated."""
     with connect(start=True) as client:
-        client.resume(run)
+        message = client.resume(run).message
         say(f"{run} continues")
+        if message:
+            say(message)
         if not detach:
             _follow_to_the_end(client, run)
 

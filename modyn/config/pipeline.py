@@ -42,12 +42,18 @@ class Identity(Section):
 
 
 class ModelReference(Section):
-    """The model that is trained, and the arguments of its constructor."""
+    """A model by name: `package.module:Name`, `./file.py:Name`, `torchvision:NAME`, `timm:NAME` or `transformers:FOLDER`."""
 
-    id: str = Field(min_length=1, description="registered name of the model, see `modyn plugins`", examples=["ResNet18"])
+    id: str = Field(
+        min_length=1,
+        description="registered id (`modyn plugins`), `package.module:Name`, `./file.py:Name`, `torchvision:NAME`, `timm:NAME` or "
+        "`transformers:FOLDER`",
+        examples=["ResNet18", "timm:vit_small_patch16_224"],
+    )
     config: dict[str, Any] = Field(
         default_factory=dict, description="arguments of the model's constructor", examples=[{"num_classes": 10}]
     )
+    download: bool = Field(False, description="whether a library may download pretrained weights")
 
 
 class _View(Section):
@@ -126,6 +132,9 @@ class PipelineFrame(Section):
         None, description="how `modyn serve` serves a run; options of the command override this section"
     )
     evaluation: EvaluationFrame | None = Field(None, description="how models are evaluated; none: they are not evaluated")
+    sources: dict[str, Any] = Field(
+        default_factory=dict, description="files that models are built from, by name; `modyn run` adds them"
+    )
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class SessionModel:
         # The old model is dropped first, so that two models are not in memory at the same time.
         connection.memory.pop(_NAME, None)
         stored = models.get(model_id, folder / "model.safetensors", connection.models)
-        network = build_model(stored.model_class, stored.model_config)
+        network = build_model(stored.model_class, stored.model_config, stored.model_definition)
         load_weights(network, stored.path)
         content = read_statistics(stored.path)
         statistics = None if content is None else Preprocessing.from_bytes(content)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self, TypeVar
 
 from modyn.errors import CorruptStateError, InvalidArgumentError, NotFoundError
 from modyn.models.weights import weights_sha256
@@ -35,7 +35,7 @@ class ModelHeader:
     """Run that made the model; empty: the model is imported, and its `put` is not idempotent."""
     trigger_id: int
     model_class: str
-    """Id of the model class in the registry of `modyn.models`."""
+    """`model.id` of the pipeline."""
     model_config: Mapping[str, Any] = field(default_factory=dict)
     model_storage: Mapping[str, Any] = field(default_factory=dict)
     """The section `model_storage` of the pipeline; empty: the model is stored whole, as safetensors."""
@@ -45,6 +45,8 @@ class ModelHeader:
     """Id of the version that this model was fine-tuned from."""
     has_optimizers: bool = False
     """Whether the state of the optimizers is sent with the model. `put` sets this field."""
+    model_definition: str = ""
+    """Text that the model is built from, see `modyn.models.named.model_definition`; empty: id and configuration are enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class StoredModelInfo:
     model_class: str
     model_config: dict[str, Any]
     training_result: dict[str, Any]
+    model_definition: str = field(default="", kw_only=True)
+    """See `ModelHeader`. `list` leaves it out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,13 @@ class StoredModel(StoredModelInfo):
     """A model version whose weights have been fetched into the safetensors file `path`."""
 
     path: Path
+
+    @classmethod
+    def of(cls, info: StoredModelInfo, path: Path) -> Self:
+        """Add the path to the description of a version."""
+        return cls(
+            info.version, info.model_class, info.model_config, info.training_result, path, model_definition=info.model_definition
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +228,7 @@ class ModelStorageClient(SectionClient):
             content = kept.get(info.version.weights_sha256)
             if content is not None:
                 into.write_bytes(content)
-                return StoredModel(info.version, info.model_class, info.model_config, info.training_result, into)
+                return StoredModel.of(info, into)
         stored = self._retrier.call(self._get, model_id, into)
         if kept is not None:
             _keep(kept, stored.version, into)
@@ -230,7 +241,7 @@ class ModelStorageClient(SectionClient):
             raise CorruptStateError(f"model {model_id} arrived without its description: it is incomplete; fetch it again")
         info = from_message(first.info, StoredModelInfo)
         _receive(replies, into, f"model {model_id}")
-        return StoredModel(info.version, info.model_class, info.model_config, info.training_result, into)
+        return StoredModel.of(info, into)
 
     def get_optimizers(self, model_id: int, into: Path, kept: KeptModels | None = None) -> None:
         """Fetch the stored state of a version's optimizers into the file `into`. The file appears only if it is complete.
@@ -264,7 +275,10 @@ class ModelStorageClient(SectionClient):
         return from_message(found, StoredModelInfo)
 
     def list(self, run_id: RunId | None = None) -> list[StoredModelInfo]:
-        """Return the versions of one run, in the order in which they were stored. Without a run, return all versions, including imported ones."""
+        """Return the versions of one run, in the order in which they were stored. Without a run, return all versions, including imported ones.
+
+        The versions lack their `model_definition`.
+        """
         request = model_storage_pb2.ListModelsRequest(run_id=run_id or "")
         return self._retrier.call(lambda: [from_message(model, StoredModelInfo) for model in self._stub.List(request)])
 

@@ -43,6 +43,7 @@ from modyn.records import ModelVersion, RunId
 
 # Layouts are long and needed only for reading the file.
 _WITHOUT_LAYOUT: Final = tuple(column for column in models.c if column.name != "layout")
+_LISTED: Final = tuple(column for column in _WITHOUT_LAYOUT if column.name != "model_definition")
 
 QUARANTINE: Final = "quarantine"
 """Folder of files that were set aside."""
@@ -243,8 +244,8 @@ class ModelStore:
         return None if row is None else _info(row)
 
     def list(self, run_id: RunId | None) -> list[StoredModelInfo]:
-        """Return the versions of a run, or all versions, in the order in which they were stored."""
-        wanted = select(*_WITHOUT_LAYOUT).order_by(models.c.model_id)
+        """Return the versions of a run, or all versions, in the order in which they were stored, without their definitions."""
+        wanted = select(*_LISTED).order_by(models.c.model_id)
         if run_id:
             wanted = wanted.where(models.c.run_id == run_id)
         with self._database.session() as session:
@@ -395,4 +396,5 @@ def _missing(model_id: int) -> NotFoundError:
 
 def _info(row: RowMapping) -> StoredModelInfo:
     version = ModelVersion(**{field.name: row[field.name] for field in fields(ModelVersion)})
-    return StoredModelInfo(version, row["model_class"], row["model_config"], row["training_result"])
+    definition = row.get("model_definition", "")
+    return StoredModelInfo(version, row["model_class"], row["model_config"], row["training_result"], model_definition=definition)

@@ -17,6 +17,7 @@ models = Table(
     Column("parent_id", BigInteger),  # lineage only: the parent may be deleted
     Column("model_class", Text, nullable=False),
     Column("model_config", JSON, nullable=False),
+    Column("model_definition", Text, nullable=False),  # empty: none is needed
     Column("training_result", JSON, nullable=False),
     Column("section", JSON, nullable=False),  # ModelStorageSection
     Column("strategy", Text, nullable=False),  # name of the strategy by which the version is stored

@@ -1,8 +1,9 @@
 """Model definitions: the registry of models by id, and the check of `model.id` and `model.config` of a pipeline.
 
-A registered class has a `Config`, and is of one of three kinds. An `nn.Module` takes the config as its only argument. Modyn can check the two other
-kinds without torch: a class that takes the config and makes the network in `build()`, and a class that declares the import path of its `network`,
-like the built-in models. `build_model` calls the object at this path with the config and the `arguments` of the class (by default no arguments).
+Models that are not registered are in `named`. A registered class has a `Config`, and is of one of three kinds. An `nn.Module` takes the config as its
+only argument. Modyn can check the two other kinds without torch: a class that takes the config and makes the network in `build()`, and a class that
+declares the import path of its `network`, like the built-in models. `build_model` calls the object at this path with the config and the `arguments`
+of the class (by default no arguments).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from importlib.util import find_spec
 
 from modyn.config.base import Problem, Section, Severity, check_section
 from modyn.errors import ConfigError
+from modyn.models.names import ModelKind, ModelName, Pretrained
 from modyn.registry import Registry
 
 _OURS = (
@@ -33,8 +35,16 @@ _OURS = (
 MODELS: Registry[type] = Registry(group="modyn.models", kind="model", builtin={id_: f"modyn.models.specs:{id_}" for id_ in _OURS})
 
 
-def check_model(id_: str, config: object) -> list[Problem]:
-    """Return every mistake in a pipeline's `model.id` and `model.config`. Imports torch only for plug-ins."""
+def is_registered(id_: str) -> bool:
+    """Return whether `model.id` is a registered id, or can be nothing else. Raises ConfigError: it has none of the spellings of `ModelName`."""
+    return id_ in MODELS or ModelName.parse(id_).kind is ModelKind.REGISTERED
+
+
+def check_model(id_: str, config: object, definition: str = "", pretrained: Pretrained | None = None) -> list[Problem]:
+    """Return every mistake in a pipeline's `model.id` and `model.config`. Imports torch only for plug-ins and models that are not registered.
+
+    Args: definition, pretrained: see `build_model`.
+    """
     if not isinstance(config, Mapping):
         return [
             Problem(
@@ -42,9 +52,13 @@ def check_model(id_: str, config: object) -> list[Problem]:
             )
         ]
     try:
-        return check_section(config_class(id_), dict(config), "model.config") + _missing_package(id_)
+        if is_registered(id_):
+            return check_section(config_class(id_), dict(config), "model.config") + _missing_package(id_)
     except ConfigError as error:
-        return [Problem("model.id", error.message)]
+        return [Problem("model.id", error.message.removeprefix("model.id: "))]
+    from modyn.models.named import check_named
+
+    return check_named(id_, config, definition, pretrained)
 
 
 def _missing_package(id_: str) -> list[Problem]:

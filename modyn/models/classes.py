@@ -6,12 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from modyn.config.base import Severity, load_section
+from modyn.config.base import Severity, load_section, section_at
 from modyn.models import MODELS, check_model, config_class
+from modyn.models.names import ModelKind
 
 _OF_CLASSES: Final = ("CrossEntropyLoss", "NLLLoss")
 _OF_PROBABILITIES: Final = ("BCELoss", "BCEWithLogitsLoss")
 _OF_NUMBERS: Final = ("GaussianNLLLoss", "HuberLoss", "L1Loss", "MSELoss", "PoissonNLLLoss", "SmoothL1Loss")
+_OF_LIBRARIES: Final[Mapping[str, str]] = {
+    ModelKind.TORCHVISION: "num_classes",
+    ModelKind.TIMM: "num_classes",
+    ModelKind.TRANSFORMERS: "num_labels",
+}
+"""The argument of models of libraries that is the number of classes."""
 _IGNORED: Final = -100
 """The label that classification losses ignore by default."""
 
@@ -22,7 +29,7 @@ class LabelClasses:
     1 are valid."""
 
     number: int | None
-    """Number of classes; None: the number is not known, because the model is a plug-in."""
+    """Number of classes; None: the number is not known, because the model is of a user."""
     ignored: int
     of_probabilities: bool = False
 
@@ -43,8 +50,13 @@ class LabelClasses:
 
 
 def num_classes(model: object) -> int | None:
-    """Return the number of classes of a section `model`. None: the section is not valid, or its model is not built in."""
-    if not isinstance(model, Mapping) or not isinstance(id_ := model.get("id"), str) or id_ not in MODELS.builtin:
+    """Return the number of classes of a section `model`. None: the section is not valid, or its model is neither built in nor of a library."""
+    if not isinstance(model, Mapping) or not isinstance(id_ := model.get("id"), str):
+        return None
+    if (name := _OF_LIBRARIES.get(id_.partition(":")[0])) is not None:
+        number = section_at(model, "config").get(name)
+        return number if isinstance(number, int) and number > 0 else None
+    if id_ not in MODELS.builtin:
         return None
     if any(problem.severity is Severity.ERROR for problem in check_model(id_, model.get("config") or {})):
         return None

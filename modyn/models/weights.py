@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from modyn.config.base import load_section
 from modyn.errors import ConfigError, CorruptStateError, InvalidArgumentError
-from modyn.models import MODELS, config_class
+from modyn.models import MODELS, config_class, is_registered
+from modyn.models.names import Pretrained
 from modyn.registry import load_object
 
 if TYPE_CHECKING:
@@ -146,10 +147,11 @@ def weights_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def build_model(id_: str, config: Mapping[str, Any]) -> nn.Module:
-    """Build a network with new weights, which PyTorch's global generator draws.
+def build_model(id_: str, config: Mapping[str, Any], definition: str = "", pretrained: Pretrained | None = None) -> nn.Module:
+    """Build a network with new weights, which PyTorch's global generator draws, or with pretrained weights of a library.
 
-    Args: id_: `model.id` of a pipeline. config: `model.config`.
+    Args: id_: `model.id` of a pipeline. config: `model.config`. definition: see `modyn.models.named.model_definition`. pretrained: None: the caller
+    replaces the weights, so that pretrained weights are not loaded.
     Raises: ConfigError: the id is unknown, or the configuration is wrong. The message names the path in the pipeline.
 
     >>> import torch
@@ -158,26 +160,35 @@ def build_model(id_: str, config: Mapping[str, Any]) -> nn.Module:
     """
     from torch import nn
 
-    checked = load_section(config_class(id_), config, "model.config")
-    definition: Any = MODELS.get(id_)
-    if issubclass(definition, nn.Module):
-        built = definition(checked)
-    elif hasattr(definition, "build"):
-        built = definition(checked).build()
+    if is_registered(id_):
+        built = _build_registered(id_, config)
     else:
-        network: Any = load_object(definition.network)
-        built = network(checked, *getattr(definition, "arguments", ()))
+        from modyn.models.named import build_named
+
+        built = build_named(id_, config, definition, pretrained)
     if not isinstance(built, nn.Module):
-        raise ConfigError(
-            f"model.id: '{id_}' built a {type(built).__name__}, not an nn.Module; correct its class, {definition!r}"
-        )
+        raise ConfigError(f"model.id: '{id_}' built a {type(built).__name__}, not an nn.Module; correct its class or function")
     return built
+
+
+def _build_registered(id_: str, config: Mapping[str, Any]) -> object:
+    from torch import nn
+
+    checked = load_section(config_class(id_), config, "model.config")
+    kind: Any = MODELS.get(id_)
+    if issubclass(kind, nn.Module):
+        return kind(checked)
+    if hasattr(kind, "build"):
+        return kind(checked).build()
+    network: Any = load_object(kind.network)
+    return network(checked, *getattr(kind, "arguments", ()))
 
 
 def save_weights(module: nn.Module, path: Path, statistics: bytes | None = None) -> None:
     """Write all parameters and persistent buffers of a module as a safetensors file. The module's device and mode do not matter.
 
-    Tensors that share memory (tied weights) are written separately, so that every name can be read alone. The same weights give the same bytes.
+    Tensors that share memory (tied weights) are written separately, so that every name can be read alone. `load_weights` keeps them tied. The same
+    weights give the same bytes.
 
     Args: statistics: statistics of preprocessing, which the file stores and the hash includes; None: the model has no statistics.
     Raises: InvalidArgumentError: an entry of the module's state is not a tensor.
@@ -231,8 +242,8 @@ def read_statistics(path: Path) -> bytes | None:
     return None
 
 
-def load_model(id_: str, config: Mapping[str, Any], path: Path) -> nn.Module:
-    """Build a network with the weights of the file `path`, in evaluation mode. Raises: see `build_model` and `load_weights`."""
-    module = build_model(id_, config)
+def load_model(id_: str, config: Mapping[str, Any], path: Path, definition: str = "") -> nn.Module:
+    """Build a network with the weights of the file `path`, in evaluation mode. Args, raises: see `build_model` and `load_weights`."""
+    module = build_model(id_, config, definition)
     load_weights(module, path)
     return module.eval()

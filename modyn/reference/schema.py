@@ -14,7 +14,7 @@ from modyn.config.cache import CacheConfig
 from modyn.config.downsampling_turns import ScoreThresholds
 from modyn.config.evaluation import EvaluationHandler
 from modyn.config.online import OnlineConfig
-from modyn.config.pipeline import NOT_YET, EvaluationFrame, Identity, PipelineFrame
+from modyn.config.pipeline import NOT_YET, EvaluationFrame, Identity, ModelReference, PipelineFrame
 from modyn.config.serving import ServedRun
 from modyn.config.trigger_parts import CRITERION
 from modyn.dataset.config import DataConfig
@@ -26,6 +26,7 @@ from modyn.evaluator.metrics.torch_metric import TorchMetric, TorchMetricConfig
 from modyn.model_storage.formats import MODEL_FORMATS
 from modyn.model_storage.section import ModelStorageSection
 from modyn.models import MODELS
+from modyn.models.names import SOURCES
 from modyn.preprocessing import COMPONENTS
 from modyn.preprocessing.section import PreprocessingSection
 from modyn.registry import Registry
@@ -61,7 +62,7 @@ def pipeline_json_schema(plugins: bool = True) -> JsonSchema:
         "serving": {"anyOf": [of_model(ServedRun), {"type": "null"}]},
         "evaluation": {"anyOf": [_evaluation(plugins), {"type": "null"}]},
     }
-    fields = PipelineFrame.model_fields
+    fields = {name: field for name, field in PipelineFrame.model_fields.items() if name != SOURCES}  # users do not write sources
     assert sections.keys() == fields.keys()
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -80,7 +81,10 @@ def _model(plugins: bool) -> JsonSchema:
         needed = {"required": ["config"]} if options.get("required") else {}
         return {"properties": {"config": config}, **needed}
 
-    return one_of(policies(MODELS, plugins), "id", constructor)
+    models = one_of(policies(MODELS, plugins), "id", constructor)
+    by_name = _variant("by name", "id", ModelReference, of_model(ModelReference))
+    by_name["properties"]["id"] = {"type": "string", "pattern": ":", "description": ModelReference.model_fields["id"].description}
+    return {**models, "oneOf": [*models["oneOf"], by_name]}
 
 
 def _model_storage(plugins: bool) -> JsonSchema:

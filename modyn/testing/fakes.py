@@ -94,7 +94,8 @@ class FakeModelStorage(FakeSectionClient):
                 promoted=False,
                 full_bytes=len(content),
             )
-            info = StoredModelInfo(version, header.model_class, dict(header.model_config), dict(header.training_result))
+            config, result = dict(header.model_config), dict(header.training_result)
+            info = StoredModelInfo(version, header.model_class, config, result, model_definition=header.model_definition)
             self._models[version.model_id] = (info, content)
             if optimizers is not None:
                 for earlier in self.list(header.run_id) if header.run_id else ():
@@ -107,7 +108,7 @@ class FakeModelStorage(FakeSectionClient):
         """Write the stored bytes to `into`; `kept` is ignored. Raises NotFoundError."""
         info = self.describe(model_id)
         into.write_bytes(self._models[model_id][1])
-        return StoredModel(info.version, info.model_class, info.model_config, info.training_result, into)
+        return StoredModel.of(info, into)
 
     def get_optimizers(self, model_id: int, into: Path, kept: KeptModels | None = None) -> None:
         """Write the state of the version's optimizers to `into`; `kept` is ignored. Raises NotFoundError."""

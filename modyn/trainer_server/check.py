@@ -1,13 +1,13 @@
 """Checks of the sections that the trainer server uses. Runs in a worker: imports torch and the packages of users.
 
-No code from the pipeline file is executed. The check builds the model, the optimizers, the loss and the schedulers on the `meta`
-device, where tensors have no values.
+No code from the pipeline file is executed, except the file that defines the class of its model. The check builds the model, the optimizers, the loss
+and the schedulers on the `meta` device, where tensors have no values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -22,7 +22,9 @@ from modyn.dataset.code.user_code import missing_extras
 from modyn.dataset.config import DataConfig
 from modyn.errors import ConfigError
 from modyn.models import check_model
-from modyn.models.calls import has_embedding, has_last_layer, num_logits, offers_embedding
+from modyn.models.calls import has_embedding, has_last_layer, num_logits, offered_last_layer, offers_embedding
+from modyn.models.named import model_definition
+from modyn.models.names import Pretrained, definition_of
 from modyn.models.weights import build_model
 from modyn.trainer_server.downsampling.policies import check_downsampling, downsampling_policies
 from modyn.trainer_server.downsampling.policies.policy import ScoredTraining
@@ -49,9 +51,10 @@ def check(pipeline: Mapping[str, Any], _: JobConnection, scores: Sequence[str] =
 
     Args: pipeline: must have the sections model, training and data. scores: names of the scores that the selection requests from trainings.
     """
-    model, training, selection = (section_at(pipeline, name) for name in ("model", "training", "selection_strategy"))
+    section, training, selection = (section_at(pipeline, name) for name in ("model", "training", "selection_strategy"))
     found = [Problem(name, "is required") for name in ("model", "training", "data") if name not in pipeline]
-    found += check_model(str(model.get("id", "")), model.get("config") or {}) if "model" in pipeline else []
+    model, wrong_model = _checked_model(section, pipeline) if "model" in pipeline else (CheckedModel(), [])
+    found += wrong_model
     found += check_section(TrainingConfig, pipeline["training"], "training") if "training" in pipeline else []
     found += check_section(DataConfig, pipeline["data"], "data") if "data" in pipeline else []
     wrong = {problem.path.split(".")[0] for problem in found}
@@ -66,10 +69,32 @@ def check(pipeline: Mapping[str, Any], _: JobConnection, scores: Sequence[str] =
         if "model" not in wrong:
             found += check_components(model, config, selection, _embedding_place(pipeline), scores)
             found += _online_batch_norm(model, section_at(pipeline, ONLINE)) if not _has_errors(found) else []
-            found += _irreducible_problems(model, training, config, selection, {problem.message for problem in found})
+            found += _irreducible_problems(pipeline, config, {problem.message for problem in found})
         if not any(problem.path.startswith("training.optimization_criterion") for problem in found):
             found += _online_problems(section_at(pipeline, ONLINE), config)
     return sorted({*found, *check_downsampling(selection), *check_preprocessing(pipeline)})
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedModel:
+    """A section `model` without mistakes, and what its network is built from."""
+
+    id: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    definition: str = ""
+
+    def build(self) -> nn.Module:
+        """Build the network, without pretrained weights."""
+        return build_model(self.id, self.config, self.definition)
+
+
+def _checked_model(section: Mapping[str, Any], pipeline: Mapping[str, Any]) -> tuple[CheckedModel, list[Problem]]:
+    """Return a section `model` and its mistakes. Args: pipeline: has the files that models are built from."""
+    id_, config = str(section.get("id", "")), section.get("config") or {}
+    given, pretrained = definition_of(pipeline, id_), Pretrained.of(pipeline, id_)
+    if found := check_model(id_, config, given, pretrained):
+        return CheckedModel(id_), found
+    return CheckedModel(id_, config, model_definition(id_, given, download=pretrained.download)), []
 
 
 def check_machine(config: TrainingConfig) -> list[Problem]:
@@ -96,7 +121,7 @@ def _missing_optimizers(config: TrainingConfig) -> list[Problem]:
 
 
 def check_components(
-    model: Mapping[str, Any],
+    model: CheckedModel,
     config: TrainingConfig,
     selection: Mapping[str, Any],
     embedding_path: str = "",
@@ -104,24 +129,24 @@ def check_components(
 ) -> list[Problem]:
     """List the errors that PyTorch finds in the names of classes, their options, and the paths of modules.
 
-    Args: model: the section `model`. selection: the section `selection_strategy`. embedding_path: path of the option that needs embeddings; empty if
+    Args: selection: the section `selection_strategy`. embedding_path: path of the option that needs embeddings; empty if
     no option does. scores: see `check`.
     """
     found: list[Problem] = []
     try:
         with torch.device("meta"):
-            network = build_model(str(model["id"]), model.get("config") or {})
+            network = model.build()
     except Exception as error:  # noqa: BLE001  (a model of a user, on a device that it may not expect)
         try:
-            network = build_model(str(model["id"]), model.get("config") or {})
+            network = model.build()
+        except ConfigError as wrong:
+            return [_problem(wrong)]
         except Exception:  # noqa: BLE001
-            return [Problem("model.config", f"'{model['id']}' cannot be built with it: {type(error).__name__}: {error}")]
-    found += _embedding_notes(str(model["id"]), network, embedding_path)
+            return [Problem("model.config", f"'{model.id}' cannot be built with it: {type(error).__name__}: {error}")]
+    found += _embedding_notes(model.id, network, embedding_path)
     found += _downsampling_refusals(selection, config, network)
     if config.batch_size == 1 and any(isinstance(module, nn.BatchNorm1d) for module in network.modules()):
-        message = (
-            f"'{model['id']}' has BatchNorm1d, which has no variance over a batch of 1: use at least 2, or a model without it"
-        )
+        message = f"'{model.id}' has BatchNorm1d, which has no variance over a batch of 1: use at least 2, or a model without it"
         found.append(Problem("training.batch_size", message))
     try:
         Criterion(config.optimization_criterion, 1.0 if selection.get("uses_weights") else None).check_arguments()
@@ -190,10 +215,9 @@ def _downsampling_refusals(selection: Mapping[str, Any], config: TrainingConfig,
     ]
 
 
-def _irreducible_problems(
-    model: Mapping[str, Any], training: Mapping[str, Any], config: TrainingConfig, selection: Mapping[str, Any], known: set[str]
-) -> Iterable[Problem]:
+def _irreducible_problems(pipeline: Mapping[str, Any], config: TrainingConfig, known: set[str]) -> Iterable[Problem]:
     """List the errors in the irreducible-loss models of policies. Args: known: reported messages, which are not repeated."""
+    model, training, selection = (section_at(pipeline, name) for name in ("model", "training", "selection_strategy"))
     for path, policy in {} if check_downsampling(selection) else downsampling_policies(selection).items():
         if not policy.needs_irreducible_losses:
             continue
@@ -205,10 +229,10 @@ def _irreducible_problems(
         if any(problem.severity is Severity.ERROR for problem in wrong):
             continue
         own_model, own_training = irreducible_sections(model, training, options)
-        found = check_model(str(own_model["id"]), own_model.get("config") or {})
+        checked, found = _checked_model(own_model, pipeline)
         found += check_section(TrainingConfig, own_training, "training")
         # Components are built only if both sections are valid, because building uses the model and the training section.
-        found = found or check_components(own_model, TrainingConfig.model_validate(own_training), {})
+        found = found or check_components(checked, TrainingConfig.model_validate(own_training), {})
         for problem in found:
             if problem.severity is Severity.ERROR and problem.message not in known:
                 place = problem.path.removeprefix("training.").replace("model.", "il_model_", 1)
@@ -246,7 +270,7 @@ def _online_problems(section: Mapping[str, Any], config: TrainingConfig) -> list
     return []
 
 
-def _online_batch_norm(model: Mapping[str, Any], section: Mapping[str, Any]) -> list[Problem]:
+def _online_batch_norm(model: CheckedModel, section: Mapping[str, Any]) -> list[Problem]:
     """Find steps or online updates of one sample, if BatchNorm in the model needs two. Requires a model that can be built, and a valid section."""
     updates, new, drawn = section.get("update_samples"), section.get("step_samples"), section.get("history_samples", 0)
     if updates is not None:
@@ -255,10 +279,10 @@ def _online_batch_norm(model: Mapping[str, Any], section: Mapping[str, Any]) -> 
         single = ["step_samples"] if (new, drawn) == (1, 0) else []
     if not single:
         return []
-    network = build_model(str(model["id"]), model.get("config") or {})
+    network = model.build()
     if not any(isinstance(module, nn.BatchNorm1d) for module in network.modules()):
         return []
-    message = f"'{model['id']}' has BatchNorm1d, which has no variance over a batch of 1: use at least 2, or a model without it"
+    message = f"'{model.id}' has BatchNorm1d, which has no variance over a batch of 1: use at least 2, or a model without it"
     return [Problem(f"{ONLINE}.{name}", message) for name in single]
 
 
@@ -276,7 +300,7 @@ def _embedding_notes(id_: str, network: nn.Module, embedding_path: str) -> list[
     """If the model does not name its last layer, warn which layer counts as the last layer. Report an error if embeddings are compared and the model
     has no embeddings.
     """
-    if getattr(network, "last_layer", None) is not None:
+    if offered_last_layer(network) is not None:
         return []
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     if linear:

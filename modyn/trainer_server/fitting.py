@@ -68,7 +68,8 @@ def build(
     held = inputs.keys_of_steps
     keys = None if held is None else held.held.keys
     preprocessing = build_preprocessing(inputs, parent, keys)
-    model = build_model(inputs.model.id, inputs.model.config)
+    pretrained = inputs.pretrained if parent is None else None
+    model = build_model(inputs.model.id, inputs.model.config, inputs.definition, pretrained)
     if parent is not None:
         load_weights(model, parent.path)
         check_initial_weights(model, f"model {parent.version.model_id}")

@@ -238,6 +238,7 @@ def put(inputs: TrainingInputs, result: TrainingResult, parent: StoredModel | No
         model_storage=request.pipeline.get("model_storage") or {},
         training_result=result.to_mapping(),
         parent_id=parent.version.model_id if parent else None,
+        model_definition=inputs.definition,
     )
     retrier = Retrier(RetryPolicy(inputs.context.put_limit_s, longest_pause_s=5.0))
     if result.feedback is not None:  # Sent before the model, because the next trigger may select as soon as the model is stored.
@@ -249,7 +250,7 @@ def put(inputs: TrainingInputs, result: TrainingResult, parent: StoredModel | No
     )
     remove_outlived(inputs.context.folder, request)
     get_logger("training").info("stored", model_id=version.model_id, samples=result.counts.num_samples)
-    return StoredModelInfo(version, model.id, model.config, result.to_mapping())
+    return StoredModelInfo(version, model.id, model.config, result.to_mapping(), model_definition=inputs.definition)
 
 
 def _result(inputs: TrainingInputs, training: Training) -> TrainingResult:

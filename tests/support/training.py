@@ -162,15 +162,15 @@ class TrainingRoom:
         stored = run_training(request, TrainingSections.load(request.pipeline), context, report)
         if isinstance(stored, TrainingResult):
             raise NoModel(stored)
-        return Outcome(stored, self.weights_of(stored.version.model_id, pipeline), report)
+        return Outcome(stored, self.weights_of(stored.version.model_id), report)
 
-    def weights_of(self, model_id: int, pipeline: Mapping[str, Any]) -> dict[str, Tensor]:
+    def weights_of(self, model_id: int) -> dict[str, Tensor]:
         from modyn.models.weights import build_model
 
         path = self.folder / "read.safetensors"
-        self.models.get(model_id, path)
+        stored = self.models.get(model_id, path)
         random_state = torch.get_rng_state()
-        model = build_model(pipeline["model"]["id"], pipeline["model"].get("config") or {})
+        model = build_model(stored.model_class, stored.model_config, stored.model_definition)
         torch.set_rng_state(random_state)
         load_weights(model, path)
         path.unlink()

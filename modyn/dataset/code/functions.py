@@ -28,6 +28,7 @@ import torch
 
 from modyn.dataset.code.user_code import EXTRAS, GENERATOR, imported_name
 from modyn.errors import ConfigError, UserCodeError
+from modyn.models.libraries import import_torchvision
 from modyn.records import Int64Array
 from modyn.registry import load_object
 from modyn.workers.limits import Call
@@ -205,5 +206,6 @@ def _extras(names: tuple[str, ...], shown: str) -> dict[str, Any]:
         if name in names:
             if find_spec(package) is None:
                 raise ConfigError(f"{shown} needs {package}, which is not installed: pip install {package}")
-            found[name] = import_module(package if name == package else f"{package}.{name}")
+            whole = import_torchvision()
+            found[name] = whole if name == package else import_module(f"{package}.{name}")
     return found

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from modyn.errors import ConfigError, InvalidArgumentError
 from modyn.evaluator.metrics.metrics import Metric, MetricConfig, MetricValue
+from modyn.models.libraries import import_library
 
 if TYPE_CHECKING:
     import torch
@@ -88,8 +89,7 @@ class TorchMetric(Metric):
     def __init__(self, config: TorchMetricConfig) -> None:
         """Raises: ConfigError: torchmetrics does not accept these options."""
         super().__init__(config)
-        import torchmetrics
-
+        torchmetrics = import_library("torchmetrics")
         try:
             self._metric = getattr(torchmetrics, config.name)(**config.config)
         except (TypeError, ValueError, ImportError) as error:

@@ -85,7 +85,7 @@ class StoredVersionLoader:
             raise NotFoundError(f"there is no {name}: versions are numbers of models, as `modyn models ls` lists them")
         with tempfile.TemporaryDirectory(prefix="modyn-serving-") as folder:
             stored = self._models.get(int(name.version), Path(folder) / "model.safetensors")
-            module = load_model(stored.model_class, stored.model_config, stored.path)
+            module = load_model(stored.model_class, stored.model_config, stored.path, stored.model_definition)
             statistics = read_statistics(stored.path)
         if statistics is not None:
             if self._inputs:

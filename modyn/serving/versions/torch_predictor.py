@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from modyn.errors import ConfigError, InvalidArgumentError
-from modyn.models import config_class
+from modyn.models import config_class, is_registered
 from modyn.models.calls import Data, forward
 from modyn.models.export import ModelInput, input_names, named_outputs
 from modyn.serving.messages.signature import ModelSignature, Tensor, Tensors, TensorSignature, datatype_of
@@ -108,7 +108,7 @@ def inputs_of(model_class: str, model_config: Mapping[str, Any]) -> tuple[ModelI
 
     Raises: ConfigError: the model is unknown, or does not define a shape.
     """
-    options = config_class(model_class)(**model_config)
+    options = config_class(model_class)(**model_config) if is_registered(model_class) else None
     if (given := getattr(options, "sample_inputs", None)) is not None:
         return tuple(given)
     shape = getattr(options, "sample_shape", None)

@@ -19,6 +19,7 @@ from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
 from modyn.dataset.field_names import wrong_form, wrong_names, wrong_number
 from modyn.errors import ConfigError, DataError, InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.model_storage.client import ModelStorageClient
+from modyn.models.names import check_sources
 from modyn.records import Interval
 from modyn.registry import nearest
 from modyn.storage.client import DatasetInfo, StorageClient
@@ -74,7 +75,7 @@ def find_problems(source: YamlSource, section_checks: Iterable[Check], reference
         asked |= {ONLINE: {**online, "trigger": with_defaults(asked[ONLINE]["trigger"])}}
     if isinstance(evaluation := data.get("evaluation"), Mapping):
         found += check_handlers(evaluation)
-    found += check_online(data) + check_serving(data)
+    found += check_online(data) + check_serving(data) + check_sources(data)
     found += check_scored_turns(data) + check_batch_size(data) + (references(data) if references else [])
     of_services = [problem for check in section_checks for problem in check(asked)]
     # The message of the service that uses a value is more precise than the supervisor's message for the same path.

@@ -16,6 +16,7 @@ from modyn.config.yaml_source import load_yaml, with_lines
 from modyn.dataset.config import DataConfig
 from modyn.errors import ConfigError
 from modyn.models import check_model
+from modyn.models.names import Pretrained, check_sources, definition_of
 from modyn.trainer_server.request.config import TrainingConfig
 
 
@@ -28,6 +29,8 @@ class ProfiledPipeline:
     training: TrainingConfig
     cache: Mapping[str, Any] = field(default_factory=dict)
     """The pipeline's section `cache`. The system file may contain further options of the cache."""
+    definition: str = ""
+    """The text that the model is built from, see `model_definition`."""
 
     @property
     def data_digest(self) -> str:
@@ -45,14 +48,16 @@ def load_profiled(text: str, file_name: str) -> ProfiledPipeline:
     in the file's frame, with line numbers.
     """
     source = pipeline_source(load_yaml(text, file_name))
-    found, data = check_frame(source.data), with_columns(source.data)
+    found, data = [*check_frame(source.data), *check_sources(source.data)], with_columns(source.data)
     sections: dict[str, type[Section]] = {"data": DataConfig, "training": TrainingConfig, "cache": CacheConfig}
     for name, kind in sections.items():
         if isinstance(section := data.get(name), Mapping):
             found += check_section(kind, section, name)
     model: Any = source.data.get("model")
     if isinstance(model, Mapping) and isinstance(model.get("id"), str):
-        found += check_model(model["id"], model.get("config") or {})
+        found += check_model(
+            model["id"], model.get("config") or {}, definition_of(data, model["id"]), Pretrained.of(data, model["id"])
+        )
     if isinstance(data.get(PREPROCESSING), Mapping):
         message = (
             "pipelines with this section are not profiled: columns are parsed a batch at once, and a cache keeps payloads alone"
@@ -65,4 +70,5 @@ def load_profiled(text: str, file_name: str) -> ProfiledPipeline:
         DataConfig.model_validate(data["data"]),
         TrainingConfig.model_validate(source.data["training"]),
         source.data.get("cache") or {},
+        definition_of(data, model["id"]),
     )

@@ -11,6 +11,7 @@ import torch
 
 from modyn.cache.plan.measuring import Clock
 from modyn.dataset.batch import Batch
+from modyn.models.named import model_definition
 from modyn.models.weights import build_model
 from modyn.trainer_server.cache_plan.profiled_pipeline import ProfiledPipeline
 from modyn.trainer_server.loop.components import build_components
@@ -54,7 +55,9 @@ def training_rate(pipeline: ProfiledPipeline, batch: Batch, seconds: float, cloc
     end = clock() + seconds
     # Compiling may take longer than the whole measurement.
     config = pipeline.training.model_copy(update={"compile": False})
-    model = build_model(pipeline.model.id, pipeline.model.config).to(config.device)
+    named = pipeline.model
+    definition = model_definition(named.id, pipeline.definition, download=named.download)
+    model = build_model(named.id, named.config, definition).to(config.device)
     # The schedulers need a number of batches. This number is larger than the time allows.
     plan = TrainingPlan(2**20 * config.batch_size, config.batch_size, accumulation=config.gradient_accumulation_steps)
     training = Training(build_components(model, config, plan, Criterion(config.optimization_criterion)), plan, hooks=())

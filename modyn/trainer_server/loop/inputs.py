@@ -23,6 +23,8 @@ from modyn.dataset.preparation_clock import PreparationTimes
 from modyn.json_codec import to_json
 from modyn.model_storage.client import ModelHeader, StoredModel
 from modyn.models.classes import LabelClasses, label_classes
+from modyn.models.named import model_definition
+from modyn.models.names import SOURCES, Pretrained, definition_of
 from modyn.records import FeedbackHeader, FeedbackRows, KeysAndWeights, ModelVersion, RunId, TriggerSetInfo
 from modyn.trainer_server.disk.files import checkpoint_path
 from modyn.trainer_server.downsampling.policies import downsampling_of_trigger
@@ -80,6 +82,17 @@ class TrainingInputs:
     def classes(self) -> LabelClasses | None:
         """The classes of the labels, or None if the classes are not known."""
         return label_classes(self.request.pipeline)
+
+    @cached_property
+    def definition(self) -> str:
+        """The text that the model is built from, see `model_definition`. Raises ConfigError: the text is not on this machine."""
+        id_, pipeline = self.model.id, self.request.pipeline
+        return model_definition(id_, definition_of(pipeline, id_), download=self.pretrained.download)
+
+    @property
+    def pretrained(self) -> Pretrained:
+        """Where the model may take pretrained weights from."""
+        return Pretrained.of(self.request.pipeline, self.model.id)
 
     @cached_property
     def held_out(self) -> Share | None:
@@ -199,8 +212,9 @@ class TrainingInputs:
         sections = request.identifying_sections
         if request.online:
             sections["online"] = request.pipeline.get("online")
-        if request.pipeline.get(PREPROCESSING) is not None:
-            sections[PREPROCESSING] = request.pipeline[PREPROCESSING]
+        for name in (PREPROCESSING, SOURCES):
+            if request.pipeline.get(name) is not None:
+                sections[name] = request.pipeline[name]
         # The machine may choose the data type of mixed precision. With a checkpoint of another type, the training would end in a different model.
         precision = str(mixed_precision(self.config))
         asked = [sections, request.parent_model_id, request.num_samples_to_pass, request.seed, precision]

@@ -9,7 +9,7 @@ from typing import Any, Final
 from modyn.config.base import Problem, Severity, load_section
 from modyn.config.online import ONLINE
 from modyn.config.preprocessing import PREPROCESSING
-from modyn.models import check_model, config_class
+from modyn.models import MODELS, check_model, config_class
 from modyn.preprocessing import Preprocessing
 from modyn.preprocessing.section import check_section_of, preprocessing_of
 from modyn.trainer_server.downsampling.policies import check_downsampling, downsampling_policies
@@ -61,7 +61,7 @@ def _unfit_model(model: object, preprocessing: Preprocessing | None) -> list[Pro
     if preprocessing is None or not isinstance(model, Mapping) or not isinstance(id_ := model.get("id"), str):
         return []
     config = model.get("config") or {}
-    if check_model(id_, config):
+    if id_ not in MODELS or check_model(id_, config):
         return []
     dense, sparse = preprocessing.num_dense, preprocessing.num_sparse
     options = load_section(config_class(id_), config)

@@ -200,7 +200,8 @@ class IrreducibleModel:
         """Train the model, and return keys and losses, (n,), of the samples that it scores. Raises: see `prepare_downsampling`."""
         of = f" {self._number + 1} of {num_models}" if num_models > 1 else ""
         self._train(f"irreducible-loss model{of}")
-        model = load_model(self._inputs.model.id, self._inputs.model.config, self._weights).to(self._outer.config.device)
+        of_model = self._inputs.model
+        model = load_model(of_model.id, of_model.config, self._weights, self._inputs.definition).to(self._outer.config.device)
         scoring = ScoringModel(model, Criterion(self._outer.config.optimization_criterion), mixed_precision(self._outer.config))
         share = self._part.scored
         digest = hashlib.sha256(

@@ -171,7 +171,7 @@ def test_what_is_left_out_is_tested_by_the_statistics_of_the_version_before(
     rest = range(FIRST + last * NEW, END)
     assert len(rest) >= NEW
     network = build_model(guarded.pipeline["model"]["id"], guarded.pipeline["model"]["config"]).eval()
-    network.load_state_dict(guarded.room.weights_of(guarded.parent, guarded.pipeline))
+    network.load_state_dict(guarded.room.weights_of(guarded.parent))
     features = guarded.statistics(guarded.parent).transform(columns(rest, guarded.poison)).to_torch()
     with torch.inference_mode():
         output = forward(network, features)

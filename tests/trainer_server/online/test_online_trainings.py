@@ -38,7 +38,7 @@ def test_steps_that_pause_only_test(tmp_path: Path) -> None:
     assert (found[0]["num_tested"], found[0]["num_samples"], found[0]["num_steps"]) == (13, 0, 0)
     # In evaluation mode, by the weights of the parent.
     model = build_model("MLP", pipeline["model"]["config"])
-    model.load_state_dict(room.weights_of(parent, pipeline))
+    model.load_state_dict(room.weights_of(parent))
     data = torch.from_numpy(np.stack([features_of(key) for key in range(13)]))
     output, labels = model(data), torch.arange(13) % NUM_CLASSES
     wrong = output.argmax(1) != labels

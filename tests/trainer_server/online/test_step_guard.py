@@ -57,7 +57,7 @@ class Guarded:
     def expected(self, undone: set[int], lr: float = 0.1, **meant: Any) -> tuple[dict[str, Tensor], list[float]]:
         """Weights after all steps but those that are undone, and the loss of the samples of each step before it, by PyTorch alone."""
         model = build_model("MLP", self.pipeline["model"]["config"])
-        model.load_state_dict(self.room.weights_of(self.parent, self.pipeline))
+        model.load_state_dict(self.room.weights_of(self.parent))
         optimizer, losses = torch.optim.SGD(model.parameters(), lr=lr), []
         for step in range(NUM_KEYS // STEP):
             if step in undone:
@@ -108,7 +108,7 @@ def test_at_the_second_jump_all_steps_are_left_out(tmp_path: Path) -> None:
     assert "the error jumped after step 8" in result["nothing_trained"]
     # The version before is asked about the rest, in evaluation mode.
     model = build_model("MLP", guarded.pipeline["model"]["config"])
-    model.load_state_dict(guarded.room.weights_of(guarded.parent, guarded.pipeline))
+    model.load_state_dict(guarded.room.weights_of(guarded.parent))
     rest = range(64, 80)
     each = nn.functional.cross_entropy(
         model(torch.stack([features(key) for key in rest])), torch.tensor([key % NUM_CLASSES for key in rest]), reduction="none"

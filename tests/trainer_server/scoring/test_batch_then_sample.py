@@ -153,7 +153,7 @@ def test_the_gradient_of_all_candidates_is_estimated_without_bias(
             config or {"strategy": "No"}, {**options, "batch_size": batch_size, "seed": seed}, uses_weights=uses_weights
         )
         found = room.train(pipeline, MemoryData(20), parent_model_id=start, trigger_id=1, run_id=f"memory-{seed:04}")
-        before = room.weights_of(start, pipeline)
+        before = room.weights_of(start)
         return torch.cat([(found.weights[name] - before[name]).flatten() for name in before])
 
     whole = moved(None, 1, 20)

@@ -198,7 +198,7 @@ def test_the_gradient_of_all_candidates_is_estimated_without_bias(
     def moved(config: dict[str, Any], seed: int, batch_size: int) -> Tensor:
         pipeline = pipeline_of(config, options(1.0, batch_size, seed), uses_weights=uses_weights)
         found = room.train(pipeline, MemoryData(20), parent_model_id=start, trigger_id=1, run_id=f"memory-{seed:04}")
-        before = room.weights_of(start, pipeline)
+        before = room.weights_of(start)
         return torch.cat([(found.weights[name] - before[name]).flatten() for name in before])
 
     whole = moved({"strategy": "No"}, 1, 20)

@@ -16,7 +16,7 @@ def upgrade() -> None:
     op.create_table(
         "models",
         sa.Column("model_id", sa.BigInteger, sa.Identity(always=True), primary_key=True),
-        *columns(sa.Text, "run_id model_class strategy weights_sha256", nullable=False),
+        *columns(sa.Text, "run_id model_class model_definition strategy weights_sha256", nullable=False),
         *columns(sa.Text, "file_name", nullable=False, unique=True),
         *columns(sa.BigInteger, "trigger_id num_bytes unpacked_bytes full_bytes", nullable=False),
         *columns(sa.BigInteger, "parent_id"),
