@@ -22,12 +22,11 @@ class FullModelStrategy(Section):
 
     name: str = Field(
         "SafetensorsFullModel",
-        description="SafetensorsFullModel; PyTorchFullModel (a file for torch.load); "
-        "BinaryFullModel (raw weights, architecture needed to load)",
+        description="PyTorchFullModel: a file for torch.load; BinaryFullModel: raw weights, architecture needed to load",
     )
     zip: bool = Field(False, description="compress the file")
     zip_algorithm: Algorithm = Field("ZIP_DEFLATED", description="compression; needs `zip: true`")
-    config: dict[str, Any] = Field(default_factory=dict, description="options of the format, if it has some")
+    config: dict[str, Any] = Field(default_factory=dict, description="options of the format")
 
     @field_validator("name")
     @classmethod
@@ -58,7 +57,7 @@ class IncrementalModelStrategy(Section):
     """How a version is stored as a difference."""
 
     name: Literal["WeightsDifference"] = Field(description="kind of difference")
-    config: DifferenceConfig = Field(DifferenceConfig(), description="its options")
+    config: DifferenceConfig = Field(default_factory=DifferenceConfig, description="its options")
     zip: bool = Field(True, description="compress the file")
     zip_algorithm: Algorithm = Field("zstd", description="compression")
 
@@ -71,14 +70,14 @@ class IncrementalModelStrategy(Section):
 class ModelStorageSection(Section):
     """How model versions are stored."""
 
-    full_model_strategy: FullModelStrategy = FullModelStrategy()
+    full_model_strategy: FullModelStrategy = Field(default_factory=FullModelStrategy)
     incremental_model_strategy: IncrementalModelStrategy | None = Field(
-        None, description="store versions as differences to the run's previous version, unless that saves less than 5 %"
+        None, description="store versions as differences to the run's previous version, if that saves 5 %"
     )
     full_model_interval: int | None = Field(
         None,
         ge=1,
-        description=f"every n-th version is stored whole; default: {FULL_MODEL_INTERVAL}, with an incremental strategy",
+        description=f"every n-th version is stored whole; default: {FULL_MODEL_INTERVAL}",
     )
 
     @property

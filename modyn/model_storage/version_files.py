@@ -70,8 +70,8 @@ class VersionFiles:
     ) -> dict[str, Any]:
         """Write the files of a version: the version, whole or as a difference, and the state of its optimizers.
 
-        Args: base: the version is stored as the difference to these weights, if that is smaller; None: it is stored whole. write_optimizers: makes the
-        file with this state.
+        Args: base: the version is stored as the difference to these weights, if that is smaller; None: it is stored whole.
+        write_optimizers: makes the file with this state.
         Returns: the columns of the version's row that describe its files.
         """
         path = self.models / f"{uuid.uuid4().hex}.model"

@@ -189,7 +189,9 @@ def test_models_are_listed_shown_and_exported_as_files_that_load(stack: RunningS
     assert shown["model_class"] == "LogisticRegression"
     assert shown["training_result"]["num_samples"] == 50
     assert version["weights_sha256"][:12] in stack.modyn("models", "ls", finished).stdout
-    assert "weights sha256" in stack.modyn("models", "show", number).stdout
+    text = stack.modyn("models", "show", number).stdout
+    assert "weights sha256" in text
+    assert "size if stored whole" in text
     target = stack.folder / "exported.safetensors"
     target.unlink(missing_ok=True)
     assert stack.modyn("models", "export", number, target).returncode == 0

@@ -41,7 +41,7 @@ def receive(store: ModelStore, trigger_id: int, content: bytes, states: bytes, s
 @pytest.mark.parametrize(
     "section",
     [
-        {"full_model_strategy": {"name": "PyTorchFullModel"}},
+        pytest.param({"full_model_strategy": {"name": "PyTorchFullModel"}}, marks=pytest.mark.slow),
         {"incremental_model_strategy": {"name": "WeightsDifference"}},
         pytest.param({}, marks=pytest.mark.slow),
         pytest.param(
