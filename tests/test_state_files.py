@@ -497,8 +497,8 @@ KINDS: dict[str, Callable[[Room], File]] = {
     "finished training": partial(finished_training, ".json"),
     "weights of a finished training": partial(finished_training, ".safetensors"),
     **{f"model {'-'.join(map(str, strategy.values()))}": partial(model, strategy) for strategy in STRATEGIES},
-    "difference of models": partial(difference, {}),
-    "difference of models in runs": partial(difference, {"zip": False, "config": {"operator": "xor", "rle": True}}),
+    "model as difference": partial(difference, {}),
+    "model as difference in runs": partial(difference, {"zip": False, "config": {"operator": "xor", "rle": True}}),
     "store id": store_id,
     "state version": state_version,
 }
