@@ -20,7 +20,11 @@ import structlog
 import modyn.evaluator.drift.pairs
 import modyn.evaluator.evaluate
 import modyn.evaluator.measure_drift
+import modyn.models.dlrm
 import modyn.models.networks
+import modyn.models.tabular
+import modyn.models.text
+import modyn.models.wild_time
 from modyn.evaluator.drift import DRIFT_METRICS
 from modyn.evaluator.metrics.metrics import METRICS
 from modyn.models import MODELS

@@ -18,7 +18,11 @@ import safetensors.torch  # used to read and write weights
 import structlog
 import torch
 
+import modyn.models.dlrm
 import modyn.models.networks
+import modyn.models.tabular
+import modyn.models.text
+import modyn.models.wild_time
 import modyn.trainer_server.check
 import modyn.trainer_server.train
 from modyn.models import MODELS

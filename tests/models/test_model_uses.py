@@ -28,9 +28,10 @@ from modyn.serving.versions.predictor import warm_up
 from modyn.serving.versions.torch_predictor import TorchPredictor, inputs_of
 from modyn.testing.fake_storage import FakeStorage
 from modyn.trainer_server.check import check
+from modyn.trainer_server.loop.seeding import derived_seed, seed_everything
 from tests.support.column_samples import SPARSE, ColumnData, column_pipeline, columns_of, preprocessing_of_keys
 from tests.support.column_samples import row_of as columns_of_row
-from tests.support.model_uses import EACH, Use
+from tests.support.model_uses import EACH, USES, Use
 from tests.support.training import NUM_CLASSES, MemoryData, Outcome, RecordedReport, TrainingRoom, payload_of, small_pipeline
 
 FROM_SECTION = pytest.mark.parametrize(
@@ -196,3 +197,32 @@ def test_a_model_of_columns_is_exported_with_features_as_inputs(model: dict[str,
         torch.testing.assert_close(program(**features), expected)
         (found,) = session.run(None, {name: tensor.numpy() for name, tensor in features.items()})
         np.testing.assert_allclose(found, expected.numpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_several_optimizers_train_tables_and_perceptrons_of_a_recommendation_model(tmp_path: Path) -> None:
+    """Do the same by hand, with PyTorch alone."""
+    use = next(use for use in USES if use.id == "DLRM")
+    model = {"id": "DLRM", "config": {**use.config, "sparse_gradients": True}}
+    tables = {
+        "name": "tables",
+        "algorithm": "SparseAdam",
+        "param_groups": [{"module": "model.embeddings", "config": {"lr": 0.1}}],
+    }
+    groups = [{"module": f"model.{name}_model", "config": {"lr": 0.01}} for name in ("bottom", "top")]
+    optimizers = [tables, {"name": "dense", "algorithm": "Adam", "param_groups": groups}]
+    outcome = TrainingRoom(tmp_path).train(small_pipeline({"optimizers": optimizers}, model=model, data=use.data), MemoryData(40))
+
+    seed_everything(derived_seed(7, 0, 1))
+    network: Any = build_model("DLRM", model["config"])
+    by_hand = [
+        torch.optim.SparseAdam(network.embeddings.parameters(), lr=0.1),
+        torch.optim.Adam([*network.bottom_model.parameters(), *network.top_model.parameters()], lr=0.01),
+    ]
+    for first in range(0, 40, 8):
+        labels = torch.arange(first, first + 8) % NUM_CLASSES
+        torch.autograd.backward(functional.cross_entropy(network(**use.batch(range(first, first + 8))), labels))
+        for optimizer in by_hand:
+            optimizer.step()
+            optimizer.zero_grad()
+    for name, weights in network.state_dict().items():
+        torch.testing.assert_close(outcome.weights[name], weights)
