@@ -59,9 +59,9 @@ $(MOTO): $(DEV_STAMP) tests/moto-requirements.txt
 	@touch $@
 
 # Only tests of models by name see these libraries, because torchmetrics imports them too, and then takes twice the time.
-$(MODEL_LIBRARIES): $(DEV_STAMP) tests/model-libraries.txt
+$(MODEL_LIBRARIES): $(DEV_STAMP) tests/model-libraries.txt $(CONSTRAINTS)
 	rm -rf $(VENV)/model-libraries
-	$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/model-libraries --requirement tests/model-libraries.txt
+	$(PIP_INSTALL) --no-deps --target $(VENV)/model-libraries --requirement tests/model-libraries.txt
 	@touch $@
 
 demo: setup  ## Replay a pipeline on real images through all six services, show the results, write an HTML report
