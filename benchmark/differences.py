@@ -4,9 +4,9 @@
 
 A ResNet18 (`modyn.models`, 11 million parameters) learns a first part of scikit-learn's digits, and is then fine-tuned ten times, each time by this
 number of steps on 32 samples of another part. The eleven versions are put into model storage's own store, on a PostgreSQL of its own, in each way:
-`put` is the time of a put without the transfer, `get` the time to read a version (its mean, and that of the newest version, which needs the longest
-chain). The fine-tunings are all stored as differences (`full_model_interval: 11`). The last line is the number of bytes of the differences by the
-default strategy as a ratio to the versions stored whole, for each optimizer.
+`put` is a put without the transfer, `get` reads the newest version, which needs the longest chain. On a busy machine, the processor time says more
+than the time. The fine-tunings are all stored as differences (`full_model_interval: 11`). The last line is, for each optimizer, the number of bytes
+of the differences by the default strategy, as a ratio to the versions stored whole.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,8 +28,8 @@ from modyn.db.engine import open_database
 from modyn.local.databases import PostgresServer
 from modyn.model_storage.client import ModelHeader
 from modyn.model_storage.store import ModelStore
-from modyn.models.weights import build_model, save_weights, weights_sha256
-from modyn.records import RunId
+from modyn.models.weights import build_model, save_weights
+from modyn.records import ModelVersion, RunId
 from modyn.rpc.logs import get_logger
 
 FINE_TUNINGS: Final = 10
@@ -58,12 +59,31 @@ DEFAULT: Final = "sub, zstd"
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """What it took to store the versions in one way."""
+class Cost:
+    """Seconds, and processor seconds."""
 
-    num_bytes: Sequence[int]
-    put_s: Sequence[float]
-    get_s: Sequence[float]
+    wall_s: float
+    processor_s: float
+
+    def __str__(self) -> str:
+        return f"{self.wall_s:.2f} ({self.processor_s:.2f})"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What it took to store the versions in one way, without the first version. put: mean of a version. get: of the newest version."""
+
+    num_bytes: int
+    put: Cost
+    get: Cost
+
+
+@contextmanager
+def measured(costs: list[Cost]) -> Iterator[None]:
+    """Append the cost of the block to `costs`."""
+    began, used = time.perf_counter(), time.process_time()
+    yield
+    costs.append(Cost(time.perf_counter() - began, time.process_time() - used))
 
 
 def fine_tune(folder: Path, optimizer: str, steps: int) -> list[Path]:
@@ -92,37 +112,30 @@ def fine_tune(folder: Path, optimizer: str, steps: int) -> list[Path]:
 
 
 def store_versions(store: ModelStore, run: str, section: Mapping[str, Any], paths: Sequence[Path]) -> Stored:
-    """Put each version, and read it back."""
-    infos, put_s, get_s = [], [], []
+    """Put each version, and read the newest one."""
+    versions, puts, gets = list[ModelVersion](), list[Cost](), list[Cost]()
     for number, path in enumerate(paths):
         with store.receive() as incoming:
             shutil.copyfile(path, incoming)
-            began = time.perf_counter()
-            infos.append(store.publish(ModelHeader(RunId(run), number, "ResNet18", MODEL, section), incoming))
-            put_s.append(time.perf_counter() - began)
-    for info, path in zip(infos, paths, strict=True):
-        began = time.perf_counter()
-        with store.fetch(info.version.model_id) as (_, found):
-            get_s.append(time.perf_counter() - began)
-            if weights_sha256(found) != weights_sha256(path):
-                raise RuntimeError(f"{path} came back with other weights")
-    return Stored([info.version.num_bytes for info in infos], put_s, get_s)
+            with measured(puts):
+                versions.append(store.publish(ModelHeader(RunId(run), number, "ResNet18", MODEL, section), incoming).version)
+    with measured(gets), store.fetch(versions[-1].model_id):
+        pass
+    del puts[0], versions[0]
+    mean = Cost(statistics.mean(cost.wall_s for cost in puts), statistics.mean(cost.processor_s for cost in puts))
+    return Stored(sum(version.num_bytes for version in versions), mean, gets[0])
 
 
 def table(optimizer: str, ways: Mapping[str, Stored]) -> list[str]:
     lines = [
         f"{FINE_TUNINGS} fine-tunings by {optimizer}, without the first version:",
         "",
-        "| stored | MB | × whole | s a put | s a get | s of the newest |",
-        "|---|---|---|---|---|---|",
+        "| stored | MB | × whole | seconds of a put (processor) | seconds of a get (processor) |",
+        "|---|---|---|---|---|",
     ]
-    whole = sum(ways["whole"].num_bytes[1:])
     for name, found in ways.items():
-        num_bytes = sum(found.num_bytes[1:])
-        put_s, get_s = (statistics.mean(seconds[1:]) for seconds in (found.put_s, found.get_s))
-        lines.append(
-            f"| {name} | {num_bytes / 1e6:.1f} | {num_bytes / whole:.3f} | {put_s:.2f} | {get_s:.2f} | {found.get_s[-1]:.2f} |"
-        )
+        share = found.num_bytes / ways["whole"].num_bytes
+        lines.append(f"| {name} | {found.num_bytes / 1e6:.1f} | {share:.3f} | {found.put} | {found.get} |")
     return [*lines, ""]
 
 
@@ -148,13 +161,14 @@ def main() -> None:
                     paths = fine_tune(folder, optimizer, options.steps)
                     found = {way: store_versions(store, f"{optimizer} {way}", section, paths) for way, section in WAYS.items()}
                     lines += table(optimizer, found)
-                    ratios.append(sum(found[DEFAULT].num_bytes[1:]) / sum(found["whole"].num_bytes[1:]))
+                    ratios.append(found[DEFAULT].num_bytes / found["whole"].num_bytes)
+                    print("\n".join(table(optimizer, found)), flush=True)
             finally:
                 database.close()
         finally:
             server.stop()
     lines.append(f"Cores that other programs kept busy just after: {busy_cores():.1f}.")
-    print("\n".join(lines))
+    print(lines[-1])
     if options.report:
         command = f"python -m benchmark.differences --steps {options.steps} --optimizer {' '.join(options.optimizer)}"
         print(f"report: {write_report('differences', command, chr(10).join(lines))}")
