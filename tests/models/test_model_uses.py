@@ -202,7 +202,7 @@ def test_a_model_of_columns_is_exported_with_features_as_inputs(model: dict[str,
 def test_several_optimizers_train_tables_and_perceptrons_of_a_recommendation_model(tmp_path: Path) -> None:
     """Do the same by hand, with PyTorch alone."""
     use = next(use for use in USES if use.id == "DLRM")
-    model = {"id": "DLRM", "config": {**use.config, "sparse_gradients": True}}
+    options = {**use.config, "sparse_gradients": True}
     tables = {
         "name": "tables",
         "algorithm": "SparseAdam",
@@ -210,10 +210,12 @@ def test_several_optimizers_train_tables_and_perceptrons_of_a_recommendation_mod
     }
     groups = [{"module": f"model.{name}_model", "config": {"lr": 0.01}} for name in ("bottom", "top")]
     optimizers = [tables, {"name": "dense", "algorithm": "Adam", "param_groups": groups}]
-    outcome = TrainingRoom(tmp_path).train(small_pipeline({"optimizers": optimizers}, model=model, data=use.data), MemoryData(40))
+    outcome = TrainingRoom(tmp_path).train(
+        small_pipeline({"optimizers": optimizers}, model={"id": "DLRM", "config": options}, data=use.data), MemoryData(40)
+    )
 
     seed_everything(derived_seed(7, 0, 1))
-    network: Any = build_model("DLRM", model["config"])
+    network: Any = build_model("DLRM", options)
     by_hand = [
         torch.optim.SparseAdam(network.embeddings.parameters(), lr=0.1),
         torch.optim.Adam([*network.bottom_model.parameters(), *network.top_model.parameters()], lr=0.01),
