@@ -22,6 +22,7 @@ from modyn.config.base import Problem
 from modyn.errors import ConfigError
 from modyn.models.named import Arguments, MissingPackageError, NamedModel
 from modyn.models.names import ModelKind, ModelName, Pretrained
+from modyn.models.torchvision_import import import_torchvision
 from modyn.registry import nearest
 
 _EXTRAS: Final = {ModelKind.TORCHVISION: "vision", ModelKind.TIMM: "timm", ModelKind.TRANSFORMERS: "text"}
@@ -31,8 +32,6 @@ _TIMM_WEIGHTS: Final = (
     "model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin"
 )  # fmt: skip
 _DOWNLOAD: Final = "or set model.download: true"
-_SCHEMAS: Final[list[Any]] = []
-"""Definitions of operators that torchvision lacks; they hold as long as these objects live."""
 
 
 def check_installed(library: ModelKind) -> None:
@@ -78,28 +77,6 @@ def hub(download: bool) -> Iterator[None]:
             else:
                 os.environ[name] = value
         switch(offline=any((value or "").upper() in ("1", "ON", "YES", "TRUE") for value in before.values()))
-
-
-def import_torchvision() -> Any:
-    """Import torchvision. Its compiled operators do not load next to a torch of another build, such as torchvision of PyPI next to a torch for CPUs.
-    Classification models and transformations do not need them, but the import needs the schemas of two operators, which this function then defines.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torchvision warns of each compiled part that does not load.
-        try:
-            return importlib.import_module("torchvision")
-        except RuntimeError as error:
-            if "torchvision::" not in str(error) or _SCHEMAS:
-                raise
-        import torch
-
-        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
-        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _SCHEMAS.append(library)
-        return importlib.import_module("torchvision")
 
 
 class TorchvisionModel(NamedModel):

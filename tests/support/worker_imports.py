@@ -48,4 +48,4 @@ def run_and_list_imports(request: tuple[str, object], connection: JobConnection)
     task, inner = request
     function: Any = load_object(task)
     function(inner, connection)
-    return sorted(set(sys.modules) - PRELOADED - {__name__})
+    return sorted(set(sys.modules) - PRELOADED - {__name__, "modyn.workers.collector_on"})

@@ -28,7 +28,7 @@ import torch
 
 from modyn.dataset.code.user_code import EXTRAS, GENERATOR, imported_name
 from modyn.errors import ConfigError, UserCodeError
-from modyn.models.libraries import import_torchvision
+from modyn.models.torchvision_import import import_torchvision
 from modyn.records import Int64Array
 from modyn.registry import load_object
 from modyn.workers.limits import Call
