@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, ClassVar, Literal
 
 import numpy as np
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, field_validator
 
 from modyn import _core
 from modyn.config.base import Section
@@ -106,9 +106,18 @@ class FormatConfig(Section):
 
     label_type: Literal["int", "float", "class"] = "int"
     """Labels are whole numbers (int64), fractions (float64), or names of classes (texts or whole numbers)."""
+    label_classes: list[str] | None = Field(None, min_length=1)
+    """Names of the first classes, in the order of their numbers, so that several datasets number alike."""
     timestamp_format: str = ""
     """Format of times in rows or file names: directives of strptime, e.g. `%d/%m/%Y %H:%M`; or s, ms, us or ns since 1970. Empty: ISO 8601 or
     seconds. Numbers that are more likely a date, such as 20130131 or 2013, or in another unit are refused."""
+
+    @field_validator("label_classes")
+    @classmethod
+    def _different_names(cls, names: list[str] | None) -> list[str] | None:
+        if names is not None and ("" in names or len(set(names)) < len(names)):
+            raise ValueError(f"{names} holds an empty name, or one twice; write each class once")
+        return names
 
 
 class GrowingConfig(FormatConfig):
@@ -164,6 +173,8 @@ class FileFormat(ABC):
         self.config, self.timestamp_source = config, timestamp_source
         if config.label_type == "class" and not self.has_classes:
             raise ConfigError("label_type class is for CSV, JSON Lines and Parquet; write numbers of classes, and choose int")
+        if config.label_classes and not self.names_classes:
+            raise ConfigError("label_classes is for image_folder and for label_type class; leave it out")
         self.times = time_format(config.timestamp_format)
         """The reader of times in names and rows."""
         if config.timestamp_format and not timestamp_source and not self.brings_times:
@@ -188,6 +199,11 @@ class FileFormat(ABC):
     def float_labels(self) -> bool:
         """Whether labels are float64; otherwise int64."""
         return self.config.label_type == "float"
+
+    @property
+    def names_classes(self) -> bool:
+        """Whether labels are the numbers of named classes."""
+        return self.config.label_type == "class"
 
     @property
     def labels_by(self) -> dict[str, Any]:

@@ -143,7 +143,7 @@ class CsvFormat(FileFormat):
             if config.label_index is None
             else position(config.label_index),
             float_labels=self.float_labels,
-            class_labels=config.label_type == "class",
+            class_labels=self.names_classes,
             timestamp_column=-1 if time is None else position(int(time)) if time.isdigit() else _position(path, columns, time),
             utf8=codecs.lookup(config.encoding).name in _UTF8,
             max_field_lines=config.max_field_lines,

@@ -61,6 +61,11 @@ class ImageFolderFormat(WholeFileFormat):
                 f"times come from the option times, {config.times}, and from timestamp_source '{timestamp_source}'; remove one of the two"
             )
 
+    @property
+    def names_classes(self) -> bool:
+        """Return True."""
+        return True
+
     def endings(self) -> NameEndings:
         """Return that names have any ending, so that a file that is no image is reported."""
         return NameEndings("")

@@ -91,8 +91,7 @@ class JsonLinesFormat(FileFormat):
                 f"the label is the field '{'.'.join(label)}' and the time the field '{'.'.join(time)}', and one holds the other; "
                 f"correct label_field or timestamp_source"
             )
-        self._names_classes = config.label_type == "class"
-        label_types = [pa.string(), pa.int64()] if self._names_classes else [pa.float64() if self.float_labels else pa.int64()]
+        label_types = [pa.string(), pa.int64()] if self.names_classes else [pa.float64() if self.float_labels else pa.int64()]
         times = [[]] if time is None else [[(time, pa.int64())], [(time, pa.string())], [(time, pa.float64())]]
         self._schemas = [pa.schema(_struct_fields([(label, kind), *column])) for kind in label_types for column in times]
         """One Arrow schema for each type of times and labels. The last schema that could read a block comes first."""
@@ -209,7 +208,7 @@ class JsonLinesFormat(FileFormat):
             # The last chunk of the block reports the skipped rows, and then covers the block to its end.
             skipped = bad_rows.take() if rows.stop >= len(labels) else ()
             end = len(block) if skipped else int(next_begins[-1])
-            classes, numbers = class_codes(labels[rows].tolist()) if self._names_classes else ((), labels[rows])
+            classes, numbers = class_codes(labels[rows].tolist()) if self.names_classes else ((), labels[rows])
             yield IndexedSamples(begins + offset, ends - begins, numbers, times, offset + end, skipped, classes=classes)
 
     def _parse_block(self, block: bytes, lines: Int64Array) -> _Columns | None:
@@ -238,10 +237,10 @@ class JsonLinesFormat(FileFormat):
         time = None if self._time is None else _column(table, self._time)
         if label.null_count or (time is not None and time.null_count):
             return None
-        if self._names_classes:
+        if self.names_classes:
             label = label.cast(pa.string())
         labels = label.to_numpy(zero_copy_only=False)
-        if self._names_classes and "" in labels:
+        if self.names_classes and "" in labels:
             return None
         if (
             self.float_labels and not (np.abs(labels) < _LEAST_ROUNDED).all()
@@ -274,7 +273,7 @@ class JsonLinesFormat(FileFormat):
             rows.append(row)
             labels.append(label)
             times.append(time)
-        label_column = np.array(labels, object if self._names_classes else np.float64 if self.float_labels else np.int64)
+        label_column = np.array(labels, object if self.names_classes else np.float64 if self.float_labels else np.int64)
         return lines[:, rows], (label_column, None if self._time is None else np.array(times, np.int64))
 
     def _parse_line(self, line: bytes) -> tuple[int | float | str, int]:
@@ -289,7 +288,7 @@ class JsonLinesFormat(FileFormat):
             labels, times = columns
             return labels.tolist()[0], 0 if times is None else int(times[0])
         time = 0 if self._time is None else seconds_in(found, self._time, self.times)
-        label = class_in(found, self._label) if self._names_classes else label_in(found, self._label, floats=self.float_labels)
+        label = class_in(found, self._label) if self.names_classes else label_in(found, self._label, floats=self.float_labels)
         return label, time
 
 

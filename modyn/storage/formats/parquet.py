@@ -140,7 +140,7 @@ class ParquetFormat(RangedFormat):
             payload, schema = self.config.payload_columns, metadata.schema.to_arrow_schema()
             typed = self._typed(path, schema)
             # Texts may repeat, so they are read as dictionaries.
-            used = [*self._time_column(), *([self.config.label_column] if self.config.label_type == "class" else [])]
+            used = [*self._time_column(), *([self.config.label_column] if self.names_classes else [])]
             used_texts = [name for name in used if is_text(schema.field(name).type)]
             typed_times = any(have_unit(schema.field(name).type) for name in self._time_column())
             texts, fixed = typed.texts, typed.num_bytes
@@ -248,7 +248,7 @@ class ParquetFormat(RangedFormat):
                 )
         kind = schema.field(self.config.label_column).type
         of_texts = kind.value_type if pa.types.is_dictionary(kind) else kind
-        is_class = self.config.label_type == "class" and of_texts in (pa.string(), pa.large_string())
+        is_class = self.names_classes and of_texts in (pa.string(), pa.large_string())
         if not (pa.types.is_integer(kind) or is_class or (self.float_labels and pa.types.is_floating(kind))):
             wanted = {"float": "numbers", "int": "whole numbers", "class": "texts or whole numbers"}[self.config.label_type]
             raise DataError(f"{path}: labels are {wanted}, but column '{self.config.label_column}' is of type {kind}")
@@ -271,7 +271,7 @@ class ParquetFormat(RangedFormat):
 
     def _labels(self, path: str, first: int, column: pa.Array) -> tuple[tuple[str, ...], LabelArray]:
         """Return the labels. If they name classes, return the names, and the position of each label in them."""
-        if self.config.label_type == "class":
+        if self.names_classes:
             return self._classes(path, first, column)
         kind = pa.float64() if self.float_labels else pa.int64()
         try:

@@ -33,7 +33,8 @@ class SchemaDecision:
 
     def __init__(self, dataset: OpenDataset, writer: SegmentWriter) -> None:
         self._dataset, self._writer, self._format = dataset, writer, dataset.format
-        self._schema, self._classes = columns_of(dataset.row.schema), dataset.classes
+        self._schema = columns_of(dataset.row.schema)
+        self._classes = self._first_classes()
         # An interrupted ingestion may have left a schema that was never committed.
         self._format.schema = self._schema or dataset.declared_schema
         self._has_expected = False
@@ -57,7 +58,8 @@ class SchemaDecision:
                 f"dataset '{self._dataset.name}' would have {len(self._classes) + len(new):,} classes; at most {MOST_CLASSES:,} are allowed, so "
                 "check which values are the labels"
             )
-        if new:
+        # The classes of the option label_classes are not committed yet at first.
+        if new or self._classes != self._dataset.classes:
             self._classes = (*self._classes, *new)
             self._write()
 
@@ -74,7 +76,10 @@ class SchemaDecision:
 
     def forget_classes(self) -> None:
         """Forget the classes that were appended since the last commit, because their samples were discarded."""
-        self._classes = self._dataset.classes
+        self._classes = self._first_classes()
+
+    def _first_classes(self) -> tuple[str, ...]:
+        return self._dataset.classes or tuple(self._format.config.label_classes or ())
 
     @property
     def is_open(self) -> bool:

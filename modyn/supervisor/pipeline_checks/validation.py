@@ -19,6 +19,7 @@ from modyn.config.yaml_source import YamlSource, load_yaml, with_lines
 from modyn.dataset.field_names import wrong_form, wrong_names, wrong_number
 from modyn.errors import ConfigError, DataError, InvalidArgumentError, NotFoundError, UnavailableError
 from modyn.model_storage.client import ModelStorageClient
+from modyn.models.classes import label_classes
 from modyn.models.names import check_sources
 from modyn.records import Interval
 from modyn.registry import nearest
@@ -104,7 +105,7 @@ def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_
     Mistakes: a dataset or model does not exist, a dataset accepts no observations, files lack a column, or the label is a feature. Warnings: files
     have problems, or a dataset is too small for one batch or for the compared seasons.
     """
-    found, data = list[Problem](), section_at(pipeline, "data")
+    found, infos, data = list[Problem](), dict[str, DatasetInfo](), section_at(pipeline, "data")
     training, entries = section_at(pipeline, "training"), section_at(pipeline, "evaluation").get("datasets")
     sections = {"data": data} | {
         f"evaluation.datasets.{i}": entry for i, entry in enumerate(entries if isinstance(entries, list) else [])
@@ -120,6 +121,8 @@ def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_
         except NotFoundError:
             found.append(Problem(path, _no_dataset(storage, name)))
             continue
+        if path in named and not section_at(sections, path.removesuffix(".dataset_id")).get("label_transformer_function"):
+            infos[path] = info
         found += label_among_features(pipeline, path, info) if path in named else []
         if info.num_problems and path in named:
             what = f"files of the dataset '{name}' have problems ({info.num_problems:,}), so that samples are missing or cannot be read"
@@ -138,7 +141,7 @@ def check_references(pipeline: Mapping[str, Any], storage: StorageClient, model_
                 model_storage.describe(model_id)
         except NotFoundError as error:
             found.append(Problem(path, error.message))
-    return found + _wrong_columns(pipeline, storage)
+    return found + other_classes(pipeline, infos) + _wrong_columns(pipeline, storage)
 
 
 def check_windows(pipeline: Mapping[str, Any], dataset: DatasetInfo) -> list[Problem]:
@@ -225,6 +228,29 @@ def label_among_features(pipeline: Mapping[str, Any], path: str, dataset: Datase
         what = f"payloads of the dataset '{dataset.name}' hold its label, the column '{label}': unless the parser leaves it out, it is a feature"
         return [Problem(path, f"{what}; register the dataset without it in payload_columns", Severity.WARNING)]
     return []
+
+
+def other_classes(pipeline: Mapping[str, Any], datasets: Mapping[str, DatasetInfo]) -> list[Problem]:
+    """Compare the named classes of the dataset that a pipeline trains on with the classes of its model (a warning) and of the datasets that evaluate
+    it (mistakes).
+
+    Args: datasets: by the path of their names in the pipeline, without those whose labels a label_transformer_function changes.
+    """
+    compared = {path: dataset for path, dataset in datasets.items() if dataset.classes}
+    if (trained := compared.pop("data.dataset_id", None)) is None:
+        return []
+    found, classes = list[Problem](), label_classes(pipeline)
+    if classes is not None and classes.number is not None and len(trained.classes) > classes.number:
+        what = f"dataset '{trained.name}' has {len(trained.classes):,} classes, and the model {classes.number:,}: trainings fail at further classes"
+        found.append(Problem("model.config.num_classes", f"{what}; set it to at least {len(trained.classes)}", Severity.WARNING))
+    for path, dataset in compared.items():
+        both = enumerate(zip(trained.classes, dataset.classes, strict=False))
+        for number, (ours, theirs) in ((number, names) for number, names in both if names[0] != names[1]):
+            what = f"class {number} of dataset '{dataset.name}' is '{theirs}', and of '{trained.name}', which the model learns, '{ours}'"
+            advice = f"register it again with the option label_classes, the classes that `modyn data show {trained.name}` lists"
+            found.append(Problem(path, f"{what}: {advice}"))
+            break
+    return found
 
 
 def unreached_handlers(run: Run) -> list[str]:

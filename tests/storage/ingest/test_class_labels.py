@@ -174,6 +174,29 @@ def test_classes_outlive_a_restart_and_another_choice_of_fields(quick_config: Sy
         assert names_of(storage, name) == ["b", "a", "0", "b"]
 
 
+def test_an_option_names_the_first_classes(storage: RunningStorage, tmp_path: Path) -> None:
+    folder = tmp_path / "option"
+    name = register(storage, folder, "parquet", label_classes=["z", "b"])
+    write(folder, "parquet", 0, ["b", "b"])
+    storage.ingest(name)
+    assert storage.client.dataset(name).classes == ("z", "b")
+    write(folder, "parquet", 1, ["a", "z"])
+    storage.ingest(name)
+    assert storage.client.dataset(name).classes == ("z", "b", "a")
+    assert names_of(storage, name) == ["b", "b", "a", "z"]
+    with pytest.raises(InvalidArgumentError, match="label_classes of dataset 'option' is"):
+        known = storage.client.dataset(name).config
+        options = {**known.file_wrapper_config, "label_classes": ["b", "z"]}
+        storage.client.change_dataset(known.model_copy(update={"file_wrapper_config": options}))
+    for options, message in (
+        ({"label_classes": ["a", "a"]}, "write each class once"),
+        ({"label_type": "int"}, "label_classes is for"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            build_format("CsvFileWrapper", {"label_index": 0, "label_type": "class", "label_classes": ["a"], **options})
+    assert build_format("image_folder", {"label_classes": ["dogs", "cats"]}).names_classes
+
+
 @pytest.mark.parametrize("id_", ["SingleSampleFileWrapper", "BinaryFileWrapper", "TarFileWrapper"])
 def test_formats_without_texts_refuse_classes(id_: str) -> None:
     options: dict[str, dict[str, Any]] = {
