@@ -180,8 +180,8 @@ class Client(ModelAccess):
         return self.supervisor.stop(run_id)
 
     def resume(self, run_id: str) -> Run:
-        """Continue a run that was stopped, interrupted or failed. Finished steps are not repeated. `message` names files of its model that
-        have changed; the run keeps its copies. Raises: ConflictError: the run has finished.
+        """Continue a run that was stopped, interrupted or failed. Finished steps are not repeated. `message` names changed files of
+        its model; the run keeps its copies. Raises: ConflictError: the run has finished.
         """
         run = self.supervisor.resume(run_id)
         notes = changed_sources(run.pipeline)

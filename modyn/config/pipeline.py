@@ -53,6 +53,11 @@ class ModelReference(Section):
     config: dict[str, Any] = Field(
         default_factory=dict, description="arguments of the model's constructor", examples=[{"num_classes": 10}]
     )
+    freeze: list[str] = Field(
+        default_factory=list,
+        description="names or patterns of parameters or modules that trainings leave unchanged",
+        examples=[["encoder", "*.bias"]],
+    )
     download: bool = Field(False, description="whether a library may download pretrained weights")
 
 

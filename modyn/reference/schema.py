@@ -76,10 +76,12 @@ def pipeline_json_schema(plugins: bool = True) -> JsonSchema:
 
 
 def _model(plugins: bool) -> JsonSchema:
+    frozen = of_model(ModelReference)["properties"]["freeze"]
+
     def constructor(options: JsonSchema) -> JsonSchema:
         config = {**options, "description": "arguments of the model's constructor"}
         needed = {"required": ["config"]} if options.get("required") else {}
-        return {"properties": {"config": config}, **needed}
+        return {"properties": {"config": config, "freeze": frozen}, **needed}
 
     models = one_of(policies(MODELS, plugins), "id", constructor)
     by_name = _variant("by name", "id", ModelReference, of_model(ModelReference))

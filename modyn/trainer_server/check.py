@@ -29,7 +29,7 @@ from modyn.models.weights import build_model
 from modyn.trainer_server.downsampling.policies import check_downsampling, downsampling_policies
 from modyn.trainer_server.downsampling.policies.policy import ScoredTraining
 from modyn.trainer_server.loop.checkpoint import check_checkpoint_folder
-from modyn.trainer_server.loop.components import build_optimizers, build_schedulers
+from modyn.trainer_server.loop.components import build_optimizers, build_schedulers, freeze
 from modyn.trainer_server.loop.criterion import Criterion
 from modyn.trainer_server.loop.schedules import shortfalls
 from modyn.trainer_server.loop.sparse_gradients import sparse_gradient_problems
@@ -82,6 +82,7 @@ class CheckedModel:
     id: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     definition: str = ""
+    freeze: Sequence[str] = ()
 
     def build(self) -> nn.Module:
         """Build the network, without pretrained weights."""
@@ -94,7 +95,8 @@ def _checked_model(section: Mapping[str, Any], pipeline: Mapping[str, Any]) -> t
     given, pretrained = definition_of(pipeline, id_), Pretrained.of(pipeline, id_)
     if found := check_model(id_, config, given, pretrained):
         return CheckedModel(id_), found
-    return CheckedModel(id_, config, model_definition(id_, given, download=pretrained.download)), []
+    definition, frozen = model_definition(id_, given, download=pretrained.download), section.get("freeze")
+    return CheckedModel(id_, config, definition, frozen if isinstance(frozen, list) else ()), []
 
 
 def check_machine(config: TrainingConfig) -> list[Problem]:
@@ -143,6 +145,10 @@ def check_components(
             return [_problem(wrong)]
         except Exception:  # noqa: BLE001
             return [Problem("model.config", f"'{model.id}' cannot be built with it: {type(error).__name__}: {error}")]
+    try:
+        freeze(network, model.freeze)
+    except ConfigError as error:
+        found.append(_problem(error))
     found += _embedding_notes(model.id, network, embedding_path)
     found += _downsampling_refusals(selection, config, network)
     if config.batch_size == 1 and any(isinstance(module, nn.BatchNorm1d) for module in network.modules()):

@@ -26,7 +26,7 @@ from modyn.trainer_server.divergence import check_initial_weights
 from modyn.trainer_server.downsampling.policies.policy import ScoredTraining
 from modyn.trainer_server.learning import FirstWeights, IgnoredLabels
 from modyn.trainer_server.loop.checkpoint import Checkpoint, Checkpoints, restore
-from modyn.trainer_server.loop.components import build_components, has_batch_norm
+from modyn.trainer_server.loop.components import build_components, freeze, has_batch_norm
 from modyn.trainer_server.loop.criterion import Criterion
 from modyn.trainer_server.loop.hooks import EarlyStopping, FiniteLoss, Losses
 from modyn.trainer_server.loop.inputs import TrainingInputs
@@ -73,6 +73,7 @@ def build(
     if parent is not None:
         load_weights(model, parent.path)
         check_initial_weights(model, f"model {parent.version.model_id}")
+    freeze(model, inputs.model.freeze)
     check_downsampled(inputs, model)
     plan = replace(inputs.plan, join_single=config.batch_size > 1 and has_batch_norm(model))
     check_schedule(config.lr_scheduler, plan)

@@ -172,3 +172,24 @@ def test_a_model_by_name_is_exported(spelling: Spelling, tmp_path: Path) -> None
     program = torch.export.load(tmp_path / "model.pt2").module()
     found = program(**given) if isinstance(given, dict) else program(given)
     torch.testing.assert_close(found, forward(network, given))
+
+
+def test_frozen_parameters_keep_their_weights(tmp_path: Path) -> None:
+    pipeline = SPELLINGS["file"].pipeline
+    room = TrainingRoom(tmp_path)
+    parent = room.train(pipeline)
+    pipeline["model"]["freeze"] = ["first", "*.bias"]
+    child = room.train(pipeline, trigger_id=1, parent_model_id=parent.trained.model_id)
+    kept = {name for name, value in parent.weights.items() if torch.equal(value, child.weights[name])}
+    assert kept == {"first.weight", "second.weight", "first.bias", "second.bias", "last.bias"}  # the two weights are one
+
+
+@pytest.mark.parametrize(
+    ("patterns", "told"),
+    [(["frist"], "no parameter of the model matches 'frist', did you mean 'first'?"), (["*"], "no parameter is left to train")],
+)
+def test_a_wrong_pattern_of_frozen_parameters_is_named(patterns: list[str], told: str) -> None:
+    pipeline = SPELLINGS["file"].pipeline
+    pipeline["model"]["freeze"] = patterns
+    found = [problem for problem in check(pipeline, RecordedReport()) if problem.path == "model.freeze"]
+    assert [told in problem.message for problem in found] == [True]

@@ -8,6 +8,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, Final, Literal
 
 import torch
@@ -57,6 +58,23 @@ class TrainingComponents:
     clip_norm: float | None = None
     compiled: nn.Module | None = None
     """The compiled model, which is called instead of the model and shares its parameters."""
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Exclude parameters from training. Args: patterns: names of parameters or modules, or shell patterns of such names.
+
+    Raises: ConfigError: a pattern matches no parameter, or no parameter is left to train.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for pattern in patterns:
+        matching = [name for name in parameters if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")]
+        if not matching:
+            names = [name for name, _ in model.named_modules() if name] + list(parameters)
+            raise ConfigError(f"model.freeze: no parameter of the model matches '{pattern}'{nearest(pattern, names) or ''}")
+        for name in matching:
+            parameters[name].requires_grad_(False)
+    if patterns and not any(parameter.requires_grad for parameter in parameters.values()):
+        raise ConfigError("model.freeze: no parameter is left to train; name fewer")
 
 
 def build_components(
