@@ -108,9 +108,9 @@ def _shared_options(policies: list[JsonSchema]) -> dict[str, JsonSchema]:
 
 
 def _with_options_of_config(policy: JsonSchema) -> JsonSchema:
-    """If all options of a policy are in the mapping `config`, return the policy with these options, named `config.NAME`."""
+    """Return the policy with the options of its mapping `config`, named `config.NAME`, in place of the mapping."""
     config = _options(policy).get("config", {})
-    if len(_options(policy)) > 1 or not config.get("properties"):
+    if not config.get("properties"):
         return policy
     required = policy.get("required", [])
     inner = [f"config.{name}" for name in config.get("required", [])]
