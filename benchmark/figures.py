@@ -76,6 +76,10 @@ FIGURES: Mapping[str, QuotedFigure] = {
         "benchmark.start_up", "--runs 3", "start-up", more_is_better=False,
         line=r"^(?P<case>s)econds: (?P<value>[\d.]+)$", row=r"of \d+: (?P<value>[\d.]+) (?P<case>s) ",
     ),
+    "differences": QuotedFigure(
+        "benchmark.differences", "--optimizer Adam", "differences", more_is_better=False,
+        line=r"^\| (?P<case>\w+.*, zstd) \| [\d.]+ \| (?P<value>[\d.]+) ", row=r"^\| (?P<case>\w+.*, zstd) \| [\d.]+ \| (?P<value>[\d.]+) ",
+    ),
     "a": _data_path("a", 1_000_000, pairs=2),
     "b": _data_path("b", 5_000_000),
     "c": _data_path("c", 1_000_000, pairs=2),

@@ -104,26 +104,26 @@ def register(
             client.register_dataset(load_section(DatasetConfig, config))
         return say(f"registered {name}; `modyn data append {name} FILE.jsonl` or `Client.append_records` appends records")
     assert folder is not None
-    chosen, source = wrapper, timestamp_source
     options = dict(_option(text) for text in option or [])
-    is_plain = not is_url(folder) and bool(folder) and "label_file_extension" not in options
-    if wrapper is None and (is_plain or dry_run):
+    fields = {
+        "name": name,
+        "base_path": folder if is_url(folder) or not folder else str(Path(folder).absolute()),
+        "file_wrapper": wrapper or "SingleSampleFileWrapper",
+        "file_wrapper_config": options,
+        "timestamp_source": timestamp_source,
+        "watch": watch,
+    }
+    load_section(DatasetConfig, fields)  # A wrong name is refused before the folder is looked at.
+    if wrapper is None and (dry_run or not (is_url(folder) or "label_file_extension" in options)):
         from modyn.cli.folder_contents import Given, recognise
 
         found = recognise(Given(name, folder, options, timestamp_source))
         for sentence in (*found.said, f"as by: {found.command(name, folder)}"):
             say(sentence)
-        chosen, options, source = found.wrapper, dict(found.options), found.timestamp_source
+        chosen = {"file_wrapper": found.wrapper, "file_wrapper_config": dict(found.options)}
+        fields |= {**chosen, "timestamp_source": found.timestamp_source}
     if dry_run:
         return None
-    fields = {
-        "name": name,
-        "base_path": folder if is_url(folder) or not folder else str(Path(folder).absolute()),
-        "file_wrapper": chosen or "SingleSampleFileWrapper",
-        "file_wrapper_config": options,
-        "timestamp_source": source,
-        "watch": watch,
-    }
     with connect(start=True) as client:
         client.register_dataset(load_section(DatasetConfig, fields))
     if ingest_now:

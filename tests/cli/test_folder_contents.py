@@ -208,3 +208,5 @@ def test_a_dry_run_says_what_it_would_do_and_asks_no_service(write: Write, capsy
         data.register("pets", folder, wrapper="image_folder", dry_run=True)
     with pytest.raises(ConfigError, match="is not a folder of this machine"):
         data.register("pets", f"{folder}/gone")
+    with pytest.raises(ConfigError, match="name: 'a/b' is wrong"):
+        data.register("a/b", folder)
