@@ -32,6 +32,10 @@ _TIMM_WEIGHTS: Final = (
     "model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin"
 )  # fmt: skip
 _DOWNLOAD: Final = "or set model.download: true"
+_TENSORS_ONLY: Final = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+"""With this variable, `torch.load` refuses files with code, even if the caller accepts such files."""
+_OTHER_SOURCES: Final = ("source", "url", "hf_hub_id", "hf_hub_filename", "state_dict")
+"""Keys of `pretrained_cfg_overlay` that name weights at another place than in a local file."""
 
 
 def check_installed(library: ModelKind) -> None:
@@ -54,9 +58,24 @@ def library_model(id_: str, name: ModelName, definition: str) -> NamedModel:
 
 
 @contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of the environment within a `with` block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
 def hub(download: bool) -> Iterator[None]:
     """Keep the libraries of Hugging Face off the network within a `with` block, unless `download` is true."""
-    before = {name: os.environ.get(name) for name in _OFFLINE}
+    before = [os.environ.get(name, "") for name in _OFFLINE]
 
     def switch(offline: bool) -> None:
         # The library reads the variable when it is imported, and this constant later.
@@ -66,17 +85,12 @@ def hub(download: bool) -> Iterator[None]:
     if download:
         yield
         return
-    os.environ.update(dict.fromkeys(_OFFLINE, "1"))
-    switch(offline=True)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        switch(offline=any((value or "").upper() in ("1", "ON", "YES", "TRUE") for value in before.values()))
+    with _environment(dict.fromkeys(_OFFLINE, "1")):
+        switch(offline=True)
+        try:
+            yield
+        finally:
+            switch(offline=any(value.upper() in ("1", "ON", "YES", "TRUE") for value in before))
 
 
 class TorchvisionModel(NamedModel):
@@ -173,6 +187,14 @@ class TimmModel(NamedModel):
                 "pretrained_cfg_overlay: {file: FILE.safetensors}"
             )
             return [Problem("model.config.checkpoint_path", message)]
+        if "pretrained_cfg" in config:
+            message = "is refused, because it may name any file or URL: write pretrained_cfg_overlay: {file: FILE.safetensors}"
+            return [Problem("model.config.pretrained_cfg", message)]
+        overlay = config.get("pretrained_cfg_overlay")
+        for key in _OTHER_SOURCES if isinstance(overlay, Mapping) else ():
+            if key in overlay:
+                message = "is refused: pretrained weights come from timm's cache, or from a local file (file: FILE.safetensors)"
+                return [Problem(f"model.config.pretrained_cfg_overlay.{key}", message)]
         file = self._local(config)
         if file and Path(file).suffix not in (".safetensors", ".npz"):
             message = f"'{file}' is not a safetensors file; only such files are read, because others may contain code"
@@ -198,7 +220,8 @@ class TimmModel(NamedModel):
         if pretrained is not None and (missing := self.missing_weights(config, pretrained)):
             raise ConfigError(f"model.config.pretrained: {missing}")
         wanted = bool(config.get("pretrained")) and pretrained is not None
-        return self._timm.create_model(self._name, **{**config, "pretrained": wanted})
+        with _environment({_TENSORS_ONLY: "1"}):
+            return self._timm.create_model(self._name, **{**config, "pretrained": wanted})
 
     @staticmethod
     def _local(config: Mapping[str, Any]) -> str:

@@ -223,6 +223,8 @@ def test_weights_of_torchvision_come_from_the_cache_only_and_run_no_code(torch_h
         ("vit_small_patch16_242", {}, "model.id", "did you mean 'vit_small_patch16_224'?"),
         ("test_vit", {"checkpoint_path": "x.pth"}, "model.config.checkpoint_path", "timm may run code of such a file"),
         ("test_vit", {"pretrained_cfg_overlay": {"file": "x.pth"}}, "model.config.pretrained_cfg_overlay.file", "safetensors"),
+        ("test_vit", {"pretrained_cfg": {"file": "x.pth"}}, "model.config.pretrained_cfg", "it may name any file or URL"),
+        ("test_vit", {"pretrained_cfg_overlay": {"url": "x"}}, "model.config.pretrained_cfg_overlay.url", "from a local file"),
         (
             "test_vit",
             {"pretrained": True},
