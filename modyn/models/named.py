@@ -150,7 +150,7 @@ def module_of(file: str, source: str) -> ModuleType:
     try:
         exec(compile(source, shown, "exec"), module.__dict__)
     except BaseException as error:
-        del sys.modules[module.__name__]
+        sys.modules.pop(module.__name__, None)  # another thread may have removed it
         if isinstance(error, KeyboardInterrupt):
             raise
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == shown]

@@ -218,12 +218,11 @@ def _model_names(data: Mapping[str, Any]) -> Iterator[tuple[str, ModelName]]:
 
 
 def _read(name: ModelName, file_name: str) -> dict[str, str] | None:
-    path = Path(file_name).parent / Path(_needed(name)).expanduser()
-    if not path.is_file():
-        return None
+    path = Path(_needed(name))
     try:
-        return {"path": str(path.resolve()), "text": path.read_text(encoding="utf-8")}
-    except (OSError, UnicodeDecodeError) as error:
+        path = Path(file_name).parent / path.expanduser()
+        return {"path": str(path.resolve()), "text": path.read_text(encoding="utf-8")} if path.is_file() else None
+    except (OSError, RuntimeError, UnicodeDecodeError) as error:  # RuntimeError: the user of `~name` is unknown
         raise ConfigError(f"model.id: cannot read {path}: {error}") from error
 
 

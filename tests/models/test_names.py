@@ -98,6 +98,8 @@ def test_a_missing_file_is_named_with_the_place_of_its_name(tmp_path: Path) -> N
     (tmp_path / "small.py").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="cannot read .*small.py"):
         with_sources(text, str(tmp_path / "p.yaml"))
+    with pytest.raises(ConfigError, match=r"cannot read ~no_such_user/net\.py"):
+        with_sources("model: {id: '~no_such_user/net.py:Net'}", str(tmp_path / "p.yaml"))
 
 
 def test_a_folder_of_transformers_is_kept_by_its_configuration(tmp_path: Path) -> None:
