@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import nn
@@ -59,5 +60,7 @@ class ImagePredictor:
                 pixels.append(self._decoder.decode(value))
             except ValueError as error:
                 raise InvalidArgumentError(f"input '{IMAGE}', row {row}: {error}") from error
+        if not pixels:
+            return np.zeros((0, *self._decoder.shape), np.float32)
         images: Tensor = self._decoder.normalized(torch.stack(pixels)).numpy()
         return images

@@ -48,6 +48,7 @@ def test_a_request_gets_the_bits_that_the_training_had() -> None:
     assert [(given.name, given.datatype, given.shape) for given in served.signature.inputs] == [("image", "BYTES", (-1,))]
     assert np.array_equal(served.predict(request(*images))["output"], trained.flatten(1).numpy())
     warm_up(served, 2)
+    assert served.predict(request())["output"].shape == (0, 3 * 12 * 12)
 
 
 def test_a_value_that_is_no_image_is_named() -> None:
