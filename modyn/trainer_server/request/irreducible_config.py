@@ -89,7 +89,11 @@ def irreducible_sections(
     own_model = {_MODEL[name]: merged.pop(name) for name in _MODEL if name in merged}
     # `IrreducibleModel` loads the weights of the previous model itself.
     own_training = {"drop_last_batch": False, **merged, "use_previous_model": False}
-    return (own_model if "id" in own_model else {**model, **own_model}), own_training
+    if "id" not in own_model:
+        own_model = {**model, **own_model}
+    elif model.get("download"):  # Counts for all models of the pipeline, see `modyn.models.names.Pretrained`.
+        own_model["download"] = True
+    return own_model, own_training
 
 
 def _merged(training: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -265,6 +265,8 @@ def test_options_of_the_irreducible_model_are_its_own_and_others_the_trainings()
         **small_pipeline({"gradient_clip_norm": 2.0, "validation": {"ratio": 10}, "early_stopping": {"patience": 1}})["training"],
         "epochs_per_trigger": 4,
     }
+    downloads, _ = irreducible_sections({"id": "A", "download": True, "freeze": ["x"]}, training, options)
+    assert downloads == {"id": "MLP", "download": True}
     model, own = irreducible_sections({"id": "A", "config": {"b": 1}}, training, options)
     assert model == {"id": "MLP"}
     assert own["optimization_criterion"] == {"name": "MSELoss"}
