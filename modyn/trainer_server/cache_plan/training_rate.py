@@ -14,7 +14,7 @@ from modyn.dataset.batch import Batch
 from modyn.models.named import model_definition
 from modyn.models.weights import build_model
 from modyn.trainer_server.cache_plan.profiled_pipeline import ProfiledPipeline
-from modyn.trainer_server.loop.components import build_components
+from modyn.trainer_server.loop.components import build_components, freeze
 from modyn.trainer_server.loop.criterion import Criterion
 from modyn.trainer_server.loop.loop import Training
 from modyn.trainer_server.request.training_plan import TrainingPlan
@@ -58,6 +58,7 @@ def training_rate(pipeline: ProfiledPipeline, batch: Batch, seconds: float, cloc
     named = pipeline.model
     definition = model_definition(named.id, pipeline.definition, download=named.download)
     model = build_model(named.id, named.config, definition).to(config.device)
+    freeze(model, named.freeze)
     # The schedulers need a number of batches. This number is larger than the time allows.
     plan = TrainingPlan(2**20 * config.batch_size, config.batch_size, accumulation=config.gradient_accumulation_steps)
     training = Training(build_components(model, config, plan, Criterion(config.optimization_criterion)), plan, hooks=())
