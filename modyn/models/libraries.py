@@ -114,6 +114,8 @@ class TorchvisionModel(NamedModel):
         """See `NamedModel`."""
         if "pretrained" in config:
             return [Problem("model.config.pretrained", "torchvision has no such argument: write weights: DEFAULT")]
+        if config.get("weights_backbone") is not None:
+            return [Problem("model.config.weights_backbone", "is not loaded: write weights for the whole model, or remove it")]
         if (weights := config.get("weights")) is not None:
             known = list(self._models.get_model_weights(self._name).__members__)
             if not isinstance(weights, str) or weights.rpartition(".")[2] not in known:
@@ -292,7 +294,7 @@ class TransformersModel(NamedModel):
                 weights_only=True,
                 **options,
             )
-        except (OSError, ValueError, RuntimeError) as error:
+        except (ImportError, OSError, ValueError, RuntimeError) as error:
             raise ConfigError(f"model.id: transformers cannot build '{self._name}': {error}") from error
 
     def _fields(self, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -174,6 +174,7 @@ def torch_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("resnet5", {}, "model.id", "torchvision has no model 'resnet5', did you mean 'resnet50'?"),
         ("resnet18", {"weights": "DEFAUT"}, "model.config.weights", "did you mean 'DEFAULT'?"),
         ("resnet18", {"pretrained": True}, "model.config.pretrained", "write weights: DEFAULT"),
+        ("fcn_resnet50", {"weights_backbone": "DEFAULT"}, "model.config.weights_backbone", "write weights for the whole model"),
     ],
 )
 def test_wrong_names_of_torchvision(name: str, config: dict[str, Any], path: str, told: str) -> None:
