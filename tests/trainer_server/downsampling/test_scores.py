@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,17 @@ class Pair(nn.Module):
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
         logits: Tensor = self.network(torch.cat((left, right), 1))
         return logits
+
+
+class Answering(nn.Module):
+    """Returns an object with `logits`, as models of transformers do."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.network(x))
 
 
 class Tokens(nn.Module):
@@ -159,6 +171,15 @@ def test_models_with_several_inputs_are_scored(by_name: bool) -> None:
     assert torch.equal(model.losses(batch), single.losses(one))
     assert torch.allclose(model.gradient_norms(batch), single.gradient_norms(one))
     assert torch.equal(model.last_layer(batch).logit_gradients, single.last_layer(one).logit_gradients)
+
+
+def test_models_that_return_objects_are_scored_by_their_logits() -> None:
+    network, loss = made(Network(3)), criterion("CrossEntropyLoss", {})
+    batch = batch_of(torch.randn(NUM, 5, generator=seeded(9)), CLASSES)
+    model, plain = ScoringModel(Answering(network), loss), ScoringModel(network, loss)
+    assert torch.equal(model.losses(batch), plain.losses(batch))
+    assert torch.allclose(model.gradient_norms(batch), plain.gradient_norms(batch))
+    assert torch.equal(model.last_layer(batch).logit_gradients, plain.last_layer(batch).logit_gradients)
 
 
 def test_scoring_leaves_the_model_and_the_generators_as_they_were() -> None:

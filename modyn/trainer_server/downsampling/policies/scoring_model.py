@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from modyn.dataset.batch import Batch, map_tensors
 from modyn.errors import ConfigError, UserCodeError
-from modyn.models.calls import Scores, embedding, forward, gpus_of, score_in_mode, unchanged
+from modyn.models.calls import Scores, embedding, forward, gpus_of, plain_output, score_in_mode, unchanged
 from modyn.trainer_server.downsampling.policies.sampling import NO_CLASS
 
 _GRADIENT_BYTES: Final = 2**28
@@ -152,7 +152,7 @@ class ScoringModel:
 
         def loss(parameters: dict[str, Tensor], data: Any, label: Tensor) -> Tensor:
             one = map_tensors(data, lambda tensor: tensor.unsqueeze(0))
-            output = torch.func.functional_call(self.network, {**parameters, **fixed}, *_arguments(one))
+            output = plain_output(torch.func.functional_call(self.network, {**parameters, **fixed}, *_arguments(one)))
             return self._criterion.per_sample(output, label.unsqueeze(0)).sum()
 
         def norm(data: Any, label: Tensor) -> Tensor:
