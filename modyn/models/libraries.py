@@ -47,14 +47,19 @@ def check_installed(library: ModelKind) -> None:
 
 
 def library_model(id_: str, name: ModelName, definition: str) -> NamedModel:
-    """Return a model of a library. Raises MissingPackageError: the library is not installed."""
+    """Return a model of a library. Raises MissingPackageError: the library is not installed, or cannot be imported."""
     check_installed(name.kind)
-    match name.kind:
-        case ModelKind.TORCHVISION:
-            return TorchvisionModel(id_, name.name)
-        case ModelKind.TIMM:
-            return TimmModel(id_, name.name)
-    return TransformersModel(id_, name.name, definition)
+    try:
+        match name.kind:
+            case ModelKind.TORCHVISION:
+                return TorchvisionModel(id_, name.name)
+            case ModelKind.TIMM:
+                return TimmModel(id_, name.name)
+        return TransformersModel(id_, name.name, definition)
+    except ImportError as error:  # A package that the library itself needs is missing, or is of another version.
+        raise MissingPackageError(
+            f"model.id: {name.kind} cannot be imported here: {error}; `pip install 'modyn[{_EXTRAS[name.kind]}]'` installs what it needs"
+        ) from error
 
 
 @contextmanager
