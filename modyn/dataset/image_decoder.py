@@ -19,6 +19,8 @@ _FORMATS: Final = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 _simplejpeg: Any = import_module("simplejpeg") if find_spec("simplejpeg") else None
 _LEAST_SIDE: Final = 16
 """Pixels from which the sizes differ to which simplejpeg can reduce an image."""
+_MOST_PIXELS: Final = Image.MAX_IMAGE_PIXELS or 0
+"""Pillow decodes larger images. It warns of them, and refuses twice this number of pixels before it allocates memory."""
 _LONGEST: Final = 100
 """Largest ratio of the sides of an image. The long side is resized before it is cut."""
 _DEEP_MODES: Final = ("I", "F", "I;16")
@@ -34,7 +36,7 @@ def _from_simplejpeg(
         return None
     try:
         height, width, colours, _ = _simplejpeg.decode_jpeg_header(data)
-        if colours != "YCbCr" or min(width, height) < _LEAST_SIDE:
+        if colours != "YCbCr" or min(width, height) < _LEAST_SIDE or width * height > _MOST_PIXELS:
             return None
         by = next((factor for factor in (8, 4, 2) if min(width, height) // size >= factor), 1)
         shape = (-(-height // by), -(-width // by), 3)
