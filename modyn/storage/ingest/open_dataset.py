@@ -368,6 +368,8 @@ class OpenDataset:
             fixed["times"] = getattr(known.config, "times", ""), getattr(wanted.config, "times", "")
             asked_labels = wanted.labels_by
             fixed |= {name: (value, asked_labels.get(name)) for name, value in known.labels_by.items()}
+        if self.classes:  # The committed classes keep their numbers, so other first classes would have no effect.
+            fixed["label_classes"] = known.config.label_classes, wanted.config.label_classes
         if self.row.next_key:
             fixed["what a payload is"] = known.payload_reader(), wanted.payload_reader()
         has_columns = columns_of(self.row.schema)
