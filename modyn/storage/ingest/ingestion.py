@@ -147,13 +147,13 @@ class _Ingestion:
             raise
         if self._folders is not None:
             listing = self._folders.shown(listing)
-            if complete:
-                self._problems.report_empty(self._folders.empty(listing))
         self._refuse_repeated(listing.files.paths)
         self._num_changed = 0
         num_new = np.count_nonzero(self._dataset.files.ids(listing.files.paths) < 0)
         self._report_progress(files_seen=len(self._dataset.files) - len(listing.absent) + int(num_new))
         self._problems.compare_with(listing)
+        if self._folders is not None and complete:
+            self._problems.report_empty(self._folders.empty(listing))
         has_none = not len(listing.files) and not len(self._dataset.files)
         if retry_all and isinstance(names, NameEndings) and names.samples and has_none:
             self._problems.report_others(names, self._files.list_files(NameEndings(""), self._roots, FileTable()).files.paths)

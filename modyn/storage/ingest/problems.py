@@ -100,6 +100,7 @@ class ProblemReporter:
         Args: path: relative to the dataset's folder. signature: signature of the state of the file.
         """
         if self._dataset.problems.get(path) == signature:
+            self._writer.keep(path)
             return
         get_logger("storage").warning("file_problem", dataset=self._dataset.name, path=path, reason=reason)
         self._writer.report(ProblemRow(path, signature, reason))

@@ -106,6 +106,10 @@ class SegmentWriter:
             self._solved.add(path)
         self._problems.pop(path, None)
 
+    def keep(self, path: str) -> None:
+        """Keep the reported problem of a file, although it was marked as solved since the last flush. Args: path: as for `solve`."""
+        self._solved.discard(path)
+
     def spill(self) -> None:
         """Write full segments. The samples in them become visible only with `flush`."""
         while self._builder.full():

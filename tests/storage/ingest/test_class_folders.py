@@ -91,6 +91,15 @@ def test_what_is_no_image_of_a_class_is_named(storage: RunningStorage, tmp_path:
     assert storage.client.dataset("named").classes == ("cats", "birds")
 
 
+def test_classes_without_samples_keep_their_numbers(storage: RunningStorage, tmp_path: Path) -> None:
+    folder = tmp_path / "no-samples"
+    write(folder, "cats/a.jpg", content=b"not an image")
+    storage.index(images(folder))
+    assert storage.client.dataset("no-samples").classes == ("cats",)
+    with pytest.raises(InvalidArgumentError, match="label_classes of dataset 'no-samples' is None, .*register it again"):
+        storage.client.change_dataset(images(folder, label_classes=["dogs"]))
+
+
 def test_a_moved_image_is_gone_from_its_class_and_new_in_the_other(storage: RunningStorage, tmp_path: Path) -> None:
     folder = tmp_path / "moved"
     for path in ("cats/a.png", "dogs/b.png"):
@@ -153,6 +162,10 @@ def test_a_wrong_file_of_times_is_named(content: bytes | None, message: str, sto
         (folder / "times.csv").write_bytes(content)
     with pytest.raises(DataError, match=message):
         storage.index(images(folder, times="times.csv"))
+    for _ in range(2):
+        with pytest.raises(DataError, match=message):
+            storage.ingest(folder.name)
+        assert len(storage.client.problems(folder.name)) == 1, "listed as long as it lasts"
     (folder / "times.csv").write_bytes(b"path,time\na/b.png,7\n")
     storage.ingest(folder.name)
     assert storage.client.problems(folder.name) == []
