@@ -115,9 +115,11 @@ def register(
     }
     load_section(DatasetConfig, fields)  # A wrong name is refused before the folder is looked at.
     if wrapper is None and (dry_run or not (is_url(folder) or "label_file_extension" in options)):
-        from modyn.cli.folder_contents import Given, recognise
+        from modyn.cli.folder_contents import Given, Recognised, recognise
 
-        found = recognise(Given(name, folder, options, timestamp_source))
+        found = Recognised("SingleSampleFileWrapper", options, timestamp_source)
+        if "label_file_extension" not in options:  # No other format has this option.
+            found = recognise(Given(name, folder, options, timestamp_source))
         for sentence in (*found.said, f"as by: {found.command(name, folder)}"):
             say(sentence)
         chosen = {"file_wrapper": found.wrapper, "file_wrapper_config": dict(found.options)}

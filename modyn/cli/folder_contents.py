@@ -14,6 +14,7 @@ import shlex
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import IO, Any, Final
 
@@ -113,8 +114,11 @@ def recognise(given: Given) -> Recognised:
     found = _of_kind(given, kind, paths, others)
     used = str(found.options.get("label_file_extension", found.options.get("times", "/")))
     unused = [path for path in others if not path.endswith(used)]
-    said = (*found.said, f"not used: {len(unused):,} other files ({_shown(unused)})") if unused else found.said
-    return _with_given(Recognised(found.wrapper, found.options, found.timestamp_source, said), given)
+    more = [
+        *([f"not used: {len(unused):,} other files ({_shown(unused)})"] if unused else []),
+        *([f"only the first {_MOST_FILES:,} files were looked at"] if len(files) == _MOST_FILES else []),
+    ]
+    return _with_given(replace(found, said=(*found.said, *more)), given)
 
 
 def _with_given(found: Recognised, given: Given) -> Recognised:
@@ -182,7 +186,8 @@ def _file_of_times(given: Given, paths: Sequence[str]) -> str:
     beside = [path for path in paths if "/" not in path and path.lower().endswith(".csv")]
     if len(beside) != 1:
         return ""
-    with _open(os.path.join(given.folder, beside[0])) as file, io.TextIOWrapper(file, "utf-8-sig", "replace", newline="") as text:
+    first, path = list[str](), os.path.join(given.folder, beside[0])
+    with suppress(csv.Error), _open(path) as file, io.TextIOWrapper(file, "utf-8-sig", "replace", newline="") as text:
         first = next(csv.reader(text), [])
     return beside[0] if {"path", "time"} <= set(first) else ""
 
@@ -293,7 +298,7 @@ def _time_of(given: Given, columns: Sequence[_Column], prefix: str, wrapper: str
     Raises: ConfigError.
     """
     if given.timestamp_source:
-        return "", {}, "", "time: as given"
+        return given.timestamp_source.removeprefix(prefix), {}, "", "time: as given"
     named = [column for column in columns if column.name.casefold() in _TIMES]
     fitting = named or [column for column in columns if column.are_time_texts]
     if len(fitting) > 1:
@@ -333,8 +338,13 @@ def _csv(given: Given, paths: Sequence[str]) -> Recognised:
                 lines = list(itertools.islice(text, _ROWS))
         except UnicodeDecodeError as error:
             raise ConfigError(f"{path} is not UTF-8: choose --format CsvFileWrapper, and its option encoding") from error
-    separator = given.options.get("separator") or _separator(lines)
-    rows = [row for row in csv.reader(lines, delimiter=separator) if row]
+    try:
+        separator = given.options.get("separator") or _separator(lines)
+        rows = [row for row in csv.reader(lines, delimiter=separator) if row]
+    except (csv.Error, TypeError) as error:  # TypeError: the given separator is not one character
+        raise ConfigError(
+            f"{path} cannot be read as CSV: {error}; correct it, or choose --format CsvFileWrapper and its options"
+        ) from error
     if not rows:
         raise ConfigError(f"{path} has no rows; choose --format and its options")
     has_names = all(name.strip() and not _NUMBER.match(name.strip()) for name in rows[0]) and len(set(rows[0])) == len(rows[0])
@@ -386,10 +396,15 @@ def _parquet(given: Given, paths: Sequence[str]) -> Recognised:
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(f"{path} cannot be read as Parquet: {error}; correct it, or choose --format") from error
     flat = [name for name in schema.names if not pa.types.is_nested(schema.field(name).type)]
-    values = {
-        name: [] if rows is None or _is_bytes(rows.column(name).type) else rows.column(name).drop_null().to_pylist()
-        for name in flat
-    }
+    try:
+        values = {
+            name: [] if rows is None or _is_bytes(rows.column(name).type) else rows.column(name).drop_null().to_pylist()
+            for name in flat
+        }
+    except (ValueError, OverflowError) as error:  # such as times in nanoseconds or after the year 9999
+        raise ConfigError(
+            f"the first rows of {path} cannot be looked at: {error}; choose --format ParquetFileWrapper and its options"
+        ) from error
     columns = [_Column(name, values[name]) for name in flat]
     said = f"{len(paths):,} Parquet files with the columns {_listed(schema.names)}"
     found = _table(given, columns, "label_column", "column:", "ParquetFileWrapper", said, {})
@@ -520,7 +535,7 @@ def _as_yaml(value: Any) -> str:
 
     try:
         is_plain = isinstance(value, str) and value != "" and yaml.safe_load(value) == value
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # ValueError: it looks like a date, and is none
         is_plain = False
     return value if is_plain else json.dumps(value, ensure_ascii=False)
 

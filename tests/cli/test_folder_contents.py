@@ -182,6 +182,8 @@ AMBIGUOUS: dict[str, tuple[dict[str, str | bytes], str]] = {
     "no parquet": ({"a.parquet": b"no"}, "a.parquet cannot be read as Parquet"),
     "no archive": ({"a.tar": b"no"}, "a.tar cannot be read as an uncompressed tar archive"),
     "other text": ({"a.csv": "label\nä\n".encode("latin-1")}, "is not UTF-8"),
+    "open quote": ({"a.csv": 'text,label\n"' + "x" * 200_000}, "a.csv cannot be read as CSV: field larger than field limit"),
+    "far times": ({"a.parquet": parquet(label=[1], time=pa.array([1 << 40], pa.timestamp("s")))}, "parquet cannot be looked at"),
 }
 
 
@@ -196,6 +198,10 @@ def test_given_options_replace_what_is_found(write: Write) -> None:
     folder = write({"a.csv": "label,class,date,time\n1,2,2013-01-01,5\n0,1,2013-01-02,6\n"})
     found = look(folder, "column:date", label_column="class", max_bad_rows=3)
     assert (found.options, found.timestamp_source) == ({"label_column": "class", "max_bad_rows": 3}, "column:date")
+    write({"a.csv": "n,kind,x\n" + "".join(f"{day % 2},{day % 3},{day / 7:.3f}\n" for day in range(28))})
+    assert look(folder, "column:n", timestamp_format="s").options == {"label_column": "kind", "timestamp_format": "s"}
+    with pytest.raises(ConfigError, match="a.csv cannot be read as CSV"):
+        look(folder, separator=";;")
 
 
 def test_a_dry_run_says_what_it_would_do_and_asks_no_service(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,6 +210,9 @@ def test_a_dry_run_says_what_it_would_do_and_asks_no_service(write: Write, capsy
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "2 images in 2 class folders: cats, dogs"
     assert said[-1] == f"as by: modyn data register pets {folder} --format image_folder"
+    data.register("pets", folder, option=["file_extension=.png", "label_file_extension=.label"], dry_run=True)
+    options = "-o file_extension=.png -o label_file_extension=.label"
+    assert capsys.readouterr().err == f"as by: modyn data register pets {folder} --format SingleSampleFileWrapper {options}\n"
     with pytest.raises(typer.BadParameter, match="leave out --records and --format"):
         data.register("pets", folder, wrapper="image_folder", dry_run=True)
     with pytest.raises(ConfigError, match="is not a folder of this machine"):
