@@ -58,7 +58,14 @@ def served_model(run_id: str, pipeline: Mapping[str, Any], options: Mapping[str,
     pipeline = with_columns(pipeline)
     settings = load_section(ServedRun, {**(pipeline.get("serving") or {}), **given}, "serving")
     check_readable(pipeline, settings.observations)
-    return ServedModel(RunId(run_id), settings, pipeline)
+    model, data = ServedModel(RunId(run_id), settings, pipeline), pipeline.get("data") or {}
+    # Only requests with images are stored as images.
+    if data.get("decode") and settings.observations == data["dataset_id"] and model.decoding is None:
+        raise ConfigError(
+            f"serving.observations: requests with tensors are stored, but the run decodes images of dataset '{settings.observations}', so each would "
+            "be a bad sample; choose another dataset, or leave out serving.inputs and transformations that are not random"
+        )
+    return model
 
 
 def check_distinct(models: Sequence[ServedModel]) -> None:

@@ -77,3 +77,12 @@ def test_only_what_serving_does_as_the_evaluation_is_decoded(
 
 def test_an_observation_is_stored_as_the_image() -> None:
     assert image_of(request(photo(3))) == photo(3)
+
+
+def test_tensors_are_not_stored_where_a_run_decodes_images() -> None:
+    data = {"dataset_id": "d", "decode": {"image": OPTIONS}}
+    for dataset, inputs in {"d": (), "other": ("3,12,12",)}.items():
+        found = served_model("run-1", {"data": data, "serving": {"observations": dataset, "inputs": [*inputs]}}, {})
+        assert found.settings.observations == dataset
+    with pytest.raises(ConfigError, match="serving.observations: .* decodes images of dataset 'd'"):
+        served_model("run-1", {"data": data, "serving": {"observations": "d", "inputs": ["3,12,12"]}}, {})
