@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from modyn.config.base import Problem
+from modyn.config.base import Problem, section_at
 from modyn.errors import ConfigError
 from modyn.models.named import Arguments, MissingPackageError, NamedModel
 from modyn.models.names import ModelKind, ModelName, Pretrained
@@ -197,9 +197,8 @@ class TimmModel(NamedModel):
         if "pretrained_cfg" in config:
             message = "is refused, because it may name any file or URL: write pretrained_cfg_overlay: {file: FILE.safetensors}"
             return [Problem("model.config.pretrained_cfg", message)]
-        overlay = config.get("pretrained_cfg_overlay")
-        for key in _OTHER_SOURCES if isinstance(overlay, Mapping) else ():
-            if key in overlay:
+        for key in _OTHER_SOURCES:
+            if key in section_at(config, "pretrained_cfg_overlay"):
                 message = "is refused: pretrained weights come from timm's cache, or from a local file (file: FILE.safetensors)"
                 return [Problem(f"model.config.pretrained_cfg_overlay.{key}", message)]
         file = self._local(config)
