@@ -44,6 +44,8 @@ _NUMBER: Final = re.compile(r"[-+.]?\d")
 """Beginning of a number or a date."""
 _DATE: Final = re.compile(r"(?P<date>(?:19|20)\d\d-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01]))")
 """A date in the path of an image."""
+_PARTS: Final = frozenset({"train", "training", "val", "valid", "validation", "test", "testing", "eval"})
+"""Folders that are probably parts of a dataset, and not classes."""
 _KINDS: Final = {
     ".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet", ".tar": "tar",
     **dict.fromkeys(IMAGE_ENDINGS, "images"),
@@ -163,6 +165,11 @@ def _images(given: Given, paths: Sequence[str], others: Sequence[str]) -> Recogn
             "image to the folder of its class, or choose --format"
         )
     said, label = f"{len(paths):,} images in {len(classes):,} class folders: {_listed(classes)}", "label: number of the class"
+    if set(classes) <= _PARTS:
+        raise ConfigError(
+            f"{given.folder} holds the folders {_listed(classes)}, which are probably parts of a dataset and not classes: register each of them, or "
+            "choose --format image_folder"
+        )
     if given.timestamp_source:
         return Recognised("image_folder", said=(said, label, "time: as given"))
     if times := _file_of_times(given, others):

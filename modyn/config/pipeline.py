@@ -55,7 +55,7 @@ class ModelReference(Section):
     )
     freeze: list[str] = Field(
         default_factory=list,
-        description="names or patterns of parameters or modules that trainings leave unchanged",
+        description="names or patterns of parameters or modules that are not trained; BatchNorm statistics change",
         examples=[["encoder", "*.bias"]],
     )
     download: bool = Field(False, description="whether a library may download pretrained weights")

@@ -174,6 +174,10 @@ AMBIGUOUS: dict[str, tuple[dict[str, str | bytes], str]] = {
         {"a/b.png": b"", "b.csv": f"date,label,x\n{ROWS}"},
         r"several kinds.*-o label_column=label.*--format image_folder",
     ),
+    "parts of a dataset": (
+        {"train/cats/a.png": b"", "test/cats/b.png": b""},
+        "folders test, train, which are probably parts of a dataset",
+    ),
     "loose images": ({"a/b.png": b"", "c.png": b""}, r"1 images outside of class folders \(c.png\)"),
     "endings": ({"a.csv": "label\n1\n", "b.tsv": "label\n1\n"}, r"that end in .csv and .tsv"),
     "nothing": ({}, "holds no files"),
