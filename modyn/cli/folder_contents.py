@@ -354,7 +354,12 @@ def _csv(given: Given, paths: Sequence[str]) -> Recognised:
         ) from error
     if not rows:
         raise ConfigError(f"{path} has no rows; choose --format and its options")
-    has_names = all(name.strip() and not _NUMBER.match(name.strip()) for name in rows[0]) and len(set(rows[0])) == len(rows[0])
+    # A first row with a value that its column repeats, such as a class, has no names.
+    has_names = (
+        all(name.strip() and not _NUMBER.match(name.strip()) for name in rows[0])
+        and len(set(rows[0])) == len(rows[0])
+        and not any(same == other for row in rows[1:] for same, other in zip(rows[0], row, strict=False))
+    )
     names = [name.strip() for name in rows[0]] if has_names else [str(number) for number in range(len(rows[0]))]
     values = [row for row in rows[has_names:] if len(row) == len(names)]
     columns = [_Column(name, [row[i] for row in values if row[i]]) for i, name in enumerate(names)]

@@ -111,6 +111,7 @@ def test_images_with_label_files(write: Write) -> None:
             "column:date",
         ),
         ({"a.csv": f"x,label\n{'1.5,1' * 1}\n2.5,0\n"}, {"label_column": "label"}, ""),
+        ({"a.csv": "good film,pos\nfine,pos\nbad film,neg\nsad,neg\n"}, {"label_index": 1, "label_type": "class"}, ""),
         ({"a.csv": "ts,y\n1359636300,1\n1359636301,0\n"}, {"label_column": "y"}, "column:ts"),
         ({"a.csv": "ts,y\n1359636300000,1\n1359636301000,0\n"}, {"label_column": "y", "timestamp_format": "ms"}, "column:ts"),
     ],
