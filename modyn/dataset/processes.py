@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Generator, Iterable
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
@@ -20,6 +20,9 @@ from modyn.workers.limits import WorkerLimits, active_limits, impose
 _PRELOADED = ["torch", "modyn.dataset.loader", "modyn.dataset.key_loader", "modyn.storage.payloads", "PIL.JpegImagePlugin"]
 """Modules that the fork server imports once, because each process would need half a second for the imports. PIL loads plug-ins with its first image.
 """
+
+_END_S = 5.0
+"""Seconds for which the end of a process whose connection broke is awaited."""
 
 
 class ProcessLimits:
@@ -104,7 +107,9 @@ def _next(batches: Any, reasons: Connection[Any, Any]) -> Batch | ModynError | N
     """
     try:
         batch: Batch | ModynError | None = next(batches, None)
-    except RuntimeError as error:
+    except (RuntimeError, OSError, EOFError) as error:
+        if not isinstance(error, RuntimeError):  # A worker died while this process took over the memory of a batch.
+            wait([process.sentinel for process in batches._workers], timeout=_END_S)
         if reasons.poll():
             raise UserCodeError(reasons.recv()) from error
         for process in batches._workers:
