@@ -189,14 +189,14 @@ def _label_files(paths: Sequence[str], others: Sequence[str]) -> str:
 
 
 def _file_of_times(given: Given, paths: Sequence[str]) -> str:
-    """Return the only CSV file beside class folders if it has the columns path and time; otherwise an empty text."""
-    beside = [path for path in paths if "/" not in path and path.lower().endswith(".csv")]
-    if len(beside) != 1:
+    """Return the only CSV file next to the class folders if it has the columns path and time; otherwise an empty text."""
+    found = [path for path in paths if "/" not in path and path.lower().endswith(".csv")]
+    if len(found) != 1:
         return ""
-    first, path = list[str](), os.path.join(given.folder, beside[0])
+    first, path = list[str](), os.path.join(given.folder, found[0])
     with suppress(csv.Error), _open(path) as file, io.TextIOWrapper(file, "utf-8-sig", "replace", newline="") as text:
         first = next(csv.reader(text), [])
-    return beside[0] if {"path", "time"} <= set(first) else ""
+    return found[0] if {"path", "time"} <= set(first) else ""
 
 
 # Tables

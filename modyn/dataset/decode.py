@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +20,7 @@ from modyn.config.base import load_section
 from modyn.config.preprocessing import PREPROCESSING
 from modyn.dataset.chunks import PreparedValues, select_payloads
 from modyn.dataset.code.functions import UserFunction, compile_function, compile_tokenizer, compile_transformation, seeded
-from modyn.dataset.config import DataConfig, RecordLayout
-from modyn.dataset.image_decoder import ImageDecoder
+from modyn.dataset.config import DataConfig, ImageDecoding, RecordLayout
 from modyn.dataset.preparation_clock import PreparationClock
 from modyn.errors import DataError, UserCodeError
 from modyn.models.calls import Data
@@ -32,11 +31,20 @@ from modyn.preprocessing.columns import ReadColumns
 from modyn.records import LARGEST_LABEL, Int64Array, all_labelled, has_label
 from modyn.storage.model.samples import Payloads, UInt8Array
 
+if TYPE_CHECKING:
+    from modyn.dataset.image_decoder import ImageDecoder
+
 Keep = Callable[[TierName, Int64Array, Sequence[Any]], None]
 """Function that is called with the form of the samples (decoded or augmented), their keys, int64 (n,), and their n values."""
 
 BLOCK = 512
 """Number of samples that are decoded one by one before they are put into one tensor."""
+
+
+def _image_decoder(config: ImageDecoding) -> ImageDecoder:
+    from modyn.dataset.image_decoder import ImageDecoder  # Most pipelines decode no images, and do not need Pillow.
+
+    return ImageDecoder(config)
 
 
 class BatchPipeline:
@@ -72,7 +80,7 @@ class BatchPipeline:
         self._columns = None if schema is None else ColumnParser(schema, absent_is_missing=absent_is_missing)
         self._kinds = None if schema is None else schema.kinds
         self._parse, self._parse_batch = function("bytes_parser_function"), function("batch_parser_function")
-        self._images = None if config.decode is None else ImageDecoder(config.decode.image)
+        self._images = None if config.decode is None else _image_decoder(config.decode.image)
         self._label = function("label_transformer_function")
         self._classes = classes
         tokenizer = [compile_tokenizer(config.tokenizer)] if config.tokenizer else []

@@ -348,6 +348,14 @@ class WholeFileFormat(FileFormat):
     reads_payloads: ClassVar[bool] = True
     """Whether the format reads the files. False: it uses only their names, sizes, times and companions."""
 
+    def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
+        """Yield the sample of the file. Raises DataError: the file cannot be used."""
+        found = self.index_files([path])
+        if found.problems:
+            raise found.problems[0]
+        length = int(found.lengths[0])
+        yield IndexedSamples(np.zeros(1, np.int64), length, found.labels, int(found.timestamps[0]), length)
+
     @abstractmethod
     def index_files(self, paths: Sequence[str]) -> IndexedFiles:
         """Index all `paths`. An unusable file is listed in `problems` and does not affect other files."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar, Final, Literal
 
@@ -15,9 +15,9 @@ from pydantic import field_validator
 from modyn.errors import ConfigError, DataError
 from modyn.storage.files.file_system import NameEndings, mtime_ns
 from modyn.storage.files.local import reading
-from modyn.storage.formats.base import FormatConfig, FormatResume, WholeFileFormat
+from modyn.storage.formats.base import FormatConfig, WholeFileFormat
 from modyn.storage.formats.timestamps import out_of_range
-from modyn.storage.model.samples import IndexedFiles, IndexedSamples
+from modyn.storage.model.samples import IndexedFiles
 
 IMAGE_ENDINGS: Final = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 """Usual endings of images, in lower case. Other names may be images too: the content decides."""
@@ -78,14 +78,6 @@ class ImageFolderFormat(WholeFileFormat):
         """Return the class of a file by its path within the dataset's folder; empty: it is in no class folder, or the folder's name is not UTF-8."""
         name, slash, _ = path.partition("/")
         return name if slash and _is_text(name) else ""
-
-    def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
-        """Yield the sample of the file, with the label 0: only storage knows the path within the dataset's folder. Raises DataError."""
-        found = self.index_files([path])
-        if found.problems:
-            raise found.problems[0]
-        length = int(found.lengths[0])
-        yield IndexedSamples(np.zeros(1, np.int64), length, found.labels, int(found.timestamps[0]), length)
 
     def index_files(self, paths: Sequence[str]) -> IndexedFiles:
         """Read the first bytes of the files. Labels are 0, and times are modification times: storage replaces them by `class_of` and the path."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -13,9 +13,9 @@ from pydantic import Field, model_validator
 from modyn import _core
 from modyn.errors import DataError
 from modyn.storage.files.file_system import NameEndings, UnusableNowError
-from modyn.storage.formats.base import FormatConfig, FormatResume, WholeFileFormat
+from modyn.storage.formats.base import FormatConfig, WholeFileFormat
 from modyn.storage.formats.timestamps import out_of_range
-from modyn.storage.model.samples import IndexedFiles, IndexedSamples
+from modyn.storage.model.samples import IndexedFiles
 
 _THREADS = 4
 """Number of threads that read small files. The threads wait for the disk, so a few threads help on any number of cores."""
@@ -53,14 +53,6 @@ class SingleSampleFormat(WholeFileFormat):
     def endings(self) -> NameEndings:
         """Return the endings of sample files and of label files. Each sample file needs a label file."""
         return NameEndings(self.config.file_extension, self.config.label_file_extension)
-
-    def index(self, path: str, resume: FormatResume | None = None) -> Iterator[IndexedSamples]:
-        """Yield the sample of the file. Raises DataError if the file or its label file is empty, missing or not readable."""
-        found = self.index_files([path])
-        if found.problems:
-            raise found.problems[0]
-        length = int(found.lengths[0])
-        yield IndexedSamples(np.zeros(1, np.int64), length, found.labels, int(found.timestamps[0]), length)
 
     def index_files(self, paths: Sequence[str]) -> IndexedFiles:
         """Check sample and label files with a few threads. Payloads are not read."""

@@ -18,7 +18,7 @@ _DENSE: Final = "set model.config.sparse_gradients: false"
 def sparse_gradient_problems(model: nn.Module, config: TrainingConfig, optimizers: Mapping[str, Optimizer]) -> Iterator[Problem]:
     """Yield an error for each group of parameters whose optimizer refuses the group's gradients, and for options that refuse sparse gradients.
 
-    A small parameter with a sparse gradient is tried, because PyTorch tells only in a step what it takes. Args: model, optimizers: of `config`.
+    A small parameter with a sparse gradient is tried, because PyTorch checks only in a step what it takes. Args: model, optimizers: of `config`.
     """
     sparse = {
         id(module.weight): f"model.{name}"
